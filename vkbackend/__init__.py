@@ -1,0 +1,48 @@
+"""vkbackend: GGUF language models on any mix of GPUs through Vulkan compute shaders.
+
+`from vkbackend import LLM` is the public entry; it is loaded on first use, so that importing a lower layer
+(`vkbackend.recording`, `vkbackend.ops`, ...) never pulls in the layers above it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vkbackend.errors import (
+    DeviceLost,
+    GGUFError,
+    InvalidArgument,
+    OutOfDeviceMemory,
+    PlanError,
+    Timeout,
+    UnsupportedFeature,
+    UnsupportedModel,
+    VkbackendError,
+)
+
+if TYPE_CHECKING:
+    from vkbackend.models.llm import LLM, Chunk, Completion
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "Chunk",
+    "Completion",
+    "DeviceLost",
+    "GGUFError",
+    "InvalidArgument",
+    "OutOfDeviceMemory",
+    "PlanError",
+    "Timeout",
+    "UnsupportedFeature",
+    "UnsupportedModel",
+    "VkbackendError",
+]
+
+_LAZY = {"LLM": "vkbackend.models.llm", "Completion": "vkbackend.models.llm", "Chunk": "vkbackend.models.llm"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'vkbackend' has no attribute {name!r}")

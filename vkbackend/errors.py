@@ -1,0 +1,44 @@
+"""The typed errors of vkbackend: each message says what was asked, what is there and what to do.
+
+Every error a user can cause or meet derives from `VkbackendError`; anything else that escapes is a bug of ours.
+"""
+
+
+class VkbackendError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class InvalidArgument(VkbackendError, ValueError):
+    """A value given by the caller (flag, argument, request) cannot be used."""
+
+
+class GGUFError(VkbackendError):
+    """A model file is missing, truncated, malformed or inconsistent."""
+
+
+class UnsupportedModel(VkbackendError):
+    """The file is well formed, but its architecture, tensor type or tokenizer is not supported."""
+
+
+class UnsupportedFeature(VkbackendError):
+    """The Vulkan loader, a driver or a device lacks something that is needed."""
+
+
+class OutOfDeviceMemory(VkbackendError):
+    """A device memory request exceeds what the device has; `requested` and `budget` are bytes."""
+
+    def __init__(self, message: str, *, requested: int = 0, budget: int = 0, heap: int = 0) -> None:
+        super().__init__(message)
+        self.requested, self.budget, self.heap = requested, budget, heap
+
+
+class DeviceLost(VkbackendError):
+    """A device stopped working (VK_ERROR_DEVICE_LOST) or was abandoned after it stopped answering."""
+
+
+class Timeout(VkbackendError):
+    """A wait reached its deadline; the message names what was waited for."""
+
+
+class PlanError(VkbackendError):
+    """No plan exists: split states without a rule, or shares that cannot be satisfied."""
