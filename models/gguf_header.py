@@ -1,0 +1,281 @@
+"""Parses the header of one GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
+
+The file is mapped; values stay undecoded. Every count is checked against a limit and against what is left of
+the file before it is used, so a damaged file ends in `GGUFError`, quickly and in little memory.
+"""
+
+import itertools
+import mmap
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+
+# Several times what published models hold: 262,144 tokens, 580,000 merges, 20 MB of header, 60,000 tensors.
+MAX_HEADER = 1 << 28  # bytes of metadata and tensor table
+MAX_KEYS = 1 << 14
+MAX_TENSORS = 1 << 18
+MAX_KEY_BYTES = 1 << 16  # the format's own limit
+MAX_NAME_BYTES = 256
+MAX_STRING_BYTES = 1 << 24
+MAX_ARRAY = 1 << 24  # elements
+MAX_DIMS = 4
+MAX_ALIGNMENT = 1 << 20
+DEFAULT_ALIGNMENT = 32
+
+# Value types of the format by id: name and struct character.
+SCALARS = {
+    0: ("u8", "B"),
+    1: ("i8", "b"),
+    2: ("u16", "H"),
+    3: ("i16", "h"),
+    4: ("u32", "I"),
+    5: ("i32", "i"),
+    6: ("f32", "f"),
+    7: ("bool", "B"),
+    10: ("u64", "Q"),
+    11: ("i64", "q"),
+    12: ("f64", "d"),
+}
+BOOL, STRING, ARRAY = 7, 8, 9
+INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
+FLOATS = frozenset({6, 12})
+# id -> (name, elements per block, bytes per block)
+TENSOR_TYPES = {
+    int(t): (t.name.lower(), *GGML_QUANT_SIZES[t]) for t in GGMLQuantizationType if t in GGML_QUANT_SIZES
+}
+
+U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies. `shape` is in numpy order (GGUF dims reversed): a weight is [n_out, n_in]."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str  # lower case ggml name: "f32", "q8_0", ...
+    nbytes: int
+    file: int  # index into GGUF.paths
+    offset: int  # bytes from the start of that file
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A metadata value not decoded yet: `start:stop` are its payload bytes."""
+
+    type: int
+    count: int  # elements; 1 for scalars and strings
+    is_array: bool
+    start: int
+    stop: int
+
+    def describe(self) -> str:
+        name = "string" if self.type == STRING else SCALARS[self.type][0]
+        return f"an array of {self.count} {name}" if self.is_array else f"a {name}"
+
+
+# ---- parsing one file ----
+
+
+class _Cursor:
+    """A position in the header of a mapped file; what is read next is checked before it is read."""
+
+    def __init__(self, path: Path, buf: mmap.mmap) -> None:
+        self.path, self.buf, self.pos = path, buf, 0
+        self.file_bytes = len(buf)
+        self.end = min(self.file_bytes, MAX_HEADER)
+
+    def error(self, message: str) -> GGUFError:
+        return GGUFError(f"{self.path}: {message} (byte {self.pos} of {self.file_bytes})")
+
+    def need(self, n_bytes: int, what: str) -> None:
+        left = self.end - self.pos
+        if n_bytes <= left:
+            return
+        if self.end < self.file_bytes:
+            raise self.error(f"the header goes on beyond {MAX_HEADER} bytes at {what}; the file is damaged")
+        raise self.error(
+            f"truncated or damaged: {what} needs {n_bytes} bytes, {left} are left; get the file again"
+        )
+
+    def number(self, code: str, what: str) -> int:
+        self.need(struct.calcsize(code), what)
+        (value,) = struct.unpack_from("<" + code, self.buf, self.pos)
+        self.pos += struct.calcsize(code)
+        return int(value)
+
+    def count(self, code: str, what: str, limit: int, min_bytes: int) -> int:
+        """A number of things of at least `min_bytes` each that are to follow."""
+        n = self.number(code, what)
+        if n > limit:
+            raise self.error(f"{what} is {n}, at most {limit} are accepted; the file is damaged")
+        self.need(n * min_bytes, f"{what} {n}")
+        return n
+
+    def string(self, what: str, limit: int) -> str:
+        n = self.count("Q", f"the length of {what}", limit, 1)
+        raw = self.buf[self.pos : self.pos + n]
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as e:
+            raise self.error(f"{what} is not UTF-8: {raw[:64]!r}") from e
+        self.pos += n
+        return text
+
+    def value(self, key: str) -> Value:
+        what = f"the value of {key!r}"
+        kind, n, is_array = self.number("I", f"the type of {key!r}"), 1, False
+        if kind == ARRAY:
+            is_array, kind = True, self.number("I", f"the element type of {key!r}")
+        if kind != STRING and kind not in SCALARS:
+            nested = ": arrays of arrays are not accepted" if kind == ARRAY else ""
+            raise self.error(f"{what} has type {kind}, which is not known{nested}")
+        width = 8 if kind == STRING else struct.calcsize(SCALARS[kind][1])
+        if is_array:
+            n = self.count("Q", f"the length of {key!r}", MAX_ARRAY, width)
+        start = self.pos
+        if kind == STRING:
+            self.skip_strings(n, what)
+        else:
+            self.need(n * width, what)
+            self.pos += n * width
+        return Value(kind, n, is_array, start, self.pos)
+
+    def skip_strings(self, n: int, what: str) -> None:
+        """Moves over n strings. 0.1 us each: the only part of opening that grows with the vocabulary."""
+        pos, unpack, buf = self.pos, U64.unpack_from, self.buf
+        try:
+            for _ in range(n):
+                pos += unpack(buf, pos)[0] + 8
+        except (struct.error, OverflowError):  # a length that leads past the end of the file
+            pos = self.file_bytes + 1
+        self.need(pos - self.pos, what)
+        self.pos = pos
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    path: Path
+    buf: mmap.mmap
+    values: dict[str, Value]
+    tensors: list[TensorInfo]
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        mode = path.stat().st_mode  # asked first: opening a named pipe would wait for a writer
+        if stat.S_ISDIR(mode):
+            raise GGUFError(f"{path}: is a directory; give the path of a .gguf file")
+        if not stat.S_ISREG(mode):
+            raise GGUFError(f"{path}: is not a regular file; give the path of a .gguf file")
+        with open(path, "rb") as f:
+            if os.fstat(f.fileno()).st_size < 24:
+                raise GGUFError(f"{path}: not a GGUF file: shorter than the 24 bytes of a GGUF header")
+            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise GGUFError(f"{path}: no such file; check the path of the model") from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the path
+        raise GGUFError(f"{path}: cannot be read: {e}") from e
+
+
+def parse(path: Path, index: int) -> Part:
+    buf = _map(path)
+    try:
+        return _parse_header(_Cursor(path, buf), index)
+    except BaseException:
+        buf.close()
+        raise
+
+
+def _parse_header(cur: _Cursor, index: int) -> Part:
+    if (magic := cur.buf[:4]) != b"GGUF":
+        raise GGUFError(f"{cur.path}: not a GGUF file: it begins with {magic!r} instead of b'GGUF'")
+    cur.pos = 4
+    version = cur.number("I", "the version")
+    if version and version & 0xFFFF == 0:
+        raise GGUFError(f"{cur.path}: a big endian GGUF file; convert it to little endian")
+    if version not in (2, 3):
+        raise GGUFError(
+            f"{cur.path}: GGUF version {version}; versions 2 and 3 are read: convert the model again"
+        )
+    # 32 bytes: empty name, one dim, type, offset; 13 bytes: empty key, type, one byte
+    n_tensors = cur.count("Q", "the number of tensors", MAX_TENSORS, 0)
+    n_keys = cur.count("Q", "the number of metadata keys", MAX_KEYS, 13)
+
+    values: dict[str, Value] = {}
+    for i in range(n_keys):
+        key = cur.string(f"metadata key {i}", MAX_KEY_BYTES)
+        if key in values:
+            raise cur.error(f"metadata key {key!r} is there twice")
+        values[key] = cur.value(key)
+
+    alignment = DEFAULT_ALIGNMENT
+    if (found := values.get("general.alignment")) is not None:
+        if found.type != 4 or found.is_array:
+            raise cur.error(f"'general.alignment' is {found.describe()}, expected a u32")
+        (alignment,) = struct.unpack_from("<I", cur.buf, found.start)
+        if alignment & (alignment - 1) or not 1 <= alignment <= MAX_ALIGNMENT:
+            raise cur.error(
+                f"'general.alignment' is {alignment}, expected a power of two up to {MAX_ALIGNMENT}"
+            )
+
+    cur.need(32 * n_tensors, f"a table of {n_tensors} tensors")
+    table = [_parse_tensor(cur, i, index) for i in range(n_tensors)]
+    data_start = -(-cur.pos // alignment) * alignment
+    return Part(cur.path, cur.buf, values, _place(cur, table, data_start, alignment))
+
+
+def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
+    """One row of the tensor table; its offset still counts from the start of the data."""
+    name = cur.string(f"the name of tensor {i}", MAX_NAME_BYTES)
+    n_dims = cur.number("I", f"the dimension count of tensor {name!r}")
+    if not 1 <= n_dims <= MAX_DIMS:
+        raise cur.error(f"tensor {name!r} has {n_dims} dimensions, 1 to {MAX_DIMS} are accepted")
+    dims = [cur.number("Q", f"the shape of tensor {name!r}") for _ in range(n_dims)]
+    kind = cur.number("I", f"the type of tensor {name!r}")
+    offset = cur.number("Q", f"the offset of tensor {name!r}")
+    if kind not in TENSOR_TYPES:
+        raise UnsupportedModel(f"{cur.path}: tensor {name!r} has type {kind}, which is not known")
+    type_name, block_elements, block_bytes = TENSOR_TYPES[kind]
+    n_elements = 1
+    for d in dims:
+        n_elements *= d
+    if not 0 < n_elements < 1 << 63:
+        raise cur.error(f"tensor {name!r} has an impossible shape {dims}")
+    if dims[0] % block_elements:
+        raise cur.error(
+            f"tensor {name!r}: rows of {dims[0]} elements are no multiple of the {type_name} block, {block_elements}"
+        )
+    return TensorInfo(
+        name, tuple(reversed(dims)), type_name, n_elements // block_elements * block_bytes, index, offset
+    )
+
+
+def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: int) -> list[TensorInfo]:
+    """Turns offsets into file offsets after checking names, alignment, the file's end and overlaps."""
+    tensors, names = [], set()
+    for t in table:
+        start = data_start + t.offset
+        if t.name in names:
+            raise cur.error(f"tensor {t.name!r} is there twice")
+        if t.offset % alignment:
+            raise cur.error(
+                f"tensor {t.name!r}: offset {t.offset} is no multiple of the alignment {alignment}"
+            )
+        if start + t.nbytes > cur.file_bytes:
+            raise cur.error(
+                f"truncated or damaged: tensor {t.name!r} ends at byte {start + t.nbytes}; get the file again"
+            )
+        names.add(t.name)
+        tensors.append(TensorInfo(t.name, t.shape, t.type, t.nbytes, t.file, start))
+    by_offset = sorted(tensors, key=lambda t: t.offset)
+    for a, b in itertools.pairwise(by_offset):
+        if a.offset + a.nbytes > b.offset:
+            raise cur.error(f"tensors {a.name!r} and {b.name!r} overlap")
+    return tensors
