@@ -113,7 +113,7 @@ class GGUF:
         parts: list[Part] = []
         try:
             for i, p in enumerate(paths):
-                parts.append(_parse(p, i))
+                parts.append(parse(p, i))
             _check_split(parts)
             return cls(parts)
         except BaseException:
