@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# From a fresh checkout to text: sets up what is missing, shows the Vulkan devices, and runs the demo model
+# tensor-parallel over two of them. Arguments are passed on: bash tools/demo.sh -p "..." -n 40 --seed 3
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bash tools/setup.sh
+vkbackend=.venv/bin/vkbackend
+
+# Two devices of a kind where there are two; otherwise the first one opened twice, which runs the same
+# code (a graphics card beside a software driver would only wait for it).
+pair=$("$vkbackend" devices --json | .venv/bin/python -c '
+import json, sys
+soft = ["cpu" in device["type"].lower() for device in json.load(sys.stdin)]
+print("0,1" if len(soft) > 1 and soft[0] == soft[1] else "0,0")')
+
+"$vkbackend" devices
+echo
+set -x
+exec "$vkbackend" generate -p "Once upon a time" -n 120 --temp 0.8 --seed 7 -dev "$pair" "$@"

@@ -1,0 +1,199 @@
+# Unpacks the software Vulkan drivers the tests run on into .drivers/; sourced by setup.sh,
+# which sets root and python and opens 3 as the caller's stdout.
+# Knows: apt's own configuration (mirror, proxies, keys), read through apt. Changes nothing outside
+# .drivers/: package lists, archives and pins live in a work folder there that is removed again.
+# unpack_drivers prints one line "NAME PATH-OF-ICD-JSON" per driver on stdout, all else on stderr.
+
+driver_dir=$root/.drivers
+missing_retry_minutes=1440  # what could not be had is asked for again a day later, not on every run
+
+# ---- private apt ----
+
+# Candidate mirrors "URI CODENAME", as apt itself reads them from its sources: those that carry the
+# distribution's own main component, conventional names (…/debian, …/ubuntu) first.
+mirrors() {
+    local codename
+    codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+        awk -v c="$codename" '$2 == c && $3 == "main" && !seen[$1]++ {
+            print ($1 ~ /\/(debian|ubuntu)(\/|$)/ ? 0 : 1), $1, c }' | sort -s -k1,1n | cut -d' ' -f2-
+}
+
+# private_apt WORK URI CODENAME: an apt configuration of our own in WORK, with the suites that may hold
+# a newer Mesa added to URI; fails when that mirror does not offer mesa-vulkan-drivers.
+private_apt() {
+    local work=$1 uri=$2 codename=$3 id keyring="" suite component=main
+    id=$(. /etc/os-release && echo "$ID")
+    [ -r "/usr/share/keyrings/$id-archive-keyring.gpg" ] &&
+        keyring="[signed-by=/usr/share/keyrings/$id-archive-keyring.gpg] "
+    [ "$id" = ubuntu ] && component="main universe"
+    mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/parts"
+    for suite in "$codename" "$codename-updates" "$codename-backports"; do
+        echo "deb $keyring$uri $suite $component"
+    done >"$work/sources.list"
+    # Backports are pinned to 100 by their Release file, so that dependencies stay old; equal rights here.
+    printf 'Package: *\nPin: release n=%s-backports\nPin-Priority: 500\n' "$codename" >"$work/preferences"
+    {
+        apt-config dump | grep -v 'Invoke'  # hooks would touch the system's cache
+        cat <<CONF
+Dir::Etc::main "/dev/null";
+Dir::Etc::parts "$work/parts";
+Dir::Etc::sourcelist "$work/sources.list";
+Dir::Etc::sourceparts "$work/parts";
+Dir::Etc::preferences "$work/preferences";
+Dir::Etc::preferencesparts "$work/parts";
+Dir::State::lists "$work/lists";
+Dir::Cache "$work/cache";
+Dir::Log "$work";
+Debug::NoLocking "true";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Acquire::Retries "2";
+CONF
+        # A dated archive is by its nature past its Valid-Until.
+        [[ $uri =~ [0-9]{8}T[0-9]{6}Z ]] && echo 'Acquire::Check-Valid-Until "false";'
+    } >"$work/apt.conf"
+    export APT_CONFIG=$work/apt.conf
+    apt-get update >>"$work/log" 2>&1 || true  # a suite the mirror lacks fails alone; asked for below
+    [ -n "$(apt-cache madison mesa-vulkan-drivers 2>/dev/null)" ]
+}
+
+# fetch WORK PACKAGE...: download and unpack into WORK/root.
+fetch() {
+    local work=$1 deb
+    shift
+    rm -rf "$work/debs" && mkdir -p "$work/debs" "$work/root"
+    (cd "$work/debs" && apt-get download "$@") >>"$work/log" 2>&1 || return 1
+    for deb in "$work"/debs/*.deb; do
+        dpkg-deb -x "$deb" "$work/root" >>"$work/log" 2>&1 || return 1
+    done
+    rm -rf "$work/debs"
+}
+
+# ---- the drivers: each fills OUT with icd.json and its libraries, or prints a reason and fails ----
+
+# icd_json MANIFEST LIBRARY: the package's manifest, pointing at LIBRARY by absolute path.
+icd_json() {
+    "$python" - "$1" "$2" <<'PY'
+import json, sys
+manifest = json.load(open(sys.argv[1]))
+manifest["ICD"]["library_path"] = sys.argv[2]
+print(json.dumps(manifest, indent=4))
+PY
+}
+
+# The driver's dependencies that the system lacks or has too old are unpacked beside it and found through
+# a run path of $ORIGIN (patchelf, itself unpacked from the archive), so no LD_LIBRARY_PATH is needed.
+unpack_lavapipe() {
+    local work=$1 out=$2 version packages lib dirs name path
+    version=$(apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }')
+    # What apt would install or upgrade, cut down to what the driver itself depends on: the resolver
+    # also wants to upgrade the OpenGL half of Mesa where that is installed.
+    apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+        --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
+    packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
+        2>>"$work/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p" | sort -u | comm -12 - "$work/depends")
+    [ -n "$packages" ] || { echo "apt finds no way to install mesa-vulkan-drivers $version"; return 1; }
+    # shellcheck disable=SC2086  # a list of names
+    fetch "$work" $packages patchelf || { echo "its packages could not be downloaded"; return 1; }
+    lib=$(find "$work/root/usr/lib" -name libvulkan_lvp.so | head -n 1)
+    [ -n "$lib" ] || { echo "mesa-vulkan-drivers $version holds no libvulkan_lvp.so"; return 1; }
+    cp "$lib" "$out/"
+    dirs=$(find "$work/root" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
+    while read -r name path; do cp -L "$path" "$out/$name"; done < <(
+        LD_LIBRARY_PATH=$dirs ldd "$lib" | awk -v w="$work/" 'index($3, w) == 1 { print $1, $3 }')
+    for path in "$out"/*.so*; do
+        chmod 644 "$path"
+        "$work/root/usr/bin/patchelf" --set-rpath '$ORIGIN' "$path" 2>>"$work/log" ||
+            { echo "patchelf failed on ${path##*/}"; return 1; }
+    done
+    cp "$(find "$work/root/usr/share/vulkan" -name 'lvp_icd*.json' | head -n 1)" "$out/package.json"
+    echo "$version" >"$out/version"
+}
+
+# SwiftShader has no package of its own; Debian's chromium carries it (in chromium-common since 150).
+unpack_swiftshader() {
+    local work=$1 out=$2 package version
+    for package in chromium-common chromium; do
+        version=$(apt-cache policy "$package" | awk '$1 == "Candidate:" { print $2 }')
+        [ -n "$version" ] && [ "$version" != "(none)" ] || continue
+        rm -rf "$work/debs" && mkdir -p "$work/debs"
+        (cd "$work/debs" && apt-get download "$package") >>"$work/log" 2>&1 ||
+            { echo "$package $version could not be downloaded"; return 1; }
+        # Two files out of 300 MB.
+        dpkg-deb --fsys-tarfile "$work"/debs/*.deb | tar -x -C "$out" --strip-components=4 --wildcards \
+            './usr/lib/*/libvk_swiftshader.so' './usr/lib/*/vk_swiftshader_icd.json' 2>>"$work/log" || true
+        rm -rf "$work/debs"
+        if [ -f "$out/libvk_swiftshader.so" ] && [ -f "$out/vk_swiftshader_icd.json" ]; then
+            mv "$out/vk_swiftshader_icd.json" "$out/package.json"
+            echo "$version" >"$out/version"
+            return 0
+        fi
+    done
+    echo "no chromium package of this distribution holds libvk_swiftshader.so"
+    return 1
+}
+
+# ---- entry ----
+
+# One driver, ready or with its reason in NAME.missing; NAME and library are fixed below.
+unpack_driver() {
+    local name=$1 library=$2 work=$3 reason unresolved
+    local out=$work/$name
+    rm -rf "$out" && mkdir -p "$out"
+    if ! reason=$("unpack_$name" "$work" "$out"); then
+        echo "$reason" >"$driver_dir/$name.missing"
+        return 1
+    fi
+    unresolved=$(ldd "$out/$library" | awk '/not found/ { print $1 }' | paste -sd' ')
+    if [ -n "$unresolved" ]; then
+        echo "$library needs libraries that are not here: $unresolved" >"$driver_dir/$name.missing"
+        return 1
+    fi
+    rm -rf "${driver_dir:?}/$name" "$driver_dir/$name.missing"
+    mv "$out" "$driver_dir/$name"
+    step "unpacked $name $(cat "$driver_dir/$name/version")"
+}
+
+unpack_drivers() {
+    local -A library=([lavapipe]=libvulkan_lvp.so [swiftshader]=libvk_swiftshader.so)
+    local wanted=() name work uri codename found=""
+    mkdir -p "$driver_dir"
+    rm -rf "$driver_dir"/work.*  # of a run that was interrupted
+    find "$driver_dir" -maxdepth 1 -name '*.missing' -mmin "+$missing_retry_minutes" -delete
+    for name in lavapipe swiftshader; do
+        [ -f "$driver_dir/$name/${library[$name]}" ] || [ -f "$driver_dir/$name.missing" ] || wanted+=("$name")
+    done
+    if [ ${#wanted[@]} -gt 0 ]; then
+        work=$(mktemp -d "$driver_dir/work.XXXXXX")
+        if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+            for name in "${wanted[@]}"; do echo "no apt on this system" >"$driver_dir/$name.missing"; done
+        else
+            while read -r uri codename; do
+                step "test drivers: reading the package lists of $uri (privately)"
+                if (private_apt "$work" "$uri" "$codename"); then found=yes && break; fi
+            done < <(mirrors)
+            export APT_CONFIG=$work/apt.conf
+            for name in "${wanted[@]}"; do
+                if [ -z "$found" ]; then
+                    echo "none of apt's sources offers mesa-vulkan-drivers (network?)" >"$driver_dir/$name.missing"
+                else
+                    unpack_driver "$name" "${library[$name]}" "$work" || true
+                fi
+            done
+            unset APT_CONFIG
+        fi
+        rm -rf "$work"
+    fi
+    for name in lavapipe swiftshader; do
+        if [ -f "$driver_dir/$name.missing" ]; then
+            step "left out $name: $(cat "$driver_dir/$name.missing")"
+        else
+            # Written on every run, atomically: a manifest needs absolute paths and the folder may have moved.
+            icd_json "$driver_dir/$name/package.json" "$driver_dir/$name/${library[$name]}" \
+                >"$driver_dir/$name/icd.json.new"
+            mv "$driver_dir/$name/icd.json.new" "$driver_dir/$name/icd.json"
+            echo "$name $driver_dir/$name/icd.json" >&3
+        fi
+    done
+}

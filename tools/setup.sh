@@ -1,0 +1,170 @@
+#!/usr/bin/env bash
+# Makes a checkout ready to run: system packages through apt, a virtual environment in .venv, the package
+# in it (editable). Idempotent: a second run finds everything in place, changes nothing, takes a second.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: bash tools/setup.sh [--test | --drivers]
+
+  (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package
+  --test       the same, with the Vulkan validation layers and the package's test extra
+  --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
+               and print a line "NAME PATH-OF-ICD-JSON" for each on stdout
+TEXT
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+level=base
+drivers=""
+[ $# -le 1 ] || { echo "setup: one option at a time" >&2 && usage >&2 && exit 2; }
+for arg in "$@"; do
+    case $arg in
+        --test) level=test ;;
+        --drivers) drivers=yes ;;
+        -h | --help) usage && exit 0 ;;
+        *) echo "setup: unknown option $arg" >&2 && usage >&2 && exit 2 ;;
+    esac
+done
+
+exec 3>&1 1>&2              # progress goes to stderr; stdout carries the driver lines alone
+exec 9<"$root" && flock 9   # two runs in one checkout take turns
+
+step() { echo "setup: $*"; }
+
+# die WHAT-FAILED WHAT-TO-DO
+die() {
+    echo "setup: FAILED: $1" >&2
+    echo "setup: $2" >&2
+    exit 1
+}
+
+# attempt TITLE WHAT-TO-DO COMMAND...: one line; the tail of the output where it fails.
+attempt() {
+    local title=$1 advice=$2 log
+    shift 2
+    step "$title"
+    log=$(mktemp)
+    if ! "$@" >"$log" 2>&1 </dev/null 9<&-; then
+        tail -n 20 "$log" | sed 's/^/    /' >&2
+        rm -f "$log"
+        die "$title" "$advice"
+    fi
+    rm -f "$log"
+}
+
+# ---- system packages ----
+
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+has_loader() { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q 'libvulkan\.so\.1 '; }
+
+# The folders in which the Vulkan loader looks for manifests of one kind (icd.d, explicit_layer.d).
+manifest_dirs() {
+    local dirs dir
+    dirs=${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}:${XDG_CONFIG_DIRS:-/etc/xdg}:/usr/local/etc:/etc
+    dirs=$dirs:${XDG_DATA_HOME:-${HOME:-/nonexistent}/.local/share}
+    dirs=$dirs:${XDG_DATA_DIRS:-/usr/local/share:/usr/share}
+    while read -r dir; do echo "$dir/vulkan/$1"; done < <(tr ':' '\n' <<<"$dirs")
+}
+
+has_driver() {
+    local dir
+    [ -n "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}${VK_ADD_DRIVER_FILES:-}" ] && return 0
+    while read -r dir; do compgen -G "$dir/*.json" >/dev/null && return 0; done < <(manifest_dirs icd.d)
+    return 1
+}
+
+has_validation() {
+    local dir
+    while read -r dir; do
+        [ -f "$dir/VkLayer_khronos_validation.json" ] && return 0
+    done < <(manifest_dirs explicit_layer.d)
+    return 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+install_packages() {
+    local by_hand="run as root: apt-get update && apt-get install -y --no-install-recommends $*
+setup: then run this script again"
+    command -v apt-get >/dev/null ||
+        die "no apt here to install: $*" "install the equivalents by hand, then run this script again"
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || die "missing $*, and neither root nor sudo to install it" "$by_hand"
+        # A password is asked for once, on a terminal only: without one nothing may wait for input.
+        sudo -n true 2>/dev/null || { [ -t 0 ] && sudo -v; } ||
+            die "missing $*, and sudo wants a password that cannot be asked for here" "$by_hand"
+    fi
+    attempt "reading apt's package lists" "check the network and /etc/apt/sources.list*, then run this again" \
+        as_root apt-get -o DPkg::Lock::Timeout=300 update
+    attempt "installing $*" "$by_hand" as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
+}
+
+find_python() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$name" && return 0
+    done
+    return 1
+}
+
+system_packages() {
+    local missing=()
+    installed libvulkan1 || has_loader || missing+=(libvulkan1)
+    installed glslang-tools || command -v glslangValidator >/dev/null || missing+=(glslang-tools)
+    has_driver || missing+=(mesa-vulkan-drivers)
+    if [ "$level" = test ]; then
+        installed vulkan-validationlayers || has_validation || missing+=(vulkan-validationlayers)
+    fi
+    if [ ! -x "$root/.venv/bin/python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        missing+=("$python-venv")  # Debian ships python3 without ensurepip
+    fi
+    if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
+}
+
+# ---- the virtual environment ----
+
+# What the environment was made from; the last line is its level. The path is part of it because the
+# scripts in .venv/bin and the editable install name it.
+wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
+
+environment() {
+    local venv=$root/.venv stamp=$root/.venv/.setup-stamp want target=. have=""
+    want=$(wanted_stamp)
+    [ -f "$stamp" ] && have=$(cat "$stamp")
+    if [ "$have" = "$want"$'\n'test ] || { [ "$level" = base ] && [ "$have" = "$want"$'\n'base ]; }; then
+        "$venv/bin/python" -c 'import vkbackend' 2>/dev/null && return 0
+    fi
+    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+        { [ -n "$have" ] && [ "$(head -n 1 <<<"$have")" != "$root" ]; }; then
+        attempt "making .venv with $("$python" --version)" "remove .venv and run this again" \
+            "$python" -m venv --clear "$venv"
+    fi
+    # Never take the test extra away from an environment that has it.
+    [ "${have##*$'\n'}" = test ] && level=test
+    [ "$level" = test ] && target='.[test]'
+    rm -f "$stamp"
+    cd "$root"
+    attempt "installing the package into .venv (level: $level)" \
+        "check the network and pip's configuration, then run this again" \
+        "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --editable "$target"
+    printf '%s\n%s\n' "$want" "$level" >"$stamp"
+}
+
+# ---- main ----
+
+python=$(find_python) || die "no Python 3.11 or newer found" \
+    "install python3 (Debian 12, Ubuntu 24.04 or newer have it: apt-get install python3), then run this again"
+
+if [ -n "$drivers" ]; then
+    . "$root/tools/drivers.sh"
+    unpack_drivers
+    exit 0
+fi
+system_packages
+environment
+step "ready: .venv (level: $(tail -n 1 "$root/.venv/.setup-stamp"))"

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Sets up what is missing, unpacks the test drivers, then ruff, mypy and pytest. Arguments go to pytest:
+# bash tools/test.sh tests/ops -k rope      bash tools/test.sh --all (the wide sweeps)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+bin=$root/.venv/bin
+
+bash tools/setup.sh --test
+drivers=$(bash tools/setup.sh --drivers)
+
+# ---- style and types ----
+
+# The folders are mapped under one import name at install time (package-dir), and mypy does not follow an
+# editable install's import hook: it gets a tree of links laid out as installed.
+mypy_tree() {
+    "$bin/python" - "$root" <<'PY'
+import pathlib, shutil, sys, tomllib
+
+root = pathlib.Path(sys.argv[1])
+tree = root / ".mypy_cache" / "tree"
+shutil.rmtree(tree, ignore_errors=True)
+package_dir = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+for package, folder in package_dir.items():
+    target = tree.joinpath(*package.split("."))
+    target.mkdir(parents=True)
+    for source in (*(root / folder).glob("*.py"), *(root / folder).glob("py.typed")):
+        (target / source.name).symlink_to(source)
+PY
+    cd "$root/.mypy_cache/tree"
+    "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend
+}
+
+failed=()
+check() {
+    local title=$1 output
+    shift
+    echo "test: $title"
+    output=$("$@" 2>&1) || { echo "$output" && failed+=("$title"); }
+}
+check "ruff check" "$bin/ruff" check .
+check "ruff format --check" "$bin/ruff" format --check .
+check "mypy" mypy_tree
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "test: FAILED before the tests ran: $(IFS=, && echo "${failed[*]}")" >&2
+    exit 1
+fi
+
+# ---- drivers ----
+
+# The tests find each driver in VKBACKEND_TEST_DRIVERS (NAME=JSON:NAME=JSON) and run on the unpacked ones,
+# lavapipe as device 0. The loader sorts by vendor id unless told not to, and then some versions list the
+# drivers back to front: so ask which order gives lavapipe first.
+first_device() {
+    VK_DRIVER_FILES=$1 VK_ICD_FILENAMES=$1 "$bin/python" - 2>/dev/null <<'PY'
+import vulkan as vk
+
+instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(), None)
+print(vk.vkGetPhysicalDeviceProperties(vk.vkEnumeratePhysicalDevices(instance)[0]).deviceName)
+PY
+}
+
+if [ -n "$drivers" ]; then
+    VKBACKEND_TEST_DRIVERS=$(sed 's/ /=/' <<<"$drivers" | paste -sd:)
+    manifests=$(cut -d' ' -f2- <<<"$drivers" | paste -sd:)
+    reversed=$(cut -d' ' -f2- <<<"$drivers" | tac | paste -sd:)
+    export VKBACKEND_TEST_DRIVERS VK_LOADER_DISABLE_SELECT=1
+    case $(first_device "$manifests") in
+        llvmpipe*) ;;
+        *) case $(first_device "$reversed") in llvmpipe*) manifests=$reversed ;; esac ;;
+    esac
+    export VK_DRIVER_FILES=$manifests VK_ICD_FILENAMES=$manifests
+    echo "test: drivers $VKBACKEND_TEST_DRIVERS"
+else
+    echo "test: no test driver could be unpacked; the tests run on the system's own"
+fi
+
+exec "$bin/pytest" "$@" </dev/null
