@@ -1,0 +1,27 @@
+"""What a device can do, as far as recording an op depends on it; every number is a Vulkan limit.
+
+`Limits.floor()` is the portable floor: what Vulkan 1.1 guarantees without optional features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one device; the defaults are those every Vulkan 1.1 implementation guarantees."""
+
+    max_invocations: int = 128  # per workgroup
+    max_shared_nbytes: int = 16_384
+    max_groups: tuple[int, int, int] = (65_535, 65_535, 65_535)
+    storage_align: int = 256  # minStorageBufferOffsetAlignment, bytes
+    uniform_align: int = 256  # minUniformBufferOffsetAlignment, bytes
+    max_storage_range: int = 1 << 27  # bytes of one storage binding
+    subgroup_size: int = 1
+    is_cpu: bool = False
+
+    @classmethod
+    def floor(cls) -> Limits:
+        """The portable floor; ops recorded for it run on every device."""
+        return cls()
