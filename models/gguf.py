@@ -25,6 +25,7 @@ from vkbackend.models.gguf_header import (
     Part,
     TensorInfo,
     Value,
+    parse,
 )
 
 __all__ = ["GGUF", "REQUIRED", "Metadata", "TensorInfo"]

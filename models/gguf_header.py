@@ -250,7 +250,7 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
         raise cur.error(f"tensor {name!r} has an impossible shape {dims}")
     if dims[0] % block_elements:
         raise cur.error(
-            f"tensor {name!r}: rows of {dims[0]} are no multiple of {block_elements}, the block of {type_name}"
+            f"tensor {name!r}: rows of {dims[0]} are no multiple of the {type_name} block of {block_elements}"
         )
     return TensorInfo(
         name, tuple(reversed(dims)), type_name, n_elements // block_elements * block_bytes, index, offset
