@@ -18,6 +18,7 @@ class Limits:
     storage_align: int = 256  # minStorageBufferOffsetAlignment, bytes
     uniform_align: int = 256  # minUniformBufferOffsetAlignment, bytes
     max_storage_range: int = 1 << 27  # bytes of one storage binding
+    max_allocation_nbytes: int = 1 << 30  # one allocation; the guarantee of Vulkan 1.1's maintenance3
     subgroup_size: int = 1
     is_cpu: bool = False
 

@@ -1,7 +1,7 @@
 """SPIR-V of every (op, variant) in the manifest `shaders/variants.toml`.
 
-Looked up in this order: shipped in `shaders/spv/` (index keyed by a hash of the sources), the user's cache, the
-compiler. A change to a source or an include therefore recompiles by itself, and an installed wheel needs no compiler.
+Looked up in this order: shipped in `shaders/spv/` (index keyed by a hash of the sources), the user's cache,
+the compiler. So a changed source or include recompiles by itself, and an installed wheel needs no compiler.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def compile_variant(op: str, variant: str) -> bytes:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         except FileNotFoundError:
             raise UnsupportedFeature(
-                f"shader {op}.{variant} has no compiled form that fits its source, and {COMPILER} is not "
-                "installed: install it (Debian/Ubuntu: apt install glslang-tools) or a wheel, which needs none"
+                f"shader {op}.{variant} has no compiled form that fits its source and {COMPILER} is not installed:"
+                " install it (Debian/Ubuntu: apt install glslang-tools), or a wheel, which needs none"
             ) from None
         except subprocess.TimeoutExpired:
             raise UnsupportedFeature(f"{COMPILER} did not finish {op}.{variant} within 120 s") from None
@@ -141,7 +141,7 @@ def cache_dir() -> Path:
     """$VKBACKEND_CACHE, else the user's cache folder; made on first write."""
     if folder := os.environ.get("VKBACKEND_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vkbackend"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "vkbackend"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

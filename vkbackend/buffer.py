@@ -1,0 +1,88 @@
+"""Buffers and views: what crosses the runtime seam is a handle, a byte range and a shape.
+
+A `Buffer` is a block of memory that a runtime made; a `Virtual` is scratch that has no address yet (the liveness
+plan gives it one); a `View` is a typed, contiguous, row-major range of either. Knows no Vulkan, no tensor names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from vkbackend.formats import row_nbytes
+
+
+class Home(Enum):
+    """Where a buffer lives, named by purpose."""
+
+    WEIGHTS = "weights"  # device local, written once
+    KV = "kv"  # device local, lives as long as the model
+    SCRATCH = "scratch"  # device local, reused within a step
+    STAGING = "staging"  # host visible, HOST_CACHED where there is such a type: the host reads and writes it
+    PAGES = "pages"  # pinned host pages imported into the device
+
+
+_ids = itertools.count(1)
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Memory of one device: `handle` belongs to the runtime; `host` is a writable byte view where mapped."""
+
+    nbytes: int
+    home: Home
+    label: str
+    handle: Any = None
+    host: Any = None  # numpy uint8 array over the mapping, or None
+    uid: int = field(default_factory=lambda: next(_ids))
+
+    def __repr__(self) -> str:
+        return f"<{self.home.value} {self.label} {self.nbytes} B>"
+
+
+@dataclass(eq=False, slots=True)
+class Virtual:
+    """Scratch without an address yet."""
+
+    nbytes: int
+    label: str
+    uid: int = field(default_factory=lambda: next(_ids))
+
+    def __repr__(self) -> str:
+        return f"<virtual {self.label} {self.nbytes} B>"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A contiguous row-major array of `shape` and `dtype` at byte `offset` (a multiple of 4) of `buffer`."""
+
+    buffer: Buffer | Virtual
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+
+    def __post_init__(self) -> None:
+        assert self.offset % 4 == 0, f"view offset {self.offset} is not a multiple of 4"
+        assert self.offset + self.nbytes <= self.buffer.nbytes, f"{self!r} exceeds {self.buffer!r}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array, rounded up to whole 32-bit words (shaders read words)."""
+        *rows, width = self.shape
+        return -(-math.prod(rows) * row_nbytes(self.dtype, width) // 4) * 4
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+    def rows(self, begin: int, end: int) -> View:
+        """The view of rows begin..end of the first axis (row bytes must be a multiple of 4 unless begin is 0)."""
+        stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
+        return replace(self, offset=self.offset + begin * stride, shape=(end - begin, *self.shape[1:]))
+
+    def reshape(self, *shape: int) -> View:
+        assert math.prod(shape) == math.prod(self.shape), f"cannot view {self.shape} as {shape}"
+        return replace(self, shape=shape)

@@ -1,0 +1,65 @@
+"""Every environment variable the package reads, in one place (documented in docs/env_vars.md).
+
+`DEBUG` is a ladder: 1 devices, plan and fallbacks; 2 one line per dispatch with time; 3 barriers and submissions;
+4 shader variants built; 5 intermediate values by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from vkbackend.errors import InvalidArgument
+
+
+def _integer(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise InvalidArgument(f"{name}={text!r} is not a whole number; unset it or set e.g. {name}={default}") from None
+
+
+def debug() -> int:
+    """The level of the DEBUG ladder, 0 when unset."""
+    return _integer("DEBUG", 0)
+
+
+def disabled() -> frozenset[str]:
+    """VKBACKEND_DISABLE=timeline,host_import,...: optional features to leave unused even where a device has them."""
+    return frozenset(filter(None, os.environ.get("VKBACKEND_DISABLE", "").split(",")))
+
+
+def validation() -> bool:
+    """VKBACKEND_VALIDATION=1: run under the Khronos validation layer with synchronization validation."""
+    return os.environ.get("VKBACKEND_VALIDATION", "") not in ("", "0")
+
+
+def timeout_s() -> int:
+    """VKBACKEND_TIMEOUT: seconds without progress after which a wait on a device is given up (default 120)."""
+    return max(1, _integer("VKBACKEND_TIMEOUT", 120))
+
+
+def poison() -> bool:
+    """VKBACKEND_POISON=1: fill every new buffer with NaN bit patterns, so that a read before a write shows."""
+    return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
+
+
+def floor() -> bool:
+    """VKBACKEND_FLOOR=1: treat every device as if it had only the portable floor's limits."""
+    return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")
+
+
+def cache_dir() -> Path:
+    """VKBACKEND_CACHE, else $XDG_CACHE_HOME/vkbackend, else ~/.cache/vkbackend (compiled shaders, pipelines)."""
+    if path := os.environ.get("VKBACKEND_CACHE"):
+        return Path(path)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "vkbackend"
+
+
+def log(level: int, message: str) -> None:
+    """Write `message` to stderr if DEBUG is at least `level`."""
+    if debug() >= level:
+        sys.stderr.write(f"vkbackend: {message}\n")

@@ -1,0 +1,45 @@
+"""Element and block formats: bytes per row of every dtype the shaders read, as GGUF stores it.
+
+Block layouts follow the GGML definitions (`block_q8_0`, `block_q4_0`, ...); sizes come from the `gguf` package.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+_PLAIN = {"f32": 4, "u32": 4, "f16": 2, "bf16": 2, "u8": 1}
+
+
+@cache
+def block_of(dtype: str) -> tuple[int, int]:
+    """(elements, bytes) of one block of `dtype`; raises KeyError for a name GGML does not have."""
+    if dtype in _PLAIN:
+        return 1, _PLAIN[dtype]
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    elements, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[dtype.upper()]]
+    return elements, nbytes
+
+
+def row_nbytes(dtype: str, width: int) -> int:
+    """Bytes of a row of `width` elements; `width` must be a whole number of blocks."""
+    elements, nbytes = block_of(dtype)
+    assert width % elements == 0, f"{width} elements are not whole {dtype} blocks of {elements}"
+    return width // elements * nbytes
+
+
+def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float32 array of `shape` from the raw bytes of a stored tensor (the oracle for every shader)."""
+    if dtype == "f32":
+        return raw.view(np.float32).reshape(shape)
+    if dtype == "f16":
+        return raw.view(np.float16).astype(np.float32).reshape(shape)
+    if dtype == "u32":
+        return raw.view(np.uint32).reshape(shape)
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize as gguf_dequantize
+
+    rows = raw.reshape(-1, row_nbytes(dtype, shape[-1]))
+    return np.asarray(gguf_dequantize(rows, GGMLQuantizationType[dtype.upper()]), np.float32).reshape(shape)

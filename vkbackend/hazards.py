@@ -1,0 +1,90 @@
+"""A range-based hazard checker: simulates a recording with its barriers and reports every unordered conflict.
+
+Independent of the derivation in recording.py. It also checks what validation layers do not: write after write,
+in-place updates, scratch reuse, and the ordering of host memory around exchanges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from vkbackend.buffer import Buffer, Virtual
+from vkbackend.memory import lifetimes
+from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, Range, Recording, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """`kind` (read-after-write, ...), the two commands by index and label, and the range they share."""
+
+    kind: str
+    first: str
+    second: str
+    where: Range
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.first} then {self.second} at {self.where}"
+
+
+def _name(index: int, command: Dispatch | Copy) -> str:
+    kind = command.op if isinstance(command, Dispatch) else "copy"
+    return f"#{index} {kind} {command.label}".rstrip()
+
+
+def check(recording: Recording) -> list[Hazard]:
+    """All hazards of a placed recording whose barriers are in place; an empty list means it is ordered."""
+    hazards: list[Hazard] = []
+    unordered: dict[Buffer | Virtual, list[tuple[Range, bool, str]]] = defaultdict(list)  # since the last barrier
+    host_pending: list[tuple[Range, str]] = []  # device writes to host memory not yet made visible to the host
+    host_wrote = True  # the host may have written its memory since the device last waited for it
+
+    def end_of_segment() -> None:
+        hazards.extend(Hazard("host-read-after-device-write", name, "exchange", r) for r, name in host_pending)
+        host_pending.clear()
+
+    for index, command in enumerate(recording.commands):
+        if isinstance(command, Barrier):
+            unordered.clear()
+            if command.scope is Scope.TO_HOST:
+                host_pending.clear()
+            if command.scope is Scope.FROM_HOST:
+                host_wrote = False
+        elif isinstance(command, Exchange):
+            end_of_segment()
+            host_wrote = True
+        elif isinstance(command, Dispatch | Copy):
+            name = _name(index, command)
+            accesses = [(r, False) for r in command.reads] + [(w, True) for w in command.writes]
+            for own, is_write in accesses:
+                is_host = isinstance(own.buffer, Buffer) and own.buffer.home in HOST_HOMES
+                if is_host and host_wrote:
+                    hazards.append(Hazard("device-access-after-host-write", "host", name, own))
+                if is_host and is_write:
+                    host_pending.append((own, name))
+                for other, was_write, other_name in unordered[own.buffer]:
+                    if (is_write or was_write) and own.overlaps(other):
+                        kind = f"{'write' if is_write else 'read'}-after-{'write' if was_write else 'read'}"
+                        hazards.append(Hazard(kind, other_name, name, own))
+            hazards += [
+                Hazard("in-place", name, name, w)
+                for w in command.writes
+                for r in command.reads
+                if w.overlaps(r)
+            ]
+            for own, is_write in accesses:
+                unordered[own.buffer].append((own, is_write, name))
+    end_of_segment()
+    return hazards
+
+
+def check_placement(recording: Recording, offsets: dict[Virtual, int]) -> list[str]:
+    """Pairs of virtual values that live at the same time and share bytes, as sentences; empty when the plan is right."""
+    lives = list(lifetimes(recording).items())
+    clashes = []
+    for i, (a, (a_first, a_last)) in enumerate(lives):
+        for b, (b_first, b_last) in lives[i + 1 :]:
+            alive_together = a_first <= b_last and b_first <= a_last
+            if alive_together and offsets[a] < offsets[b] + b.nbytes and offsets[b] < offsets[a] + a.nbytes:
+                clashes.append(f"{a!r} and {b!r} share bytes while both live")
+    return clashes

@@ -1,0 +1,121 @@
+"""Memory by purpose: chunked weights, scratch with liveness-planned reuse, pinned host pages.
+
+Works on sizes and on the runtime seam; knows no Vulkan and no model.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.buffer import Buffer, Home, View, Virtual
+from vkbackend.recording import Dispatch, Recording
+from vkbackend.runtime import Device
+
+ALIGN = 256  # the largest storage and uniform offset alignment Vulkan allows a device to ask for
+
+
+def aligned(nbytes: int, align: int = ALIGN) -> int:
+    return -(-nbytes // align) * align
+
+
+# ---- weights and kv: chunks sized before anything is allocated ----
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where each of a list of sizes goes: `chunks` are chunk sizes, `places` (chunk, offset) per size, in bytes."""
+
+    chunks: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
+
+
+def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
+    """Put sizes one behind another into as few chunks of at most `chunk_limit` bytes as order allows."""
+    chunks: list[int] = []
+    places = []
+    for nbytes in sizes:
+        nbytes = aligned(nbytes)
+        if not chunks or chunks[-1] + nbytes > chunk_limit:
+            chunks.append(0)
+        places.append((len(chunks) - 1, chunks[-1]))
+        chunks[-1] += nbytes
+    return Packing(tuple(chunks), tuple(places))
+
+
+def allocate(device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str) -> list[View]:
+    """Views of the given (shape, dtype)s in fresh chunks of `device`; empty shapes get a view of no bytes."""
+    dummy = Buffer(1 << 62, home, label)
+    sizes = [View(dummy, 0, shape, dtype).nbytes for shape, dtype in views]
+    packing = pack(sizes, device.limits.max_allocation_nbytes)
+    buffers = [device.buffer(max(n, ALIGN), home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
+    return [
+        View(buffers[chunk], offset, shape, dtype)
+        for (shape, dtype), (chunk, offset) in zip(views, packing.places, strict=True)
+    ]
+
+
+# ---- scratch: an address per value, shared by values that do not live at the same time ----
+
+
+def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
+    """First and last command index that touches each virtual value."""
+    lives: dict[Virtual, tuple[int, int]] = {}
+    for i, command in enumerate(recording.commands):
+        if hasattr(command, "reads"):
+            touched: Iterable[View] = (
+                command.args if isinstance(command, Dispatch) else (command.src, command.dst)  # type: ignore[union-attr]
+            )
+            for view in touched:
+                if isinstance(view.buffer, Virtual):
+                    lives[view.buffer] = (lives.get(view.buffer, (i, i))[0], i)
+    return lives
+
+
+def plan_scratch(recording: Recording) -> tuple[dict[Virtual, int], int]:
+    """(byte offset per virtual value, bytes in all): largest values first, each at the lowest free address.
+
+    Values whose lifetimes touch never overlap, so a command's outputs never share bytes with its inputs.
+    """
+    lives = lifetimes(recording)
+    offsets: dict[Virtual, int] = {}
+    for value in sorted(lives, key=lambda v: (-v.nbytes, lives[v])):
+        first, last = lives[value]
+        busy = sorted(
+            (offsets[other], offsets[other] + aligned(other.nbytes))
+            for other in offsets
+            if lives[other][0] <= last and first <= lives[other][1]
+        )
+        offset = 0
+        for begin, end in busy:
+            if begin - offset >= aligned(value.nbytes):
+                break
+            offset = max(offset, end)
+        offsets[value] = offset
+    return offsets, max((o + aligned(v.nbytes) for v, o in offsets.items()), default=0)
+
+
+# ---- host pages ----
+
+
+class HostPages:
+    """Page-aligned private anonymous memory that devices can import.
+
+    Private, because a shared mapping counts as file backed and amdgpu refuses to import it; kept out of forked
+    children, whose copy-on-write would move the parent's pages away from under the device.
+    """
+
+    def __init__(self, nbytes: int, align: int = 4096) -> None:
+        self.nbytes = aligned(max(nbytes, 1), align)
+        self._map = mmap.mmap(-1, self.nbytes + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map.madvise(mmap.MADV_DONTFORK)
+        whole = np.frombuffer(self._map, np.uint8)
+        skip = -whole.ctypes.data % align
+        self.bytes = whole[skip : skip + self.nbytes]
+
+    @property
+    def address(self) -> int:
+        return int(self.bytes.ctypes.data)

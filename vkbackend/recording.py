@@ -1,0 +1,188 @@
+"""A recording is data: dispatches and copies with the byte ranges they read and write, cut into segments.
+
+Barriers are derived from those ranges here and nowhere else. Executors (Vulkan, numpy, null) take the result.
+Knows one device; a segment ends where that device must meet the others, whoever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from vkbackend.buffer import Buffer, Home, View, Virtual
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes begin..end of a buffer."""
+
+    buffer: Buffer | Virtual
+    begin: int
+    end: int
+
+    def overlaps(self, other: Range) -> bool:
+        return self.buffer is other.buffer and self.begin < other.end and other.begin < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One shader run. `args` are the storage views in binding order; `step` is the uniform StepParams view, if read."""
+
+    op: str
+    variant: str
+    args: tuple[View, ...]
+    written: tuple[int, ...]  # indices into args that the shader writes
+    push: tuple[tuple[str, int | float], ...]  # named push constants behind the word offsets of args
+    consts: tuple[tuple[str, int], ...]  # named specialization constants, ids in order
+    groups: tuple[int, int, int]
+    step: View | None = None
+    label: str = ""
+    flops: int = 0
+
+    @property
+    def reads(self) -> list[Range]:
+        views = [v for i, v in enumerate(self.args) if i not in self.written]
+        return [Range(v.buffer, v.offset, v.end) for v in ([*views, self.step] if self.step else views)]
+
+    @property
+    def writes(self) -> list[Range]:
+        return [Range(self.args[i].buffer, self.args[i].offset, self.args[i].end) for i in self.written]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """src bytes to dst bytes (equal sizes)."""
+
+    src: View
+    dst: View
+    label: str = ""
+
+    @property
+    def reads(self) -> list[Range]:
+        return [Range(self.src.buffer, self.src.offset, self.src.end)]
+
+    @property
+    def writes(self) -> list[Range]:
+        return [Range(self.dst.buffer, self.dst.offset, self.dst.end)]
+
+
+class Scope(Enum):
+    """Who writes before a barrier and who reads after it."""
+
+    DEVICE = "device -> device"
+    TO_HOST = "device -> host"
+    FROM_HOST = "host and device -> device"
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """End of a segment: the host (and through it other devices) reads what this device wrote to host memory, and may
+    rewrite host memory before the next segment begins."""
+
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End of a submission inside a segment: keeps each one short of the driver's watchdog."""
+
+
+Access = Dispatch | Copy
+Command = Access | Barrier | Exchange | Cut
+
+HOST_HOMES = (Home.STAGING, Home.PAGES)
+
+
+@dataclass(slots=True)
+class Recording:
+    """A named list of commands; append with `dispatch`, `copy` and `exchange`, then `place` and `derive_barriers`."""
+
+    name: str
+    commands: list[Command] = field(default_factory=list)
+
+    def dispatch(self, dispatch: Dispatch) -> None:
+        self.commands.append(dispatch)
+
+    def copy(self, src: View, dst: View, label: str = "") -> None:
+        assert src.nbytes == dst.nbytes, f"copy of {src.nbytes} B into {dst.nbytes} B"
+        self.commands.append(Copy(src, dst, label))
+
+    def exchange(self, label: str = "") -> None:
+        self.commands.append(Exchange(label))
+
+    def accesses(self) -> Iterator[Access]:
+        return (c for c in self.commands if isinstance(c, Dispatch | Copy))
+
+    def segments(self) -> list[list[Command]]:
+        """The commands between exchanges; always one more than there are exchanges."""
+        parts: list[list[Command]] = [[]]
+        for command in self.commands:
+            if isinstance(command, Exchange):
+                parts.append([])
+            else:
+                parts[-1].append(command)
+        return parts
+
+    def place(self, placements: Mapping[Virtual, View]) -> Recording:
+        """The recording with every virtual scratch view moved to the address the plan gave it."""
+
+        def at(view: View) -> View:
+            if isinstance(view.buffer, Buffer):
+                return view
+            home = placements[view.buffer]
+            return replace(view, buffer=home.buffer, offset=home.offset + view.offset)
+
+        def moved(command: Command) -> Command:
+            if isinstance(command, Dispatch):
+                return replace(command, args=tuple(map(at, command.args)), step=command.step and at(command.step))
+            if isinstance(command, Copy):
+                return replace(command, src=at(command.src), dst=at(command.dst))
+            return command
+
+        return Recording(self.name, [moved(c) for c in self.commands])
+
+
+def _is_host(ranges: Iterable[Range]) -> bool:
+    return any(isinstance(r.buffer, Buffer) and r.buffer.home in HOST_HOMES for r in ranges)
+
+
+def derive_barriers(recording: Recording) -> Recording:
+    """The recording with barriers where commands depend on each other.
+
+    A barrier covers all memory and goes before the first command that reads or writes a range written, or writes a
+    range read, since the last one. A segment begins with FROM_HOST (the wait before it orders execution only, so
+    this also orders it behind earlier segments) and ends with TO_HOST where it wrote host memory.
+    """
+    commands: list[Command] = []
+    for i, segment in enumerate(recording.segments()):
+        if i:
+            commands.append(exchanges(recording)[i - 1])
+        commands.append(Barrier(Scope.FROM_HOST))
+        reads: list[Range] = []
+        writes: list[Range] = []
+        wrote_host = False
+        for command in segment:
+            if isinstance(command, Dispatch | Copy):
+                conflict = any(r.overlaps(w) for r in (*command.reads, *command.writes) for w in writes) or any(
+                    w.overlaps(r) for w in command.writes for r in reads
+                )
+                if conflict:
+                    commands.append(Barrier(Scope.DEVICE))
+                    reads, writes = [], []
+                reads += command.reads
+                writes += command.writes
+                wrote_host |= _is_host(command.writes)
+            commands.append(command)
+        if wrote_host:
+            commands.append(Barrier(Scope.TO_HOST))
+    return Recording(recording.name, commands)
+
+
+def exchanges(recording: Recording) -> list[Exchange]:
+    return [c for c in recording.commands if isinstance(c, Exchange)]

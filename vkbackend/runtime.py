@@ -1,0 +1,111 @@
+"""The runtime seam: what meta/ and the op tests need of a device, whoever implements it (Vulkan, numpy, null).
+
+Only handles, bytes and integers cross it. A device runs executables made from recordings; its queue numbers the
+segments it runs 1, 2, 3, ... for the life of the device, and the host says up to which number they may run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.errors import Timeout, UnsupportedFeature
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording, derive_barriers
+
+if TYPE_CHECKING:
+    from vkbackend.memory import HostPages
+
+
+class Executable(ABC):
+    """A recording that a device is ready to replay."""
+
+    recording: Recording
+    n_segments: int
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what building it took; nothing of it may be running."""
+
+
+class Queue(ABC):
+    """Runs segments in order. A segment but the first of an executable waits until `allow` reaches its number."""
+
+    ahead: bool  # segments may be submitted before they are allowed to run
+    submitted: int = 0  # number of the last submitted segment
+
+    @abstractmethod
+    def submit(self, executable: Any, first: int, count: int) -> None:
+        """Submit segments first..first+count of `executable`; they get the next numbers."""
+
+    @abstractmethod
+    def completed(self) -> int:
+        """Number of the last segment that finished; raises DeviceLost."""
+
+    @abstractmethod
+    def allow(self, number: int) -> None:
+        """Let segments up to `number` run."""
+
+    @abstractmethod
+    def wait(self, number: int, timeout_s: float) -> bool:
+        """Block until `completed() >= number`, at most `timeout_s` seconds; False if it did not happen."""
+
+
+class Device(ABC):
+    """One logical device: memory, executables and a queue."""
+
+    name: str
+    limits: Limits
+    queue: Queue
+    counts: Counter[str]  # live objects by kind
+    created: int  # objects ever made: must not move during decode
+    nbytes: Counter[Home]  # memory in use by purpose
+
+    @abstractmethod
+    def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
+        """New memory of its own; raises OutOfDeviceMemory."""
+
+    @abstractmethod
+    def free(self, buffer: Buffer) -> None:
+        """Give a buffer's memory back."""
+
+    def import_pages(self, pages: HostPages, label: str) -> Buffer:
+        """The pinned host pages as a buffer of this device; raises UnsupportedFeature where it cannot."""
+        raise UnsupportedFeature(f"{self.name} cannot import host memory")
+
+    @abstractmethod
+    def write(self, view: View, data: np.ndarray) -> None:
+        """Copy an array (any strides, same bytes as the view) into `view`, now; nothing may be running on it."""
+
+    @abstractmethod
+    def read(self, view: View) -> np.ndarray:
+        """The bytes of `view` as a fresh uint8 array."""
+
+    @abstractmethod
+    def build(self, recording: Recording) -> Executable:
+        """Compile a placed recording whose barriers are derived."""
+
+    def flush(self, buffer: Buffer) -> None:  # noqa: B027 - a no-op unless memory is not coherent
+        """Make host writes to a host-visible buffer visible to the device."""
+
+    def invalidate(self, buffer: Buffer) -> None:  # noqa: B027
+        """Make device writes to a host-visible buffer visible to the host."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; `counts` is empty afterwards."""
+
+    def run(self, recording: Recording, timeout_s: float = 60.0) -> None:
+        """Derive barriers, build, run and wait: for tests, loading and measurements, never for a step."""
+        executable = self.build(derive_barriers(recording))
+        try:
+            self.queue.submit(executable, 0, executable.n_segments)
+            self.queue.allow(self.queue.submitted)
+            if not self.queue.wait(self.queue.submitted, timeout_s):
+                raise Timeout(f"{self.name}: recording {recording.name!r} did not finish in {timeout_s} s")
+        finally:
+            executable.close()

@@ -1,0 +1,113 @@
+"""The Vulkan binding: `ffi` and `lib` of the `vulkan` package, result checking and small struct helpers.
+
+The package's Python wrapper is not used: a nested struct passed by value loses the memory its pointers own.
+Structs are built with `new` and kept alive by whoever holds the returned object.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
+
+try:
+    from vulkan import _vulkan as C
+except OSError as error:
+    raise UnsupportedFeature(
+        "no Vulkan loader (libvulkan.so.1) is installed, so no device can be used; "
+        "install it (Debian/Ubuntu: apt-get install libvulkan1) and a driver for the GPU"
+    ) from error
+
+ffi, lib = C.ffi, C.lib
+NULL = ffi.NULL
+API_1_1, API_1_2, API_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
+
+RESULT_NAMES = {
+    value: name
+    for name, value in vars(C).items()
+    if isinstance(value, int) and (name.startswith("VK_ERROR_") or name in ("VK_TIMEOUT", "VK_NOT_READY"))
+}
+_OUT_OF_MEMORY = (C.VK_ERROR_OUT_OF_DEVICE_MEMORY, C.VK_ERROR_OUT_OF_HOST_MEMORY, C.VK_ERROR_OUT_OF_POOL_MEMORY)
+
+# cffi structs do not own what their pointer fields point to; this ties those lifetimes together.
+_keep_alive: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+# sType by struct name: VkSubmitInfo2 and VK_STRUCTURE_TYPE_SUBMIT_INFO_2 differ only in case and underscores.
+_STYPES = {
+    name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value
+    for name, value in vars(C).items()
+    if name.startswith("VK_STRUCTURE_TYPE_")
+}
+
+
+def check(result: int, what: str) -> None:
+    """Raise the typed error of a failed VkResult; `what` names the call and the device."""
+    if result == C.VK_SUCCESS:
+        return
+    name = RESULT_NAMES.get(result, f"VkResult {result}")
+    if result == C.VK_ERROR_DEVICE_LOST:
+        raise DeviceLost(f"{what}: the device was lost (driver reset or hang); close the model and load it again")
+    if result in _OUT_OF_MEMORY:
+        raise OutOfDeviceMemory(f"{what}: out of memory ({name}); use a smaller context or more devices")
+    if result == C.VK_TIMEOUT:
+        raise Timeout(f"{what}: no answer in time")
+    if result in (C.VK_ERROR_EXTENSION_NOT_PRESENT, C.VK_ERROR_FEATURE_NOT_PRESENT, C.VK_ERROR_LAYER_NOT_PRESENT):
+        raise UnsupportedFeature(f"{what}: {name}")
+    raise VkbackendError(f"{what}: {name}")
+
+
+def new(struct: str, chain: Any = None, **fields: Any) -> Any:
+    """A zeroed `struct *` with sType set, `chain` as pNext and `fields` assigned; keeps what it points to alive."""
+    pointer = ffi.new(f"{struct} *")
+    names = {name for name, _ in ffi.typeof(struct).fields}
+    if "sType" in names:
+        pointer.sType = _STYPES[struct.removeprefix("Vk").upper()]
+    if chain is not None:
+        pointer.pNext = chain
+    for name, value in fields.items():
+        setattr(pointer, name, value)
+    _keep_alive[pointer] = (chain, fields)
+    return pointer
+
+
+
+
+def array(ctype: str, items: Any) -> Any:
+    """A C array of `items`; struct pointers are copied by value (their pointers stay owned by the originals)."""
+    items = list(items)
+    values = ffi.new(f"{ctype}[]", len(items))
+    by_value = ffi.typeof(ctype).kind == "struct"
+    for i, item in enumerate(items):
+        values[i] = item[0] if by_value else item
+    _keep_alive[values] = items
+    return values
+
+
+def string(chars: Any) -> str:
+    """Python text of a char array or pointer; bytes that are not UTF-8 are replaced."""
+    return bytes(ffi.string(chars)).decode("utf-8", "replace")
+
+
+def strings(names: list[str]) -> Any:
+    """A `const char * []` of `names`."""
+    owned = [ffi.new("char[]", name.encode()) for name in names]
+    return array("const char *", owned)
+
+
+def enumerate_all(call: Any, ctype: str, *args: Any, what: str) -> list[Any]:
+    """The two-call idiom: count, then fill; returns the elements (structs keep their array alive)."""
+    count = ffi.new("uint32_t *")
+    result = call(*args, count, NULL)
+    if result is not None:
+        check(result, what)
+    values = ffi.new(f"{ctype}[]", count[0])
+    if count[0]:
+        result = call(*args, count, values)
+        if result is not None and result != C.VK_INCOMPLETE:
+            check(result, what)
+    items = [values[i] for i in range(count[0])]
+    for item in items:
+        if isinstance(item, ffi.CData) and ffi.typeof(item).kind == "struct":
+            _keep_alive[item] = values
+    return items
