@@ -1,0 +1,68 @@
+"""Shared fixtures: every Vulkan device present, opened once per session; the material beside the checkout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the wide sweeps (marked `wide`)")
+    parser.addoption("--case", default=None, metavar="REGEX", help="run only op cases whose repr matches REGEX")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "wide: a wide sweep, run with --all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        skip = pytest.mark.skip(reason="wide sweep: run with --all")
+        for item in items:
+            if "wide" in item.keywords:
+                item.add_marker(skip)
+
+
+def device_infos() -> list:  # type: ignore[type-arg]
+    """Every Vulkan device present; empty without a loader or a driver."""
+    from vkbackend.errors import UnsupportedFeature
+
+    try:
+        from vkbackend.instance import devices
+
+        return devices()
+    except UnsupportedFeature:
+        return []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        infos = device_infos()
+        params = infos or [pytest.param(None, marks=pytest.mark.skip(reason="no Vulkan device is present"))]
+        ids = [f"{i.index}-{i.driver.split()[0].lower()}" for i in infos] or ["none"]
+        metafunc.parametrize("device", params, ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Iterator[object]:
+    """An opened device; the test runs once for each one present."""
+    from vkbackend.device import VulkanDevice
+
+    opened = VulkanDevice(request.param)
+    yield opened
+    opened.close()
+    assert not opened.counts, f"left open: {opened.counts}"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with test models, vocabularies and oracles beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip(f"test material not found at {SHARED} (set VKBACKEND_SHARED)")
+    return SHARED
