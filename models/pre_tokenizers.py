@@ -1,0 +1,101 @@
+"""The table behind `tokenizer.ggml.pre`: how a BPE vocabulary's training cut text into words before merging.
+
+A pre-tokenizer is a list of regular expressions in Oniguruma's syntax, applied one after the other: each cuts
+every piece into its matches and the text between them. The names are those that GGUF converters write; the
+expressions are those of the models' own tokenizers. Knows nothing of vocabularies.
+"""
+
+from dataclasses import dataclass
+
+# Spelled out instead of (?i:...): case folding would also take the long s (U+017F).
+_SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_LLAMA3 = _WORDS % r"\p{N}{1,3}"
+_QWEN2 = _WORDS % r"\p{N}"
+_QWEN35 = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
+_SEED = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + _SPACES
+_BAILING = (
+    r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+# Words that begin with capitals and end in small letters, each part optional but not both.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|%s"
+_CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+_TEKKEN = _CASED % ("", "", r"\p{N}") + _CASED_END
+_GPT4O = _CASED % (_SUFFIX + "?", _SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
+
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# Letters of the scripts that have case, as of Unicode 10.
+_CASED_SCRIPTS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
+    "\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba"
+    "\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45"
+    "\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe"
+    "\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc"
+    "\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06"
+    "\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"
+    "\U0001e900-\U0001e943"
+)
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """`ignore_merges`: a word that is a token as a whole is taken without merging. `add_bos`: the default."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_default = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
+_gpt2 = PreTokenizer((_GPT2,))
+_digits_gpt2 = PreTokenizer((r"\p{N}", _GPT2))
+_llama3 = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+_llama3_words = PreTokenizer((_LLAMA3,))
+_qwen2 = PreTokenizer((_QWEN2,))
+_bailing = PreTokenizer((_BAILING,))
+_gpt4o = PreTokenizer((_GPT4O,))
+_deepseek3 = PreTokenizer((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3))
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": _default,
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum"), _gpt2),
+    **dict.fromkeys(("modern-bert", "exaone4", "trillion", "granite-docling"), _gpt2),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _digits_gpt2),
+    **dict.fromkeys(("exaone", "minerva-7b", "mellum2"), _digits_gpt2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _llama3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _llama3_words),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), _qwen2),
+    **dict.fromkeys(("kormo", "grok-2", "solar-open"), _qwen2),
+    "qwen35": PreTokenizer((_QWEN35,)),
+    "seed-coder": PreTokenizer((_SEED,)),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _bailing),
+    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _gpt4o),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?[{_CASED_SCRIPTS}]+",
+            "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+            r"\s+$",
+            _CJK,
+            r"\p{N}",
+        )
+    ),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _deepseek3),
+}
