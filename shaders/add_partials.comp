@@ -1,0 +1,44 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// Tail of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w.
+// The device's own partial comes from its own memory, the others from the slots. Plain adds in a fixed order, so h is
+// the same bits on all devices. One workgroup per row.
+#include "lib/types.glsl"
+#include "lib/reduce.glsl"
+
+layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum alone, residual is not read
+layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read, y not written
+
+layout(push_constant) uniform Push {
+    uint residual_off, own_off, slots_off, w_off, h_off, y_off;
+    uint n, n_rows, n_slots, own_index, slot_stride, writers;
+    float eps;
+};
+layout(set = 0, binding = 0) readonly buffer Residual { float residual[]; };
+layout(set = 0, binding = 1) readonly buffer Own { float own[]; };
+layout(set = 0, binding = 2) readonly buffer Slots { float slots[]; };
+layout(set = 0, binding = 3) readonly buffer W { float w[]; };
+layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads back what it wrote itself
+layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+
+void main() {
+    const uint row = group_index();
+    if (row >= n_rows) return;
+    float squares = 0.0;
+    for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
+        const uint at = row * n + i;
+        precise float sum = 0.0;
+        for (uint s = 0; s < n_slots; ++s) {
+            if ((writers >> s & 1u) == 0u) continue;
+            sum = sum + (s == own_index ? own[own_off + at] : slots[slots_off + s * slot_stride + at]);
+        }
+        if (HAS_RESIDUAL != 0) sum = residual[residual_off + at] + sum;
+        h[h_off + at] = sum;
+        squares += sum * sum;
+    }
+    if (HAS_NORM == 0) return;
+    const float scale = 1.0 / sqrt(reduce_sum(squares) / float(n) + eps);
+    for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
+        y[y_off + row * n + i] = h[h_off + row * n + i] * scale * w[w_off + i];
+    }
+}

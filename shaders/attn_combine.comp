@@ -1,0 +1,31 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// Joins the splits of attn_decode: y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s; zeros for no keys.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint HEAD_V = 64;
+
+layout(push_constant) uniform Push {
+    uint part_off, y_off;
+    uint n_heads, n_rows, n_splits;
+};
+layout(set = 0, binding = 0) readonly buffer Part { float part[]; };
+layout(set = 0, binding = 1) writeonly buffer Y { float y[]; };
+
+void main() {
+    const uint index = gl_WorkGroupID.z * n_heads + gl_WorkGroupID.x; // row, head
+    const uint base = part_off + index * n_splits * (HEAD_V + 2);
+    float m = NEG_LARGE;
+    for (uint s = 0; s < n_splits; ++s) m = max(m, part[base + s * (HEAD_V + 2) + HEAD_V]);
+    for (uint d = gl_LocalInvocationID.x; d < HEAD_V; d += LOCAL) {
+        float acc = 0.0;
+        float l = 0.0;
+        for (uint s = 0; s < n_splits; ++s) {
+            const uint at = base + s * (HEAD_V + 2);
+            const float factor = exp(part[at + HEAD_V] - m);
+            acc += factor * part[at + d];
+            l += factor * part[at + HEAD_V + 1];
+        }
+        y[y_off + index * HEAD_V + d] = l > 0.0 ? acc / l : 0.0;
+    }
+}

@@ -1,0 +1,154 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax.
+// Workgroup (tile, head); tiles are found by walking the run table, and those behind the last one write zeros to the
+// rows that belong to no run. Shared memory: q tile, scores and probabilities, at most 12.2 KiB by the choice of TQ.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint HEAD_K = 64;
+layout(constant_id = 2) const uint HEAD_V = 64;
+layout(constant_id = 3) const uint TQ = 4; // 4, 8 or 16
+
+layout(push_constant) uniform Push {
+    uint q_off, k_off, v_off, cells_off, y_off;
+    uint n_heads, n_kv, n_rows, blocks_per_slot;
+    float scale;
+};
+layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
+layout(set = 0, binding = 2) readonly buffer V { uint v[]; };
+layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
+layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
+
+#define STEP_BINDING 5
+#include "lib/step.glsl"
+#include "lib/cells.glsl"
+#include "lib/cache.glsl"
+
+const uint K_PAIRS = HEAD_K / 2;
+const uint V_PAIRS = HEAD_V / 2;
+const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of 32 threads that share out the rows when scoring (1, 2 or 4)
+const uint S_ROWS = TQ / S_GROUPS;
+const uint V_GROUPS = LOCAL / V_PAIRS >= 4 ? 4 : (LOCAL / V_PAIRS >= 2 ? 2 : 1); // the same when summing V
+const uint V_ROWS = TQ / V_GROUPS;
+const uint V_ROUNDS = (V_PAIRS + LOCAL - 1) / LOCAL; // pairs of dimensions per thread
+
+shared vec2 q_tile[TQ * K_PAIRS];
+shared float score[TQ * CELL_BLOCK];
+shared float prob[TQ * CELL_BLOCK];
+shared float row_max[TQ];
+shared float row_rescale[TQ];
+
+void zero_rows(uint first, uint head) {
+    const uint end = min(first + TQ, n_rows);
+    for (uint row = first; row < end; ++row) {
+        for (uint d = gl_LocalInvocationID.x; d < HEAD_V; d += LOCAL) {
+            y[y_off + (row * n_heads + head) * HEAD_V + d] = 0.0;
+        }
+    }
+}
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint head = gl_WorkGroupID.y;
+    const uint kv_head = head / (n_heads / n_kv);
+
+    uint tile = gl_WorkGroupID.x;
+    uint r = 0;
+    for (; r < step_n_runs(); ++r) {
+        const uint n_tiles = (step_params.runs[r].z + TQ - 1) / TQ;
+        if (tile < n_tiles) break;
+        tile -= n_tiles;
+    }
+    if (r >= step_n_runs()) {
+        zero_rows(step_n_rows() + tile * TQ, head);
+        return;
+    }
+    const uvec4 run = step_params.runs[r]; // slot, first_row, n_rows, first_pos
+    const uint first_row = run.y + tile * TQ;
+    const uint first_pos = run.w + tile * TQ;
+    const uint n_tile = min(run.z - tile * TQ, TQ);
+    const uint n_keys = first_pos + n_tile;
+
+    for (uint e = thread; e < TQ * K_PAIRS; e += LOCAL) {
+        vec2 value = vec2(0.0);
+        if (e / K_PAIRS < n_tile) {
+            const uint at = q_off + ((first_row + e / K_PAIRS) * n_heads + head) * HEAD_K + 2 * (e % K_PAIRS);
+            value = vec2(q[at], q[at + 1]) * scale;
+        }
+        q_tile[e] = value;
+    }
+    barrier();
+
+    const uint key = thread % CELL_BLOCK;
+    const uint s_row0 = thread / CELL_BLOCK * S_ROWS;
+    const uint v_row0 = thread / V_PAIRS * V_ROWS;
+    const uint v_pair0 = thread % V_PAIRS;
+    const bool sums_v = thread / V_PAIRS < V_GROUPS;
+    float m = NEG_LARGE; // of row `thread`
+    float s[S_ROWS];
+    float l[V_ROWS];
+    vec2 acc[V_ROWS * V_ROUNDS];
+    for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
+    for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec2(0.0);
+
+    for (uint first_key = 0; first_key < n_keys; first_key += CELL_BLOCK) {
+        const uint cell = block_cell(run.x, first_key / CELL_BLOCK);
+        const uint n_valid = min(n_keys - first_key, CELL_BLOCK);
+
+        for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
+        if (key < n_valid) {
+            const uint base = ((cell + key) * n_kv + kv_head) * K_PAIRS;
+            for (uint i = 0; i < K_PAIRS; ++i) {
+                const vec2 kv = k_pair(base + i);
+                for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_PAIRS + i]);
+            }
+        }
+        for (uint a = 0; a < S_ROWS; ++a) {
+            if (first_key + key > first_pos + s_row0 + a) s[a] = NEG_LARGE;
+            score[(s_row0 + a) * CELL_BLOCK + key] = s[a];
+        }
+        barrier();
+
+        if (thread < TQ) {
+            float m_new = m;
+            for (uint j = 0; j < CELL_BLOCK; ++j) m_new = max(m_new, score[thread * CELL_BLOCK + j]);
+            row_rescale[thread] = exp(m - m_new);
+            row_max[thread] = m_new;
+            m = m_new;
+        }
+        barrier();
+
+        for (uint a = 0; a < S_ROWS; ++a) prob[(s_row0 + a) * CELL_BLOCK + key] = exp(s[a] - row_max[s_row0 + a]);
+        barrier();
+
+        if (sums_v) {
+            for (uint a = 0; a < V_ROWS; ++a) {
+                l[a] *= row_rescale[v_row0 + a];
+                for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
+            }
+            for (uint j = 0; j < n_valid; ++j) {
+                const uint base = ((cell + j) * n_kv + kv_head) * V_PAIRS;
+                for (uint i = 0; i < V_ROUNDS; ++i) {
+                    const uint pair = v_pair0 + i * LOCAL;
+                    const vec2 value = pair < V_PAIRS ? v_pair(base + pair) : vec2(0.0);
+                    for (uint a = 0; a < V_ROWS; ++a) {
+                        acc[a * V_ROUNDS + i] += prob[(v_row0 + a) * CELL_BLOCK + j] * value;
+                    }
+                }
+                for (uint a = 0; a < V_ROWS; ++a) l[a] += prob[(v_row0 + a) * CELL_BLOCK + j];
+            }
+        }
+    }
+
+    if (!sums_v) return;
+    for (uint a = 0; a < V_ROWS && v_row0 + a < n_tile; ++a) {
+        const uint base = y_off + ((first_row + v_row0 + a) * n_heads + head) * HEAD_V;
+        for (uint i = 0; i < V_ROUNDS; ++i) {
+            const uint pair = v_pair0 + i * LOCAL;
+            if (pair >= V_PAIRS) continue;
+            y[base + 2 * pair] = acc[a * V_ROUNDS + i].x / l[a];
+            y[base + 2 * pair + 1] = acc[a * V_ROUNDS + i].y / l[a];
+        }
+    }
+}

@@ -1,0 +1,27 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// y[r] = w[id(r)], zeros where there is no row r or no such id. id is the row's token, or the row index of
+// output r (ids = 1: the lm_head runs on those rows alone).
+#include "lib/types.glsl"
+
+layout(push_constant) uniform Push {
+    uint w_off, y_off;
+    uint n_embd, n_vocab, n_rows, ids;
+};
+layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 1) writeonly buffer Y { float y[]; };
+
+#define STEP_BINDING 2
+#include "lib/step.glsl"
+#include "lib/dequant.glsl"
+
+void main() {
+    const uint row = gl_WorkGroupID.z;
+    const uint k = 4 * global_index();
+    if (k >= n_embd) return;
+    const uint n_ids = ids == 0 ? step_n_rows() : step_n_outputs();
+    const uint id = ids == 0 ? step_params.rows[row].z : step_output(row);
+    vec4 value = vec4(0.0);
+    if (row < n_ids && id < n_vocab) value = dequant4_tail(row_start(id, n_embd), k, n_embd);
+    for (uint i = 0; i < 4 && k + i < n_embd; ++i) y[y_off + row * n_embd + k + i] = value[i];
+}

@@ -1,0 +1,19 @@
+// StepParams: what changes from token to token. Layout of vkbackend/step.py; always the op's last binding.
+// The including file defines STEP_BINDING.
+
+const uint CELL_BLOCK = 32; // positions per entry of the cell table
+
+layout(set = 0, binding = STEP_BINDING, std140) uniform StepParams {
+    uvec4 header; // n_rows, n_runs, n_outputs, 0
+    uvec4 runs[128]; // slot, first_row, n_rows, first_pos
+    uvec4 rows[512]; // position, slot, token, 0
+    uvec4 outputs[128]; // row index of output i at [i / 4][i % 4]
+} step_params;
+
+uint step_n_rows() { return step_params.header.x; }
+
+uint step_n_runs() { return step_params.header.y; }
+
+uint step_n_outputs() { return step_params.header.z; }
+
+uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }

@@ -1,0 +1,11 @@
+// What every op includes first: the workgroup size, indices, constants.
+
+layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;
+layout(constant_id = 0) const uint LOCAL = 64; // a power of two, at most 128 on the portable floor
+
+const float NEG_LARGE = -1.0e30; // stands for -inf in maxima: finite, so that differences of two are not NaN
+
+// Counts above 65,535 workgroups are folded into y; the tail of the last fold is guarded by the op.
+uint group_index() { return gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x; }
+
+uint global_index() { return group_index() * LOCAL + gl_LocalInvocationID.x; }
