@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 console = Console(stderr=True, highlight=False)
 
 # ---- the grammar ----
-# A group of alternatives is a block of lines. Templates are filled with: h the hero's name, k the hero's kind,
-# s/S o p/P the hero's pronouns, a/t the thing with its indefinite and definite article, f/F the friend, nf the
-# friend when met, fs fp the friend's pronouns, home/thome the home, gift, trait, most (the trait's superlative).
+# A group of alternatives is a block of lines. Templates are filled with: h the hero's name, k the hero's
+# kind, s/S o p/P the hero's pronouns, a/t the thing with its indefinite and definite article, f/F the
+# friend, nf the friend when met, fs fp the friend's pronouns, home/thome the home, gift, trait, most (the
+# trait's superlative).
 
 NAMES = {
     "she": "Mia Lily Rosa Nora Ella Ivy Ruby Clara Zoe Hazel Poppy Daisy Anna Emma Luna Sara Olive Willa",
