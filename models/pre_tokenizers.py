@@ -91,7 +91,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             r"[\r\n]",
             rf"\s?[{_CASED_SCRIPTS}]+",
             "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-            r"\s+$",
+            r"(?<!\s)\s++$",  # as \s+$, which takes quadratic time on spaces before a digit
             _CJK,
             r"\p{N}",
         )

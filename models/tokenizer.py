@@ -38,6 +38,7 @@ _END_TEXTS = frozenset(
     "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|endoftext|> <|end_of_text|> "
     "<end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] <turn|> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
+MAX_TEXT = 1 << 22  # characters; the regular expression engine gives up, untidily, at 10,000,000 steps back
 _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -59,7 +60,7 @@ class Tokenizer:
         if model not in ("llama", "gpt2"):
             found = "it has none" if model in (None, "none", "no_vocab") else f"it is of kind {model!r}"
             raise UnsupportedModel(
-                f"{path}: no usable tokenizer: {found}, 'llama' (SPM) and 'gpt2' (BPE) are known; give token ids"
+                f"{path}: no usable tokenizer: {found}, known are 'llama' (SPM) and 'gpt2' (BPE); give token ids"
             )
         self._path, self._spm = path, model == "llama"
         self._tokens = gguf.strings("tokenizer.ggml.tokens")
@@ -159,14 +160,12 @@ class Tokenizer:
                 f"{self._path}: pre-tokenizer {name!r} is not known; known are {known}: give token ids"
             )
         self._read_flags(gguf, add_bos=pre.add_bos, space_prefix=False)
-        merges = [tuple(m.split(" ")) for m in dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))]
-        for pair in merges:
-            if len(pair) != 2 or pair[0] not in self._ids or pair[1] not in self._ids:
-                raise GGUFError(
-                    f"{self._path}: merge {' '.join(pair)!r} does not join two tokens of the vocabulary"
-                )
-            if pair[0] + pair[1] not in self._ids:
-                raise GGUFError(f"{self._path}: merge {' '.join(pair)!r} makes no token of the vocabulary")
+        merges: list[tuple[str, str]] = []
+        for merge in dict.fromkeys(gguf.strings("tokenizer.ggml.merges")):
+            left, _, right = merge.partition(" ")
+            if left not in self._ids or right not in self._ids or left + right not in self._ids:
+                raise GGUFError(f"{self._path}: merge {merge!r} does not join two tokens into a third one")
+            merges.append((left, right))
         backend = Backend(BPE(vocab=self._ids, merges=merges, ignore_merges=pre.ignore_merges))
         cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -179,10 +178,14 @@ class Tokenizer:
         """Ids of a text; `add_special`: with BOS and EOS where the model wants them.
 
         User-defined tokens are always taken from the text, control tokens only with `parse_special`. Lone
-        surrogates become U+FFFD.
+        surrogates become U+FFFD. Raises InvalidArgument (no str, longer than MAX_TEXT).
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"the text is a {type(text).__name__}, expected a str")
+        if len(text) > MAX_TEXT:
+            raise InvalidArgument(
+                f"the text has {len(text)} characters, at most {MAX_TEXT} are taken at once"
+            )
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         out: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
