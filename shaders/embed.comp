@@ -1,12 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // y[r] = w[id(r)], zeros where there is no row r or no such id. id is the row's token, or the row index of
-// output r (ids = 1: the lm_head runs on those rows alone).
+// output r (ids = 1: the lm_head runs on those rows alone). w is the piece of the table that begins at row `first`;
+// pieces run in order, and only the first one writes zeros.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {
     uint w_off, y_off;
-    uint n_embd, n_vocab, n_rows, ids;
+    uint n_embd, n_vocab, n_rows, ids, first;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) writeonly buffer Y { float y[]; };
@@ -21,7 +22,9 @@ void main() {
     if (k >= n_embd) return;
     const uint n_ids = ids == 0 ? step_n_rows() : step_n_outputs();
     const uint id = ids == 0 ? step_params.rows[row].z : step_output(row);
+    const bool found = row < n_ids && id >= first && id - first < n_vocab;
+    if (!found && first > 0) return;
     vec4 value = vec4(0.0);
-    if (row < n_ids && id < n_vocab) value = dequant4_tail(row_start(id, n_embd), k, n_embd);
+    if (found) value = dequant4_tail(row_start(id - first, n_embd), k, n_embd);
     for (uint i = 0; i < 4 && k + i < n_embd; ++i) y[y_off + row * n_embd + k + i] = value[i];
 }

@@ -96,7 +96,7 @@ def compile_variant(op: str, variant: str) -> bytes:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         except FileNotFoundError:
             raise UnsupportedFeature(
-                f"shader {op}.{variant} has no compiled form that fits its source and {COMPILER} is not installed:"
+                f"shader {op}.{variant} has no compiled form that fits its source and no {COMPILER} is here:"
                 " install it (Debian/Ubuntu: apt install glslang-tools), or a wheel, which needs none"
             ) from None
         except subprocess.TimeoutExpired:

@@ -1,0 +1,211 @@
+"""Numpy twins of the ops, the oracle of every shader: same name, same argument order, same push constants.
+
+Storage arguments come as arrays in binding order (weights dequantized, or f16 as stored), then StepParams where
+the op reads it, then push and specialization constants by keyword (a twin ignores those that only tune). Outputs are written in place. Sums and products run in float64 and are rounded once, to float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.step import StepParams
+
+CELL_BLOCK = 32
+NEG_LARGE = -1.0e30
+
+Array = np.ndarray
+
+
+def _f64(array: Array, *shape: int) -> Array:
+    """The leading elements of `array` in float64 and in the shape the op means."""
+    return array.reshape(-1)[: int(np.prod(shape))].reshape(shape).astype(np.float64)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+def _cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> Array:
+    """Cell of each position 0..pos of a row's slot."""
+    position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
+    positions = np.arange(position + 1)
+    return (
+        cells.reshape(-1, blocks_per_slot)[slot, positions // CELL_BLOCK] * CELL_BLOCK
+        + positions % CELL_BLOCK
+    )
+
+
+def embed(
+    w: Array,
+    y: Array,
+    step: StepParams,
+    *,
+    n_embd: int,
+    n_vocab: int,
+    n_rows: int,
+    ids: int,
+    first: int = 0,
+    **_: Any,
+) -> None:
+    """y[r] = w[id(r) - first]; the piece with first = 0 writes zeros to rows it has no id of."""
+    out = y.reshape(n_rows, n_embd)
+    if first == 0:
+        out[:] = 0.0
+    n_ids = min(step.n_outputs if ids else step.n_rows, n_rows)
+    at = (step.outputs[:n_ids] if ids else step.rows[:n_ids, 2]).astype(np.int64) - first
+    found = np.flatnonzero((at >= 0) & (at < n_vocab))
+    out[found] = w.reshape(n_vocab, n_embd)[at[found]]
+
+
+def rms_norm(
+    x: Array, w: Array, y: Array, *, n: int, n_rows: int, eps: float, has_w: int = 1, **_: Any
+) -> None:
+    """y = x / sqrt(mean(x^2) + eps) * w."""
+    rows = _f64(x, n_rows, n)
+    rows = rows / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + eps)
+    y.reshape(n_rows, n)[:] = rows * _f64(w, n) if has_w else rows
+
+
+def mat_vec(w: Array, x: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, **_: Any) -> None:
+    """y[r, i] = sum over k of w[i, k] * x[r, k]; row r of y starts at r * y_stride."""
+    product = _f64(x, n_rows, k) @ _f64(w, n, k).T
+    flat = y.reshape(-1)
+    for r in range(n_rows):
+        flat[r * y_stride : r * y_stride + n] = product[r]
+
+
+mat_mul = mat_vec  # the same product for more rows
+
+
+def rope(
+    x: Array,
+    cos_sin: Array,
+    y: Array,
+    *,
+    n_heads: int,
+    head_dim: int,
+    n_rot: int,
+    n_rows: int,
+    half_split: int = 0,
+    **_: Any,
+) -> None:
+    """Rotate pairs (2i, 2i + 1), or (i, i + n_rot / 2) with half_split; copy dims >= n_rot."""
+    heads = _f64(x, n_rows, n_heads, head_dim)
+    angles = _f64(cos_sin, n_rows, 1, n_rot // 2, 2)
+    cos, sin = angles[..., 0], angles[..., 1]
+    first = slice(0, n_rot // 2) if half_split else slice(0, n_rot, 2)
+    second = slice(n_rot // 2, n_rot) if half_split else slice(1, n_rot, 2)
+    out = heads.copy()
+    out[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    out[..., second] = heads[..., first] * sin + heads[..., second] * cos
+    y.reshape(heads.shape)[:] = out
+
+
+def kv_store(
+    x: Array,
+    cells: Array,
+    cache: Array,
+    step: StepParams,
+    *,
+    width: int,
+    n_rows: int,
+    blocks_per_slot: int,
+    **_: Any,
+) -> None:
+    """cache[cell of the row's position] = x[row], rounded to the cache's type."""
+    rows, out = x.reshape(n_rows, width), cache.reshape(-1, width)
+    for row in range(min(n_rows, step.n_rows)):
+        with np.errstate(over="ignore"):  # beyond 65,504 f16 is inf, as in the shader
+            out[_cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
+
+
+def attn_decode(
+    q: Array, k: Array, v: Array, cells: Array, part: Array, step: StepParams, *, n_heads: int, n_kv: int,
+    n_rows: int, blocks_per_slot: int, n_splits: int, scale: float, head_k: int, head_v: int, **_: Any,
+) -> None:  # fmt: skip
+    """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max)."""
+    queries = _f64(q, n_rows, n_heads, head_k)
+    out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
+    out[..., head_v] = NEG_LARGE
+    for row in range(min(n_rows, step.n_rows)):
+        at = _cells_of(step, row, cells, blocks_per_slot)
+        per_split = _ceil_div(_ceil_div(len(at), CELL_BLOCK), n_splits) * CELL_BLOCK
+        for split in range(n_splits):
+            own = at[split * per_split : (split + 1) * per_split]
+            if len(own):
+                score, values = _scores(queries[row], k, v, own, n_kv, scale)
+                top = score.max(axis=1, keepdims=True)
+                prob = np.exp(score - top)
+                out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
+                out[row, :, split, head_v] = top[:, 0]
+                out[row, :, split, head_v + 1] = prob.sum(axis=1)
+    part.reshape(out.shape)[:] = out
+
+
+def attn_combine(
+    part: Array, y: Array, *, n_heads: int, n_rows: int, n_splits: int, head_v: int, **_: Any
+) -> None:
+    """y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s, zeros where there were no keys."""
+    parts = _f64(part, n_rows, n_heads, n_splits, head_v + 2)
+    top = parts[..., head_v].max(axis=2, keepdims=True)
+    factor = np.exp(parts[..., head_v] - top)[..., None]
+    total = (factor * parts[..., head_v + 1 :]).sum(axis=2)
+    acc = (factor * parts[..., :head_v]).sum(axis=2)
+    y.reshape(n_rows, n_heads, head_v)[:] = np.divide(acc, total, out=np.zeros_like(acc), where=total > 0)
+
+
+def attn_prefill(
+    q: Array, k: Array, v: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_kv: int,
+    n_rows: int, blocks_per_slot: int, scale: float, head_k: int, head_v: int, **_: Any,
+) -> None:  # fmt: skip
+    """y = softmax(scale * q k) v over positions 0..pos of each row's slot; zeros for rows of no run."""
+    queries = _f64(q, n_rows, n_heads, head_k)
+    out = np.zeros((n_rows, n_heads, head_v))
+    for row in range(min(n_rows, step.n_rows)):
+        at = _cells_of(step, row, cells, blocks_per_slot)
+        score, values = _scores(queries[row], k, v, at, n_kv, scale)
+        prob = np.exp(score - score.max(axis=1, keepdims=True))
+        out[row] = np.einsum("hj,jhd->hd", prob / prob.sum(axis=1, keepdims=True), values)
+    y.reshape(out.shape)[:] = out
+
+
+def _scores(query: Array, k: Array, v: Array, at: Array, n_kv: int, scale: float) -> tuple[Array, Array]:
+    """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of the cells `at`, query [n_heads, head_k]."""
+    n_heads = len(query)
+
+    def heads(cache: Array) -> Array:
+        rows = cache.reshape(cache.shape[0], n_kv, -1)[at].astype(np.float64)
+        return np.repeat(rows, n_heads // n_kv, axis=1)
+
+    return scale * np.einsum("hd,jhd->hj", query, heads(k)), heads(v)
+
+
+def silu_mul(gate: Array, up: Array, y: Array, *, n: int, **_: Any) -> None:
+    """y = gate * sigmoid(gate) * up."""
+    g = _f64(gate, n)
+    y.reshape(-1)[:n] = g / (1.0 + np.exp(np.minimum(-g, 700.0))) * _f64(up, n)
+
+
+def add(a: Array, b: Array, y: Array, *, n: int, **_: Any) -> None:
+    """y = a + b."""
+    y.reshape(-1)[:n] = _f64(a, n) + _f64(b, n)
+
+
+def add_partials(
+    residual: Array, own: Array, slots: Array, w: Array, h: Array, y: Array, *, n: int, n_rows: int,
+    n_slots: int, own_index: int, slot_stride: int, writers: int, eps: float, has_residual: int = 1,
+    has_norm: int = 1, **_: Any,
+) -> None:  # fmt: skip
+    """h = residual + sum of the writers' partials in slot order, in float32: h is compared bit by bit."""
+    total = np.zeros(n_rows * n, np.float32)
+    for s in range(n_slots):
+        if writers >> s & 1:
+            partial = own.reshape(-1) if s == own_index else slots.reshape(-1)[s * slot_stride :]
+            total = total + partial[: n_rows * n]
+    if has_residual:
+        total = residual.reshape(-1)[: n_rows * n] + total
+    h.reshape(-1)[: n_rows * n] = total
+    if has_norm:
+        rms_norm(total, w, y, n=n, n_rows=n_rows, eps=eps)

@@ -1,0 +1,92 @@
+"""RoPE tables: cos and sin of every rotated pair at a position, computed on the host in float64.
+
+Scaling (linear, YaRN) and frequency factors are all here; the shader only rotates, because a driver's sin and
+cos may be off by 1e-4 and more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.errors import InvalidArgument
+
+SCALINGS = ("none", "linear", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i], scaled.
+
+    linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only the slow pairs, that
+    turn less than beta_slow times in orig_ctx positions; pairs that turn more than beta_fast times keep their
+    angle, with a linear ramp between; and cos and sin grow by 1 + 0.1 ln(factor). `attn_factor` multiplies cos
+    and sin under every scaling. Raises InvalidArgument for values no table exists for.
+    """
+
+    n_rot: int
+    freq_base: float = 10_000.0
+    freq_factors: Sequence[float] | np.ndarray | None = None
+    scaling: str = "none"
+    factor: float = 1.0
+    orig_ctx: int = 0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    ext_factor: float = 1.0  # yarn: weight of the unscaled angle in the fast pairs
+
+    def __post_init__(self) -> None:
+        if self.n_rot < 2 or self.n_rot % 2:
+            raise InvalidArgument(f"RoPE rotates pairs: n_rot must be even and at least 2, got {self.n_rot}")
+        if not (math.isfinite(self.freq_base) and self.freq_base > 0):
+            raise InvalidArgument(f"RoPE frequency base must be positive, got {self.freq_base}")
+        if self.scaling not in SCALINGS:
+            raise InvalidArgument(f"RoPE scaling {self.scaling!r} is not one of {', '.join(SCALINGS)}")
+        if self.scaling != "none" and not (math.isfinite(self.factor) and self.factor > 0):
+            raise InvalidArgument(f"RoPE scaling factor must be positive, got {self.factor}")
+        if self.scaling == "yarn" and (self.orig_ctx <= 0 or self.freq_base <= 1):
+            raise InvalidArgument(
+                "YaRN needs the original context length and a frequency base above 1, got "
+                f"{self.orig_ctx} and {self.freq_base}"
+            )
+        if self.freq_factors is not None:
+            factors = np.asarray(self.freq_factors, np.float64)
+            if factors.shape != (self.n_rot // 2,) or not np.all(np.isfinite(factors) & (factors != 0)):
+                raise InvalidArgument(
+                    f"RoPE needs {self.n_rot // 2} finite, non-zero frequency factors, got shape {factors.shape}"
+                )
+
+    @property
+    def frequencies(self) -> np.ndarray:
+        """float64 [n_rot / 2]: radians per position."""
+        theta = self.freq_base ** (-2.0 * np.arange(self.n_rot // 2) / self.n_rot)
+        if self.freq_factors is not None:
+            theta = theta / np.asarray(self.freq_factors, np.float64)
+        if self.scaling == "none":
+            return theta
+        scaled = theta / self.factor
+        if self.scaling == "linear":
+            return scaled
+        low = max(0.0, math.floor(self._pair_turning(self.beta_fast)))
+        high = min(self.n_rot - 1.0, math.ceil(self._pair_turning(self.beta_slow)))
+        ramp = np.clip((np.arange(self.n_rot // 2) - low) / max(0.001, high - low), 0.0, 1.0)
+        mix = (1.0 - ramp) * self.ext_factor
+        return scaled * (1.0 - mix) + theta * mix
+
+    @property
+    def magnitude(self) -> float:
+        """What cos and sin are multiplied by."""
+        grown = self.scaling == "yarn" and self.ext_factor != 0.0
+        return self.attn_factor * (1.0 + 0.1 * math.log(self.factor) if grown else 1.0)
+
+    def _pair_turning(self, turns: float) -> float:
+        """The (fractional) pair that turns `turns` times within orig_ctx positions."""
+        return self.n_rot * math.log(self.orig_ctx / (turns * 2 * math.pi)) / (2 * math.log(self.freq_base))
+
+    def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 [n, n_rot / 2, 2] of (cos, sin) at each position."""
+        angles = np.asarray(positions, np.float64)[:, None] * self.frequencies
+        return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude).astype(np.float32)
