@@ -9,14 +9,14 @@ missing_retry_minutes=1440  # what could not be had is asked for again a day lat
 
 # ---- private apt ----
 
-# Candidate mirrors "URI CODENAME", as apt itself reads them from its sources: those that carry the
-# distribution's own main component, conventional names (…/debian, …/ubuntu) first.
+# Candidate mirrors "URI CODENAME", as apt itself reads them from its sources: those that carry the suite
+# named like this release, conventional addresses (…/debian, …/ubuntu) first. Needs no package lists.
 mirrors() {
     local codename
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-        awk -v c="$codename" '$2 == c && $3 == "main" && !seen[$1]++ {
-            print ($1 ~ /\/(debian|ubuntu)(\/|$)/ ? 0 : 1), $1, c }' | sort -s -k1,1n | cut -d' ' -f2-
+    apt-get -o Debug::NoLocking=true update --print-uris 2>/dev/null |
+        sed -n "s|^'\(.*\)/dists/$codename/InRelease'.*|\1 $codename|p" | awk '
+            !seen[$1]++ { print ($1 ~ /\/(debian|ubuntu)\/?$/ ? 0 : 1), $0 }' | sort -s -k1,1n | cut -d' ' -f2-
 }
 
 # private_apt WORK URI CODENAME: an apt configuration of our own in WORK, with the suites that may hold
@@ -70,7 +70,8 @@ fetch() {
     rm -rf "$work/debs"
 }
 
-# ---- the drivers: each fills OUT with icd.json and its libraries, or prints a reason and fails ----
+# ---- the drivers: each fills OUT with its manifest (package.json) and libraries, or prints a reason and
+# ---- returns 1 (it is not to be had) or 2 (a failed download, worth another try on the next run)
 
 # icd_json MANIFEST LIBRARY: the package's manifest, pointing at LIBRARY by absolute path.
 icd_json() {
@@ -95,7 +96,7 @@ unpack_lavapipe() {
         2>>"$work/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p" | sort -u | comm -12 - "$work/depends")
     [ -n "$packages" ] || { echo "apt finds no way to install mesa-vulkan-drivers $version"; return 1; }
     # shellcheck disable=SC2086  # a list of names
-    fetch "$work" $packages patchelf || { echo "its packages could not be downloaded"; return 1; }
+    fetch "$work" $packages patchelf || { echo "its packages could not be downloaded"; return 2; }
     lib=$(find "$work/root/usr/lib" -name libvulkan_lvp.so | head -n 1)
     [ -n "$lib" ] || { echo "mesa-vulkan-drivers $version holds no libvulkan_lvp.so"; return 1; }
     cp "$lib" "$out/"
@@ -119,7 +120,7 @@ unpack_swiftshader() {
         [ -n "$version" ] && [ "$version" != "(none)" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"
         (cd "$work/debs" && apt-get download "$package") >>"$work/log" 2>&1 ||
-            { echo "$package $version could not be downloaded"; return 1; }
+            { echo "$package $version could not be downloaded"; return 2; }
         # Two files out of 300 MB.
         dpkg-deb --fsys-tarfile "$work"/debs/*.deb | tar -x -C "$out" --strip-components=4 --wildcards \
             './usr/lib/*/libvk_swiftshader.so' './usr/lib/*/vk_swiftshader_icd.json' 2>>"$work/log" || true
@@ -136,19 +137,21 @@ unpack_swiftshader() {
 
 # ---- entry ----
 
-# One driver, ready or with its reason in NAME.missing; NAME and library are fixed below.
+# unpack_driver NAME LIBRARY WORK: the driver in place, or the reason in NAME.missing.
 unpack_driver() {
-    local name=$1 library=$2 work=$3 reason unresolved
+    local name=$1 library=$2 work=$3 reason="" unresolved code=0
     local out=$work/$name
-    rm -rf "$out" && mkdir -p "$out"
-    if ! reason=$("unpack_$name" "$work" "$out"); then
-        echo "$reason" >"$driver_dir/$name.missing"
-        return 1
+    mkdir -p "$out"
+    reason=$("unpack_$name" "$work" "$out") || code=$?
+    if [ "$code" = 0 ]; then
+        [ -s "$out/package.json" ] || { code=1 && reason="its package holds no manifest"; }
+        unresolved=$(ldd "$out/$library" | awk '/not found/ { print $1 }' | paste -sd' ')
+        [ -z "$unresolved" ] || { code=1 && reason="$library needs what is not here: $unresolved"; }
     fi
-    unresolved=$(ldd "$out/$library" | awk '/not found/ { print $1 }' | paste -sd' ')
-    if [ -n "$unresolved" ]; then
-        echo "$library needs libraries that are not here: $unresolved" >"$driver_dir/$name.missing"
-        return 1
+    if [ "$code" != 0 ]; then
+        echo "$reason" >"$driver_dir/$name.missing"
+        [ "$code" = 1 ] || touch -d '2 days ago' "$driver_dir/$name.missing"
+        return
     fi
     rm -rf "${driver_dir:?}/$name" "$driver_dir/$name.missing"
     mv "$out" "$driver_dir/$name"
@@ -176,9 +179,10 @@ unpack_drivers() {
             export APT_CONFIG=$work/apt.conf
             for name in "${wanted[@]}"; do
                 if [ -z "$found" ]; then
-                    echo "none of apt's sources offers mesa-vulkan-drivers (network?)" >"$driver_dir/$name.missing"
+                    echo "none of apt's mirrors answers with mesa-vulkan-drivers" >"$driver_dir/$name.missing"
+                    touch -d '2 days ago' "$driver_dir/$name.missing"
                 else
-                    unpack_driver "$name" "${library[$name]}" "$work" || true
+                    unpack_driver "$name" "${library[$name]}" "$work"
                 fi
             done
             unset APT_CONFIG
