@@ -1,7 +1,8 @@
 """Numpy twins of the ops, the oracle of every shader: same name, same argument order, same push constants.
 
-Storage arguments come as arrays in binding order (weights dequantized, or f16 as stored), then StepParams where
-the op reads it, then push and specialization constants by keyword (a twin ignores those that only tune). Outputs are written in place. Sums and products run in float64 and are rounded once, to float32.
+Storage arguments come as arrays in binding order (weights dequantized, or f16 as stored), then StepParams
+where the op reads it, then push and specialization constants by keyword (a twin ignores those that only tune).
+Outputs are written in place. Sums and products run in float64 and are rounded once, to float32.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def attn_prefill(
 
 
 def _scores(query: Array, k: Array, v: Array, at: Array, n_kv: int, scale: float) -> tuple[Array, Array]:
-    """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of the cells `at`, query [n_heads, head_k]."""
+    """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of one row's query over the cells `at`."""
     n_heads = len(query)
 
     def heads(cache: Array) -> Array:

@@ -21,10 +21,10 @@ SCALINGS = ("none", "linear", "yarn")
 class RopeTable:
     """Angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i], scaled.
 
-    linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only the slow pairs, that
-    turn less than beta_slow times in orig_ctx positions; pairs that turn more than beta_fast times keep their
-    angle, with a linear ramp between; and cos and sin grow by 1 + 0.1 ln(factor). `attn_factor` multiplies cos
-    and sin under every scaling. Raises InvalidArgument for values no table exists for.
+    linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only the slow pairs,
+    that turn less than beta_slow times in orig_ctx positions; pairs that turn more than beta_fast times keep
+    their angle, with a linear ramp between; and cos and sin grow by 1 + 0.1 ln(factor). `attn_factor`
+    multiplies cos and sin under every scaling. Raises InvalidArgument for values no table exists for.
     """
 
     n_rot: int
@@ -56,7 +56,7 @@ class RopeTable:
             factors = np.asarray(self.freq_factors, np.float64)
             if factors.shape != (self.n_rot // 2,) or not np.all(np.isfinite(factors) & (factors != 0)):
                 raise InvalidArgument(
-                    f"RoPE needs {self.n_rot // 2} finite, non-zero frequency factors, got shape {factors.shape}"
+                    f"RoPE needs {self.n_rot // 2} finite, non-zero factors, got shape {factors.shape}"
                 )
 
     @property
