@@ -60,7 +60,7 @@ class Tokenizer:
         if model not in ("llama", "gpt2"):
             found = "it has none" if model in (None, "none", "no_vocab") else f"it is of kind {model!r}"
             raise UnsupportedModel(
-                f"{path}: no usable tokenizer: {found}, known are 'llama' (SPM) and 'gpt2' (BPE); give token ids"
+                f"{path}: no usable tokenizer: {found}, 'llama' (SPM) and 'gpt2' (BPE) are known; give ids"
             )
         self._path, self._spm = path, model == "llama"
         self._tokens = gguf.strings("tokenizer.ggml.tokens")
