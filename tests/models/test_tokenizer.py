@@ -424,12 +424,14 @@ def test_pre_tokenizers(byte_level: Tokenizer) -> None:
     text = 'aa11 a  \n\n é日本\'S Ünï, 12345\t"x" ー。Ω\u212a\u1f7d'
     assert byte_level.decode(byte_level.encode(text, add_special=False)) == text
     assert [byte_level.piece(i) for i in byte_level.encode("a1", add_special=False)] == [b"a", b"1"]
-    start = time.perf_counter()
     for run in (" ", "\n", "\t", "a", "A", "1", "'", "\u0301", "日", " a", "\u3000"):
-        for end in ("", "x", "1", "\n", "。", "\u0301"):
-            long = run * 10_000 + end
-            assert byte_level.decode(byte_level.encode(long, add_special=False)) == long
-    assert time.perf_counter() - start < 15  # 1.4 s on two cores; a quadratic expression takes minutes
+        for end in ("", "x", "1"):
+            long = run * 20_000 + end
+            start = time.perf_counter()
+            ids = byte_level.encode(long, add_special=False)
+            took = time.perf_counter() - start
+            assert took < 1, (run, end)  # linear: 0.02 s on two cores; \s+$ on spaces before a digit: 1.6 s
+            assert byte_level.decode(ids) == long
 
 
 @pytest.mark.parametrize(
