@@ -42,7 +42,7 @@ def run_dispatch(dispatch: Dispatch) -> None:
     if dispatch.step is not None:
         args.append(StepParams(_bytes(dispatch.step).view(np.uint32)))
     twin = getattr(reference, dispatch.op)
-    twin(*args, **dict(dispatch.push), **{name.lower(): value for name, value in dispatch.consts})
+    twin(*args, **({name.lower(): value for name, value in dispatch.consts} | dict(dispatch.push)))
 
 
 class HostExecutable(Executable):

@@ -75,10 +75,11 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
     return lives
 
 
-def plan_scratch(recording: Recording) -> tuple[dict[Virtual, int], int]:
+def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
     """(byte offset per virtual value, bytes in all): largest values first, each at the lowest free address.
 
-    Values whose lifetimes touch never overlap, so a command's outputs never share bytes with its inputs.
+    Values whose lifetimes touch never overlap, so a command's outputs never share bytes with its inputs. Without
+    `reuse` every value keeps bytes of its own and can be read after the step.
     """
     lives = lifetimes(recording)
     offsets: dict[Virtual, int] = {}
@@ -87,7 +88,7 @@ def plan_scratch(recording: Recording) -> tuple[dict[Virtual, int], int]:
         busy = sorted(
             (offsets[other], offsets[other] + aligned(other.nbytes))
             for other in offsets
-            if lives[other][0] <= last and first <= lives[other][1]
+            if not reuse or (lives[other][0] <= last and first <= lives[other][1])
         )
         offset = 0
         for begin, end in busy:

@@ -148,6 +148,28 @@ class Recording:
         return Recording(self.name, [moved(c) for c in self.commands])
 
 
+# What the slowest GPUs worth using sustain; a submission that takes longer than 2 s is reset by some drivers.
+SLOW_BYTES_PER_S, SLOW_FLOPS, SUBMISSION_S = 10e9, 100e9, 0.5
+
+
+def cut_long(recording: Recording) -> Recording:
+    """The recording with a Cut wherever a submission would otherwise be estimated above SUBMISSION_S."""
+    commands: list[Command] = []
+    spent = 0.0
+    for command in recording.commands:
+        if isinstance(command, Dispatch | Copy):
+            flops = command.flops if isinstance(command, Dispatch) else 0
+            cost = max(sum(r.end - r.begin for r in command.reads) / SLOW_BYTES_PER_S, flops / SLOW_FLOPS)
+            if spent and spent + cost > SUBMISSION_S:
+                commands.append(Cut())
+                spent = 0.0
+            spent += cost
+        elif isinstance(command, Exchange):
+            spent = 0.0
+        commands.append(command)
+    return Recording(recording.name, commands)
+
+
 def _is_host(ranges: Iterable[Range]) -> bool:
     return any(isinstance(r.buffer, Buffer) and r.buffer.home in HOST_HOMES for r in ranges)
 

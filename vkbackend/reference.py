@@ -1,7 +1,7 @@
 """Numpy twins of the ops, the oracle of every shader: same name, same argument order, same push constants.
 
 Storage arguments come as arrays in binding order (weights dequantized, or f16 as stored), then StepParams
-where the op reads it, then push and specialization constants by keyword (a twin ignores those that only tune).
+where the op reads it, then push and specialization constants by keyword (a twin ignores what only tunes).
 Outputs are written in place. Sums and products run in float64 and are rounded once, to float32.
 """
 

@@ -1,0 +1,289 @@
+"""The mesh: N devices that replay one step together. Builds the recordings of a step once, relays between segments.
+
+The host path of a step is: StepParams into each device's staging, one submit per device, and per exchange one wait
+and one signal. Nothing is allocated, compiled or recorded there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vkbackend import env, hazards
+from vkbackend.buffer import Buffer, Home, View, Virtual
+from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend.memory import ALIGN, HostPages, aligned, plan_scratch
+from vkbackend.meta.load import Load, Progress, Source, load_weights
+from vkbackend.meta.reduce import Provider, make_provider
+from vkbackend.meta.split import MIRRORED, Ranges, split
+from vkbackend.meta.tensor import Graph, Inputs, Reduce, Weight
+from vkbackend.recording import Recording, cut_long, derive_barriers
+from vkbackend.runtime import Device, Executable
+from vkbackend.step import STEP_NBYTES, StepParams
+
+WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
+SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
+DRAIN_S = 5.0  # how long devices get to finish after a failure
+
+
+@dataclass(slots=True)
+class Step:
+    """A recorded step, ready to replay: one executable per device."""
+
+    executables: list[Executable]
+    reduces: list[Reduce]
+    values: dict[str, list[View | None]]  # intermediate tensors by label, where the mesh keeps them
+    n_outputs: int
+
+
+Build = Callable[[Graph], None]
+
+
+class Mesh:
+    """`devices` acting as one. `ahead` is how many segments are submitted before they may run (None: all)."""
+
+    def __init__(self, devices: Sequence[Device], *, ahead: int | None = None, provider: str | None = None,
+                 keep_values: bool = False) -> None:  # fmt: skip
+        self.devices = list(devices)
+        self.weights: dict[str, Weight] = {}
+        self.n_reduces, self.reduce_s = 0, 0.0
+        self._ahead, self._wanted, self._keep_values = ahead, provider, keep_values
+        self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
+        self._provider: Provider | None = None
+        self._pages: list[HostPages] = []
+        self._inputs: list[Inputs] = []
+        self._arenas: list[Buffer] = []
+        self._steps: dict[tuple[int, int], Step] = {}
+        self._bases = [0] * len(self.devices)
+        self._broken = ""
+
+    # ---- loading ----
+
+    def load(self, loads: Sequence[Load], source: Source, progress: Progress | None = None) -> None:
+        """Put the weights on the devices."""
+        weights, pages = load_weights(self.devices, loads, source, progress)
+        self.weights |= weights
+        self._pages += pages
+
+    def cache(self, name: str, n_cells: int, width: int, dtype: str, ranges: Ranges) -> Weight:
+        """A cache [n_cells, width] split by columns, empty, in device memory of its own."""
+        weight = Weight(name, (n_cells, width), dtype, split(1, ranges), [])
+        for device, (begin, end) in zip(self.devices, ranges, strict=True):
+            pieces = []
+            if end > begin:
+                probe = View(Buffer(1 << 62, Home.KV, name), 0, (n_cells, end - begin), dtype)
+                pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, Home.KV, name)))]
+            weight.pieces.append(pieces)
+        return weight
+
+    def constant(self, name: str, values: np.ndarray) -> Weight:
+        """A small u32 array that every device reads; `update` changes it between steps."""
+        weight = Weight(name, values.shape, "u32", MIRRORED, [])
+        for device in self.devices:
+            buffer = device.buffer(max(values.nbytes, ALIGN), Home.KV, name)
+            weight.pieces.append([(0, View(buffer, 0, values.shape, "u32"))])
+        self.update(weight, values)
+        return weight
+
+    def update(self, weight: Weight, values: np.ndarray) -> None:
+        for d, device in enumerate(self.devices):
+            device.write(weight.whole(d), values)
+
+    def prepare(self, build: Build, n_rows: int, n_outputs: int, rope_widths: Mapping[str, int],
+                vocab: Ranges) -> None:  # fmt: skip
+        """Allocate what steps of up to `n_rows` rows and `n_outputs` output rows need, by planning the largest one.
+
+        `rope_widths`: floats per row of each RoPE table. `vocab`: vocabulary rows per device.
+        """
+        offsets, total = {}, aligned(STEP_NBYTES)
+        for name, width in rope_widths.items():
+            offsets[name], total = total, total + aligned(4 * n_rows * width)
+        for d, device in enumerate(self.devices):
+            host = device.buffer(total, Home.STAGING, "step")
+            local = device.buffer(total, Home.SCRATCH, "step")
+            rope = {
+                name: View(local, offsets[name], (n_rows, width // 2, 2)) for name, width in rope_widths.items()
+            }
+            n_vocab = vocab[d][1] - vocab[d][0]
+            logits = None
+            if n_vocab and n_outputs:
+                region = device.buffer(4 * n_outputs * n_vocab, Home.STAGING, "logits")
+                logits = View(region, 0, (n_outputs, n_vocab))
+            words = total // 4
+            self._inputs.append(
+                Inputs(View(local, 0, (STEP_NBYTES // 4,), "u32"), rope, View(host, 0, (words,)), View(local, 0, (words,)), logits)
+            )  # fmt: skip
+        # Two passes: the first finds out how large the slots must be, so it needs no addresses.
+        probe = self._graph(n_rows, n_outputs, _Sizing(len(self.devices)))
+        build(probe)
+        if probe.reduces:
+            self._provider = make_provider(self.devices, 4 * max(r.elements for r in probe.reduces), self._wanted)
+        for device, recording in zip(self.devices, probe.recordings, strict=True):
+            nbytes = self._plan(recording)[1]
+            self._arenas.append(device.buffer(max(nbytes, ALIGN), Home.SCRATCH, "scratch"))
+        self._vocab, self._build = vocab, build
+
+    def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
+        return plan_scratch(recording, reuse=not self._keep_values)
+
+    def _graph(self, n_rows: int, n_outputs: int, provider: Provider | None) -> Graph:
+        graph = Graph(self.devices, self._inputs, provider, n_rows, n_outputs)
+        graph.begin()
+        return graph
+
+    # ---- steps ----
+
+    def step(self, n_rows: int, n_outputs: int) -> Step:
+        """The recorded step for this many rows and output rows, made on first use."""
+        key = n_rows, n_outputs
+        if key not in self._steps:
+            self._steps[key] = self._record(n_rows, n_outputs)
+        return self._steps[key]
+
+    def _record(self, n_rows: int, n_outputs: int) -> Step:
+        graph = self._graph(n_rows, n_outputs, self._provider)
+        self._build(graph)
+        executables, values = [], {name: list(views) for name, views in graph.values.items()}
+        for d, (device, recording) in enumerate(zip(self.devices, graph.recordings, strict=True)):
+            offsets, nbytes = self._plan(recording)
+            arena = self._arenas[d]
+            assert nbytes <= arena.nbytes, f"step needs {nbytes} bytes of scratch, planned {arena.nbytes}"
+            places = {value: View(arena, offset, (value.nbytes // 4,)) for value, offset in offsets.items()}
+            placed = derive_barriers(cut_long(recording.place(places)))
+            if env.debug() >= 3:
+                env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(placed)]}")
+            executables.append(device.build(placed))
+            for views in values.values():
+                view = views[d]
+                if view is not None and view.buffer in offsets:
+                    views[d] = replace(view, buffer=arena, offset=offsets[view.buffer] + view.offset)  # type: ignore[index]
+        return Step(executables, graph.reduces, values, n_outputs)
+
+    def write_step(self, params: StepParams, rope: Mapping[str, np.ndarray]) -> None:
+        """Hand the next step's parameters to every device; rope: float32 [rows, width / 2, 2] by table name."""
+        for device, inputs in zip(self.devices, self._inputs, strict=True):
+            host = inputs.host.buffer.host  # type: ignore[union-attr]
+            host[:STEP_NBYTES] = params.words.view(np.uint8)
+            for name, rows in rope.items():
+                at = inputs.rope[name].offset
+                host[at : at + rows.nbytes] = rows.reshape(-1).view(np.uint8)
+            device.flush(inputs.host.buffer)  # type: ignore[arg-type]
+
+    def run(self, step: Step) -> None:
+        """Replay a step on all devices and wait for its end; raises DeviceLost or Timeout and stays broken then."""
+        if self._broken:
+            raise DeviceLost(f"the devices cannot be used any more: {self._broken}; close the model and load it again")
+        n = step.executables[0].n_segments
+        try:
+            self._relay(step, n)
+        except BaseException as error:
+            self._drain(n, error)
+            raise
+
+    def _relay(self, step: Step, n: int) -> None:
+        for d, device in enumerate(self.devices):
+            queue = device.queue
+            self._bases[d] = queue.submitted
+            ahead = (n - 1 if self._ahead is None else self._ahead) if queue.ahead else 0
+            queue.submit(step.executables[d], 0, min(n, 1 + ahead))
+        for s in range(1, n):
+            self._join(s)
+            began = time.perf_counter()
+            assert self._provider is not None
+            self._provider.exchange(step.reduces[s - 1])
+            for d, device in enumerate(self.devices):
+                queue, base = device.queue, self._bases[d]
+                queue.allow(base + s + 1)
+                done = queue.submitted - base
+                if done < n and (not queue.ahead or self._ahead is not None):
+                    queue.submit(step.executables[d], done, 1)
+            self.reduce_s += time.perf_counter() - began
+            self.n_reduces += 1
+        self._join(n)
+
+    def _join(self, s: int) -> None:
+        """Wait until every device finished its s-th segment of this step."""
+        for d, device in enumerate(self.devices):
+            queue, number = device.queue, self._bases[d] + s
+            if queue.completed() >= number:
+                continue
+            began = time.monotonic()
+            while self._spin and time.monotonic() - began < self._spin:
+                if queue.completed() >= number:
+                    break
+            while not queue.wait(number, WAIT_SLICE_S):
+                waited = time.monotonic() - began
+                if waited > env.timeout_s():
+                    raise Timeout(
+                        f"{device.name} did not finish segment {s} of a step within {waited:.0f} s; "
+                        "the model must be closed and loaded again (VKBACKEND_TIMEOUT sets the limit in seconds)"
+                    )
+
+    def _drain(self, n: int, error: BaseException) -> None:
+        """After a failure let every device run to the end of the step; one that does not get there is abandoned."""
+        deadline = time.monotonic() + DRAIN_S
+        for d, device in enumerate(self.devices):
+            queue = device.queue
+            try:
+                queue.allow(self._bases[d] + n)
+                done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
+            except VkbackendError:
+                done = True  # lost: nothing of it is pending any more
+            if not done:
+                device.abandoned = True  # type: ignore[attr-defined]
+                env.log(1, f"{device.name} does not answer and is abandoned")
+        if isinstance(error, VkbackendError) or any(getattr(d, "abandoned", False) for d in self.devices):
+            self._broken = str(error) or type(error).__name__
+
+    def read_logits(self, out: np.ndarray, n_outputs: int) -> None:
+        """Gather the logits of the last step into `out`, float32 [>= n_outputs, n_vocab]."""
+        for device, inputs, (begin, end) in zip(self.devices, self._inputs, self._vocab, strict=True):
+            if inputs.logits is not None:
+                view = inputs.logits
+                device.invalidate(view.buffer)  # type: ignore[arg-type]
+                host = view.buffer.host[: view.nbytes].view(np.float32)  # type: ignore[union-attr]
+                out[:n_outputs, begin:end] = host.reshape(view.shape)[:n_outputs]
+
+    def close(self) -> None:
+        """Release recordings, memory and devices; a device that does not answer is left as it is."""
+        abandoned = [d for d in self.devices if getattr(d, "abandoned", False)]
+        for step in self._steps.values():
+            for device, executable in zip(self.devices, step.executables, strict=True):
+                if device not in abandoned:
+                    executable.close()
+        self._steps.clear()
+        for device in self.devices:
+            device.close()
+        if abandoned:
+            _leaked.append((self._pages, self._provider))
+        self._provider, self._pages, self._inputs, self._arenas, self.weights = None, [], [], [], {}
+
+
+# Pages that an abandoned device may still write stay mapped for the life of the process.
+_leaked: list[object] = []
+
+
+class _Sizing(Provider):
+    """Stands in for the provider while the largest step is traced to find out how large its slots must be."""
+
+    name = "sizing"
+
+    def __init__(self, n: int) -> None:
+        self._n, self._buffer = n, Buffer(1 << 40, Home.PAGES, "sizing")
+
+    def slot(self, device: int, parity: int) -> View:
+        return View(self._buffer, 0, (1 << 30,))
+
+    def readable(self, device: int, reduce: Reduce) -> tuple[View, int | None, int]:
+        own = device if device in reduce.writers else None
+        return View(self._buffer, 0, (self._n, reduce.elements)), own, sum(1 << w for w in reduce.writers)
+
+    def exchange(self, reduce: Reduce) -> None:
+        raise AssertionError("a sizing graph never runs")
+
+    def close(self) -> None:
+        pass
+

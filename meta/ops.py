@@ -1,0 +1,186 @@
+"""Ops on tensors over N devices: each derives its result's split state by rule and records itself per device.
+
+A PARTIAL operand is made whole by the first op that needs the whole value; nothing here is called reduce, and a
+model that uses these functions does not know how many devices there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View
+from vkbackend.meta import split
+from vkbackend.meta.split import MIRRORED, Kind
+from vkbackend.meta.tensor import Graph, Tensor, Weight
+
+
+def _whole(x: Tensor) -> Tensor:
+    """x itself, or the sum it stands for."""
+    if x.state.kind is not Kind.PARTIAL:
+        return x
+    return x.whole or x.graph.all_reduce(x)[0]
+
+
+def _each(y: Tensor, *operands: Tensor | Weight) -> Iterator[tuple[Any, ...]]:
+    """(recording, limits, operand views..., y view) for every device that holds a share of y."""
+    graph = y.graph
+    for d, out in enumerate(y.views):
+        if out is not None:
+            views = [o.whole(d) if isinstance(o, Weight) else o.views[d] for o in operands]
+            yield (graph.recordings[d], graph.devices[d].limits, *views, out)
+
+
+def embed(graph: Graph, table: Weight) -> Tensor:
+    """The rows of `table` [n_vocab, n_embd] that the step's tokens name; whole on every device."""
+    y = graph.new(graph.n_rows, table.shape[1], MIRRORED, "embed")
+    for d, (recording, device) in enumerate(zip(graph.recordings, graph.devices, strict=True)):
+        for first, view in table.pieces[d]:
+            out, step = y.views[d], graph.inputs[d].step
+            device_ops.embed(recording, device.limits, view, out, step, first=first, label=graph.label("embed"))  # type: ignore[arg-type]
+    return y
+
+
+def outputs(x: Tensor) -> Tensor:
+    """The rows of x whose logits are wanted [n_outputs, width]."""
+    x, graph = _whole(x), x.graph
+    y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs")
+    for d, (recording, limits, source, out) in enumerate(_each(y, x)):
+        device_ops.embed(recording, limits, source, out, graph.inputs[d].step, ids=device_ops.OUTPUTS,
+                         label=graph.label("outputs"))  # fmt: skip
+    return y
+
+
+def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * w over the width (Zhang and Sennrich 2019). A PARTIAL x is reduced in the same kernel."""
+    graph = x.graph
+    if x.state.kind is Kind.PARTIAL and x.whole is None:
+        _, y = graph.all_reduce(x, w, eps)
+        assert y is not None
+        return y
+    x = _whole(x)
+    y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm")
+    for recording, limits, source, weight, out in _each(y, x, w):
+        device_ops.rms_norm(recording, limits, source, weight, out, eps=eps, label=graph.label("rms_norm"))
+    return y
+
+
+def linear(x: Tensor, w: Weight) -> Tensor:
+    """y = x w^T, w [n_out, n_in]."""
+    x, graph = _whole(x), x.graph
+    name = w.name.rpartition(".")[0] or w.name
+    y = graph.new(x.rows, w.shape[0], split.linear(x.state, w.state), name.rpartition(".")[2])
+    for d, out in enumerate(y.views):
+        if out is not None:
+            _matmul(graph, d, w, x.views[d], out)
+    return y
+
+
+def _matmul(graph: Graph, d: int, w: Weight, x: View | None, out: View) -> None:
+    recording, limits, width = graph.recordings[d], graph.devices[d].limits, out.shape[-1]
+    assert x is not None
+    for first, piece in w.pieces[d]:
+        # A piece of the rows fills its own columns of every row of the result.
+        n_rows, n = out.shape[0], piece.shape[0]
+        target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
+        device_ops.mat(recording, limits, piece, x, target, y_stride=width, label=w.name)
+
+
+def logits(x: Tensor, w: Weight) -> None:
+    """x w^T into the host-visible region, each device its own vocabulary rows."""
+    x, graph = _whole(x), x.graph
+    split.linear(x.state, w.state)
+    for d, inputs in enumerate(graph.inputs):
+        if inputs.logits is not None and w.pieces[d]:
+            out = View(inputs.logits.buffer, inputs.logits.offset, (graph.n_outputs, inputs.logits.shape[1]))
+            _matmul(graph, d, w, x.views[d], out)
+
+
+def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
+    """Rotate each head by the step's cos/sin rows (Su et al. 2021); pairs are adjacent or half a head apart."""
+    graph = x.graph
+    y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope")
+    for d, out in enumerate(y.views):
+        if out is not None:
+            heads = out.shape[1] // head_dim
+            shape, full = (x.rows, heads, head_dim), graph.inputs[d].rope[table]
+            cos_sin = View(full.buffer, full.offset, (x.rows, *full.shape[1:]))
+            device_ops.rope(graph.recordings[d], graph.devices[d].limits, x.views[d].reshape(*shape), cos_sin,  # type: ignore[union-attr]
+                            out.reshape(*shape), half_split=half_split, label=graph.label("rope"))  # fmt: skip
+    return y
+
+
+def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
+    """Write the rows of x into `cache` [n_cells, width] at the cells of their positions."""
+    split.elementwise("kv_store", x.state, cache.state)
+    graph = x.graph
+    for d, view in enumerate(x.views):
+        if view is not None:
+            device_ops.kv_store(graph.recordings[d], graph.devices[d].limits, view, cells.whole(d), cache.whole(d),
+                                graph.inputs[d].step, label=graph.label("kv_store"))  # fmt: skip
+
+
+def attention(q: Tensor, k: Weight, v: Weight, cells: Weight, *, heads: int, kv_heads: int, head_dim_k: int,
+              head_dim_v: int, scale: float) -> Tensor:  # fmt: skip
+    """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows, heads * head_dim_v]."""
+    graph, rows = q.graph, q.rows
+    state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
+    y = graph.new(rows, heads * head_dim_v, state, "attention")
+    for d, out in enumerate(y.views):
+        if out is None:
+            continue
+        local = out.shape[1] // head_dim_v
+        recording, limits, step = graph.recordings[d], graph.devices[d].limits, graph.inputs[d].step
+        q_view, out = q.views[d].reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)  # type: ignore[union-attr]
+        caches = k.whole(d), v.whole(d), cells.whole(d)
+        label = graph.label("attention")
+        if rows > device_ops.MAX_VEC_ROWS:
+            device_ops.attn_prefill(recording, limits, q_view, *caches, out, step, scale=scale, label=label)
+            continue
+        n_splits = device_ops.attn_splits(limits, rows, local, caches[2].shape[1])
+        part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
+        device_ops.attn_decode(recording, limits, q_view, *caches, part, step, scale=scale, label=label)
+        device_ops.attn_combine(recording, limits, part, out, label=label)
+    return y
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020)."""
+    return _elementwise("silu_mul", gate, up)
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b. With a PARTIAL operand the sum stays PARTIAL until somebody needs the whole value."""
+    state = split.add(a.state, b.state)
+    if state.kind is not Kind.PARTIAL:
+        return _elementwise("add", a, b)
+    a, b = a.whole or a, b.whole or b
+    if a.state == MIRRORED and b.state == MIRRORED:
+        return _elementwise("add", a, b)
+    if MIRRORED in (a.state, b.state):
+        base, x = (a, b) if a.state == MIRRORED else (b, a)
+        return Tensor(x.graph, x.rows, x.width, x.state, x.views, _plus(base, x.base))
+    y = a.graph.new(a.rows, a.width, state, "add")
+    for d, out in enumerate(y.views):
+        both = [view for view in (a.views[d], b.views[d]) if view is not None]
+        if len(both) == 2:
+            assert out is not None
+            graph = a.graph
+            device_ops.add(graph.recordings[d], graph.devices[d].limits, *both, out, label=graph.label("add"))
+        elif both:
+            y.views[d] = both[0]
+    y.base = _plus(a.base, b.base)
+    return y
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return add(a, b) if a and b else a or b
+
+
+def _elementwise(op: str, a: Tensor, b: Tensor) -> Tensor:
+    graph = a.graph
+    y = graph.new(a.rows, a.width, split.elementwise(op, a.state, b.state), op)
+    for recording, limits, left, right, out in _each(y, a, b):
+        getattr(device_ops, op)(recording, limits, left, right, out, label=graph.label(op))
+    return y

@@ -1,0 +1,122 @@
+"""One plan per layer: which heads, FFN columns and vocabulary rows each device owns. Data that prints.
+
+All tensors of a layer take their slices from its plan, so they cannot disagree. Shares may be uneven or empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vkbackend.errors import InvalidArgument, PlanError
+from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, scaled, split
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a weight's slices follow: `axis` (0 rows, 1 columns) of `dim`, or nothing (mirrored).
+
+    `dim` names a dimension of the plan: "heads", "kv_heads", "ffn", "vocab".
+    """
+
+    dim: str = ""
+    axis: int = 0
+
+
+MIRROR = Role()
+
+
+def rows(dim: str) -> Role:
+    return Role(dim, 0)
+
+
+def columns(dim: str) -> Role:
+    return Role(dim, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension to be shared out: `size` units, handed out in whole multiples of `grain` units."""
+
+    size: int
+    grain: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ranges of units per device, for each dimension of one layer (or of the tensors outside layers)."""
+
+    ranges: Mapping[str, Ranges]
+
+    def state(self, role: Role, shape: tuple[int, ...], name: str) -> State:
+        """The split state of a weight of `shape` [n_out, n_in]; raises PlanError if its size does not fit the plan."""
+        if not role.dim:
+            return MIRRORED
+        ranges = self.ranges[role.dim]
+        units, size = ranges[-1][1], shape[role.axis]
+        if size % units:
+            raise PlanError(f"{name}: axis {role.axis} of {shape} is not a multiple of {units} {role.dim}")
+        return split(role.axis, scaled(ranges, size // units))
+
+
+def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[float, ...]:
+    """Shares that sum to 1, even by default; raises InvalidArgument for a list that is no list of shares."""
+    if tensor_split is None:
+        return (1 / n_devices,) * n_devices
+    shares = [float(s) for s in tensor_split]
+    if len(shares) != n_devices:
+        raise InvalidArgument(f"tensor split {shares} has {len(shares)} shares for {n_devices} devices; give one each")
+    if any(not math.isfinite(s) or s < 0 for s in shares):
+        raise InvalidArgument(f"tensor split {shares}: shares must be finite and not negative")
+    if not sum(shares):
+        raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
+    return tuple(s / sum(shares) for s in shares)
+
+
+def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
+    """Ranges that tile `dim` in device order, in grains, by largest remainder; ties go round by `rotation`.
+
+    Devices with a zero share get nothing. Units that make no whole grain go to the last device that gets any.
+    """
+    grains, n = dim.size // dim.grain, len(shares)
+    if not grains:
+        raise PlanError(f"a dimension of {dim.size} units has no whole grain of {dim.grain}")
+    exact = [share * grains for share in shares]
+    counts = [math.floor(x + 1e-9) for x in exact]
+    order = sorted(range(n), key=lambda d: (-round(exact[d] - counts[d], 9), (d - rotation) % n))
+    candidates = [d for d in order if shares[d] > 0]
+    for i in range(grains - sum(counts)):
+        counts[candidates[i % len(candidates)]] += 1
+    last = max(d for d in range(n) if counts[d])
+    ranges, at = [], 0
+    for d, count in enumerate(counts):
+        end = at + count * dim.grain + (dim.size % dim.grain if d == last else 0)
+        ranges.append((at, end))
+        at = end
+    check_tiling(tuple(ranges), dim.size, "share_out")
+    return tuple(ranges)
+
+
+def make_plan(dims: Mapping[str, Dim], derived: Mapping[str, tuple[str, int]], shares: Sequence[float],
+              rotation: int) -> Plan:  # fmt: skip
+    """Share out every dimension; `derived` ones follow another: {"heads": ("kv_heads", heads per kv head)}."""
+    ranges = {name: share_out(dim, shares, rotation) for name, dim in dims.items()}
+    ranges |= {name: scaled(ranges[base], factor) for name, (base, factor) in derived.items()}
+    return Plan(ranges)
+
+
+def table(plans: Sequence[Plan], names: Sequence[str], n_devices: int) -> str:
+    """The plans as text, one line per run of equal layers."""
+    lines, start = [], 0
+    for i in range(1, len(plans) + 1):
+        if i == len(plans) or plans[i] != plans[start]:
+            cells = [
+                "; ".join(f"{dim} {plans[start].ranges[dim][d][0]}:{plans[start].ranges[dim][d][1]}" for dim in
+                          plans[start].ranges)
+                for d in range(n_devices)
+            ]  # fmt: skip
+            where = names[start] if i - start == 1 else f"{names[start]}..{names[i - 1]}"
+            lines.append(f"{where}: " + " | ".join(cells))
+            start = i
+    return "\n".join(lines)

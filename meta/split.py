@@ -1,0 +1,131 @@
+"""Split states in three words: MIRRORED, PARTIAL, or split on an axis, and the algebra that derives them.
+
+A weight's role and the plan give its state; every other tensor's state follows from the op's rule below. A
+combination without a rule raises PlanError with the op and the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from vkbackend.errors import PlanError
+
+Ranges = tuple[tuple[int, int], ...]  # [begin, end) per device; empty where begin == end
+
+
+class Kind(Enum):
+    MIRRORED = "MIRRORED"  # every device holds the whole value
+    PARTIAL = "PARTIAL"  # the value is the sum over the devices of what they hold
+    SPLIT = "SPLIT"  # device d holds ranges[d] of the axis
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How one tensor lies on the devices. Axes count from 0; activations are [rows, width], weights [n_out, n_in]."""
+
+    kind: Kind
+    axis: int = -1
+    ranges: Ranges = ()
+    writers: tuple[int, ...] = ()  # PARTIAL: the devices that hold a share
+
+    def __str__(self) -> str:
+        if self.kind is Kind.SPLIT:
+            return f"SPLIT(axis {self.axis}, {' '.join(f'{b}:{e}' for b, e in self.ranges)})"
+        return self.kind.value + (f"(of devices {self.writers})" if self.writers else "")
+
+
+MIRRORED = State(Kind.MIRRORED)
+
+
+def partial(writers: Sequence[int]) -> State:
+    return State(Kind.PARTIAL, writers=tuple(writers))
+
+
+def split(axis: int, ranges: Ranges) -> State:
+    """Split on `axis`; the ranges must tile it in device order (checked by `check_tiling` where the size is known)."""
+    return State(Kind.SPLIT, axis, ranges)
+
+
+def check_tiling(ranges: Ranges, size: int, what: str) -> None:
+    """Raise PlanError unless the ranges follow one another from 0 to `size` without gap or overlap."""
+    at = 0
+    for begin, end in ranges:
+        if begin != at or end < begin:
+            raise PlanError(f"{what}: ranges {ranges} do not tile 0..{size}")
+        at = end
+    if at != size:
+        raise PlanError(f"{what}: ranges {ranges} do not tile 0..{size}")
+
+
+def holders(ranges: Ranges) -> tuple[int, ...]:
+    """Devices with a non-empty share."""
+    return tuple(d for d, (begin, end) in enumerate(ranges) if end > begin)
+
+
+def scaled(ranges: Ranges, factor: int) -> Ranges:
+    """Ranges of units as ranges of `factor` elements per unit."""
+    return tuple((begin * factor, end * factor) for begin, end in ranges)
+
+
+# ---- rules ----
+
+
+def _no_rule(op: str, **states: State) -> PlanError:
+    listing = ", ".join(f"{name} {state}" for name, state in states.items())
+    return PlanError(f"no rule for {op} of {listing}")
+
+
+def linear(x: State, w: State) -> State:
+    """y = x w^T. Rows of w split: so is y's width. x's width and w's columns split alike: a PARTIAL sum."""
+    if x == MIRRORED and w == MIRRORED:
+        return MIRRORED
+    if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
+        return split(1, w.ranges)
+    if x.kind is Kind.SPLIT and x.axis == 1 and w.kind is Kind.SPLIT and w.axis == 1 and x.ranges == w.ranges:
+        return partial(holders(w.ranges))
+    raise _no_rule("linear", x=x, w=w)
+
+
+def elementwise(op: str, *states: State) -> State:
+    """Any function of values at the same place: all MIRRORED or all split alike."""
+    if all(s == states[0] for s in states) and states[0].kind is not Kind.PARTIAL:
+        return states[0]
+    raise _no_rule(op, **{f"x{i}": s for i, s in enumerate(states)})
+
+
+def add(a: State, b: State) -> State:
+    """A sum of PARTIALs is PARTIAL; so is MIRRORED + PARTIAL (the mirrored part is added once, after the reduce)."""
+    if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):
+        return partial(sorted({*a.writers, *b.writers}))
+    return elementwise("add", a, b)
+
+
+def rows_op(op: str, x: State) -> State:
+    """An op on whole rows (a norm over the width): the rows must be whole."""
+    if x == MIRRORED:
+        return x
+    raise _no_rule(op, x=x)
+
+
+def per_head(op: str, x: State, head_dim: int) -> State:
+    """An op on each head by itself (RoPE, norm of q and k): a split must fall between heads."""
+    if x == MIRRORED:
+        return x
+    if x.kind is Kind.SPLIT and x.axis == 1 and all(b % head_dim == 0 and e % head_dim == 0 for b, e in x.ranges):
+        return x
+    raise _no_rule(f"{op} with heads of {head_dim}", x=x)
+
+
+def attention(q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int) -> State:
+    """Split by head groups: each device's q heads attend to the kv heads it holds; the result is split by heads."""
+    if q == k == v == MIRRORED:
+        return MIRRORED
+    if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
+        q_heads = tuple((b // head_dim_k, e // head_dim_k) for b, e in q.ranges)
+        groups = scaled(tuple((b // head_dim_k, e // head_dim_k) for b, e in k.ranges), heads // kv_heads)
+        v_groups = scaled(tuple((b // head_dim_v, e // head_dim_v) for b, e in v.ranges), heads // kv_heads)
+        if q_heads == groups == v_groups:
+            return split(1, scaled(q_heads, head_dim_v))
+    raise _no_rule("attention", q=q, k=k, v=v)

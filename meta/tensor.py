@@ -1,0 +1,200 @@
+"""Tensors over N devices, and the graph in which ops on them become one recording per device.
+
+A `Tensor` is an activation of one step, a `Weight` lives as long as the model. Each carries its split state and one
+view per device. The graph cuts the recordings where devices must exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View, Virtual
+from vkbackend.errors import PlanError
+from vkbackend.meta.split import MIRRORED, Kind, State
+from vkbackend.recording import Recording
+from vkbackend.runtime import Device
+
+if TYPE_CHECKING:
+    from vkbackend.meta.reduce import Provider
+
+
+@dataclass(slots=True)
+class Weight:
+    """A matrix [n_out, n_in] or vector [n]: per device its slice, as (first local row, view) pieces.
+
+    A slice has several pieces where one storage binding cannot span it, and none where the share is empty.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    state: State
+    pieces: list[list[tuple[int, View]]]
+
+    def whole(self, device: int) -> View:
+        """The one piece of a weight that is never cut (norms, caches)."""
+        [(_, view)] = self.pieces[device]
+        return view
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """An activation f32 [rows, width] of `graph`; `views[d]` is device d's slice, None where it holds nothing.
+
+    A PARTIAL tensor may carry `base`, a MIRRORED addend that is added once when the sum is made whole; `whole` is
+    the MIRRORED tensor it became.
+    """
+
+    graph: Graph
+    rows: int
+    width: int
+    state: State
+    views: list[View | None]
+    base: Tensor | None = None
+    whole: Tensor | None = None
+
+    def __add__(self, other: Tensor) -> Tensor:
+        from vkbackend.meta import ops
+
+        return ops.add(self, other)
+
+    def widths(self) -> list[int]:
+        """Columns that each device holds."""
+        if self.state.kind is Kind.SPLIT:
+            return [end - begin for begin, end in self.state.ranges]
+        return [self.width if view is not None else 0 for view in self.views]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """One all-reduce of a step: which slot set it uses, how many elements, who writes."""
+
+    parity: int
+    elements: int
+    writers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Inputs:
+    """What a step reads on one device besides weights: StepParams, RoPE rows by table name, and the host's copies."""
+
+    step: View
+    rope: dict[str, View]
+    host: View
+    device: View
+    logits: View | None  # f32 [max_outputs, own vocabulary rows], host visible
+
+
+@dataclass(slots=True)
+class Graph:
+    """Builds the recordings of one step for `n_rows` rows and `n_outputs` output rows."""
+
+    devices: Sequence[Device]
+    inputs: Sequence[Inputs]
+    provider: Provider | None
+    n_rows: int
+    n_outputs: int
+    recordings: list[Recording] = field(init=False)
+    reduces: list[Reduce] = field(default_factory=list)
+    values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
+    _scope: str = ""
+
+    def __post_init__(self) -> None:
+        name = f"step rows={self.n_rows} outputs={self.n_outputs}"
+        self.recordings = [Recording(f"{name} {device.name}") for device in self.devices]
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the labels of everything built inside with `name`."""
+        outer, self._scope = self._scope, f"{self._scope}{name}."
+        try:
+            yield
+        finally:
+            self._scope = outer
+
+    def label(self, name: str) -> str:
+        return self._scope + name
+
+    @property
+    def n(self) -> int:
+        return len(self.devices)
+
+    def new(self, rows: int, width: int, state: State, label: str) -> Tensor:
+        """A tensor of fresh scratch: whole on every device, or each device's share of the columns."""
+        label = self.label(label)
+        tensor = Tensor(self, rows, width, state, [])
+        widths = [e - b for b, e in state.ranges] if state.kind is Kind.SPLIT else [width] * self.n
+        for d, local in enumerate(widths):
+            holds = local > 0 and (state.kind is not Kind.PARTIAL or d in state.writers)
+            tensor.views.append(
+                View(Virtual(4 * rows * local, label), 0, (rows, local)) if holds else None
+            )  # fmt: skip
+        while label in self.values:
+            label += "'"
+        self.values[label] = list(tensor.views)
+        return tensor
+
+    def scratch(self, shape: tuple[int, ...], label: str) -> View:
+        """Fresh scratch of one device that is no tensor of the model."""
+        return View(Virtual(4 * math.prod(shape), self.label(label)), 0, shape)
+
+    def begin(self) -> None:
+        """Bring the step's parameters from host memory to the devices, so that the host copy is free again."""
+        for recording, inputs in zip(self.recordings, self.inputs, strict=True):
+            recording.copy(_head(inputs.host, inputs.step.nbytes), _head(inputs.device, inputs.step.nbytes), "step")
+            for name, rope in inputs.rope.items():
+                used = 4 * self.n_rows * (rope.nbytes // 4 // rope.shape[0])
+                source = View(inputs.host.buffer, inputs.host.offset + rope.offset - inputs.device.offset, (used // 4,))
+                recording.copy(source, View(rope.buffer, rope.offset, (used // 4,)), f"rope {name}")
+
+    def all_reduce(self, x: Tensor, norm: Weight | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor | None]:
+        """Make a PARTIAL tensor whole on every device; with `norm`, also its RMSNorm, in the same kernel.
+
+        On one device nothing is exchanged: the only partial is the sum.
+        """
+        if x.state.kind is not Kind.PARTIAL:
+            raise PlanError(f"all_reduce of a tensor that is {x.state}")
+        h = self.new(x.rows, x.width, MIRRORED, "h")
+        y = self.new(x.rows, x.width, MIRRORED, "h_norm") if norm else None
+        reads = self._exchange(x) if self.n > 1 else None
+        for d, (device, recording) in enumerate(zip(self.devices, self.recordings, strict=True)):
+            own = x.views[d]
+            if reads is None:
+                assert own is not None
+                slots, own_index, writers = own.reshape(1, x.rows * x.width), None, 1
+            else:
+                slots, own_index, writers = reads[d]
+            device_ops.add_partials(
+                recording, device.limits,
+                x.base.views[d] if x.base else None, own if own_index is not None else None, slots,
+                norm.whole(d) if norm else None, _some(h.views[d]), y.views[d] if y else None,
+                own_index=own_index, writers=writers, eps=eps, label=self.label("add_partials"),
+            )  # fmt: skip
+        x.whole = h
+        return h, y
+
+    def _exchange(self, x: Tensor) -> list[tuple[View, int | None, int]]:
+        assert self.provider is not None
+        reduce = Reduce(len(self.reduces) % 2, x.rows * x.width, x.state.writers)
+        self.reduces.append(reduce)
+        for d, recording in enumerate(self.recordings):
+            if d in reduce.writers:
+                own = _some(x.views[d])
+                slot = self.provider.slot(d, reduce.parity)
+                recording.copy(own, View(slot.buffer, slot.offset, own.shape), self.label("partial to slot"))
+            recording.exchange(self.label("all_reduce"))
+        return [self.provider.readable(d, reduce) for d in range(self.n)]
+
+
+def _some(view: View | None) -> View:
+    assert view is not None
+    return view
+
+
+def _head(view: View, nbytes: int) -> View:
+    return View(view.buffer, view.offset, (nbytes // 4,))

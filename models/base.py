@@ -1,0 +1,145 @@
+"""What model files share: weight specifications, strict configuration reads, plan dimensions, weight lookup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.formats import block_of
+from vkbackend.meta.plan import MIRROR, Dim, Role
+from vkbackend.meta.tensor import Graph, Weight
+from vkbackend.models.gguf import GGUF
+from vkbackend.rope import RopeTable
+
+MAX_HEAD_DIM = 576
+MAX_LAYERS = 1024
+MATRIX_TYPES = ("f32", "f16", "q8_0", "q4_0")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """One tensor a model reads: its GGUF name, its shape (rows first) and the role that decides its slices.
+
+    `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to fall
+    back to where the file has none of that name (a tied lm_head).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role = MIRROR
+    host: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Caches of one layer: kv heads and their widths; split like the plan's dimension `dim`."""
+
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    dim: str = "kv_heads"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The K and V cache of one layer [n_cells, n_head_kv * head_dim] and the cell table [n_slots, blocks]."""
+
+    k: Weight
+    v: Weight
+    cells: Weight
+
+
+class Weights:
+    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`."""
+
+    def __init__(self, weights: Mapping[str, Weight], prefix: str = "") -> None:
+        self._weights, self._prefix = weights, prefix
+
+    def layer(self, il: int) -> Weights:
+        return Weights(self._weights, f"blk.{il}.")
+
+    def __call__(self, name: str) -> Weight:
+        return self._weights[f"{self._prefix}{name}.weight"]
+
+
+class Model(Protocol):
+    """One architecture: hyper-parameters, weights with roles, the graph of a step. Knows no device and no split."""
+
+    n_layer: int
+    n_vocab: int
+    n_embd: int
+    n_ctx_train: int
+
+    def weights(self) -> list[WeightSpec]: ...
+    def kv(self, il: int) -> KVSpec: ...
+    def ropes(self) -> dict[str, RopeTable]: ...
+    def dims(self, il: int, types: Mapping[str, str]) -> tuple[dict[str, Dim], dict[str, tuple[str, int]]]: ...
+    def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None: ...
+
+
+# ---- strict reads ----
+
+
+def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
+    """A positive integer hyper-parameter (a per-layer array is accepted where all layers agree)."""
+    name = f"{gguf.architecture}.{key}"
+    if name in gguf.metadata and gguf.metadata.kind(name)[1]:
+        values = {int(v) for v in gguf.ints(name)}
+        if len(values) != 1:
+            raise UnsupportedModel(f"{name} differs between layers ({sorted(values)[:8]}); one value is supported")
+        value = values.pop()
+    else:
+        value = gguf.u32(name) if default is None else gguf.u32(name, default)
+    if not 0 < value <= limit:
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected 1..{limit}")
+    return int(value)
+
+
+def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
+    """Refuse a feature that is switched on: the key must be absent or at its off value."""
+    name = f"{gguf.architecture}.{key}"
+    if name in gguf.metadata and gguf.metadata[name] != off:
+        raise UnsupportedModel(f"{name} = {gguf.metadata[name]} is not supported; only {off} (off) is")
+
+
+def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None) -> RopeTable:
+    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling."""
+    arch = gguf.architecture
+    kind = gguf.string(f"{arch}.rope.scaling.type", "none")
+    factor = float(gguf.f32(f"{arch}.rope.scaling.factor", gguf.f32(f"{arch}.rope.scale_linear", 0.0)))
+    if kind == "none" and f"{arch}.rope.scaling.type" not in gguf.metadata and factor not in (0.0, 1.0):
+        kind = "linear"  # older files give the factor alone
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModel(f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear and yarn are")
+    return RopeTable(
+        n_rot=n_rot,
+        freq_base=float(gguf.f32(f"{arch}.rope.freq_base", 10_000.0)),
+        freq_factors=freq_factors,
+        scaling=kind if factor else "none",
+        factor=factor or 1.0,
+        orig_ctx=int(gguf.u32(f"{arch}.rope.scaling.original_context_length", n_ctx_train)),
+        attn_factor=float(gguf.f32(f"{arch}.rope.scaling.attn_factor", 1.0)),
+        beta_fast=float(gguf.f32(f"{arch}.rope.scaling.yarn_beta_fast", 32.0)),
+        beta_slow=float(gguf.f32(f"{arch}.rope.scaling.yarn_beta_slow", 1.0)),
+    )
+
+
+# ---- plan dimensions ----
+
+
+def head_dims(n_head: int, n_head_kv: int, head_dim_v: int, output_type: str) -> tuple[Dim, tuple[str, int]]:
+    """(kv heads to share out, how q heads follow): a grain's columns of attn_output are whole quant blocks."""
+    group = n_head // n_head_kv
+    block = block_of(output_type)[0]
+    grain = min(block // math.gcd(block, group * head_dim_v), n_head_kv)
+    return Dim(n_head_kv, grain), ("kv_heads", group)
+
+
+def ffn_dim(n_ff: int, down_type: str) -> Dim:
+    """FFN columns in quant blocks of ffn_down, and in fours where that divides (vector loads)."""
+    block = block_of(down_type)[0]
+    return Dim(n_ff, math.lcm(block, 4) if n_ff % math.lcm(block, 4) == 0 else block)

@@ -1,0 +1,279 @@
+"""A loaded model on its devices: tokens, positions and slots in, logits out. Knows no text and no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.buffer import Home
+from vkbackend.errors import GGUFError, InvalidArgument, OutOfDeviceMemory, UnsupportedModel
+from vkbackend.executors import NumpyDevice
+from vkbackend.meta.load import Load
+from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.plan import Dim, Plan, make_plan, normalise, table
+from vkbackend.models.base import MATRIX_TYPES, Model, Weights, WeightSpec
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.kv_cache import KVCache
+from vkbackend.models.registry import load_model
+from vkbackend.runtime import Device
+from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams
+
+CACHE_TYPES = ("f16", "f32")
+LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
+ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
+
+
+def bucket(n: int) -> int:
+    """The power of two that n rows are padded to: one recording serves each."""
+    return 1 << max(0, n - 1).bit_length() if n else 0
+
+
+def open_devices(specs: Sequence[str | int] | None) -> list[Device]:
+    """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
+
+    "numpy" means the host itself, running the ops' numpy twins. Raises InvalidArgument, UnsupportedFeature.
+    """
+    if specs is not None and not len(specs):
+        raise InvalidArgument("the device list is empty; give at least one device, or none at all for the best one")
+    wanted = [0] if specs is None else list(specs)
+    opened: list[Device] = []
+    try:
+        for n, spec in enumerate(wanted):
+            if spec == "numpy":
+                opened.append(NumpyDevice(f"numpy.{n}" if len(wanted) > 1 else "numpy"))
+                continue
+            opened.append(_open_vulkan(spec, n if wanted.count(spec) > 1 else None))
+    except BaseException:
+        for device in opened:
+            device.close()
+        raise
+    return opened
+
+
+def _open_vulkan(spec: str | int, copy: int | None) -> Device:
+    # Imported here: a machine without a Vulkan loader can still run on numpy.
+    from vkbackend.device import VulkanDevice
+    from vkbackend.errors import UnsupportedFeature
+    from vkbackend.instance import devices, no_device_message, select
+
+    present = devices()
+    if not present:
+        raise UnsupportedFeature(no_device_message())
+    info = select(spec, present)
+    return VulkanDevice(info, f"Vulkan{info.index}" + ("" if copy is None else f".{copy}"))
+
+
+class Runner:
+    """Loads `path` on `devices`. `n_ctx` is per slot, 0 for the model's own; `progress(done, total)` in bytes."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        devices: Sequence[str | int] | None = None,
+        tensor_split: Sequence[float] | None = None,
+        n_ctx: int = 512,
+        n_slots: int = 1,
+        n_ubatch: int = 512,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        progress: Callable[[int, int], None] | None = None,
+        **mesh_options: Any,
+    ) -> None:
+        _check_options(n_ctx, n_slots, n_ubatch, type_k, type_v)
+        with GGUF.open(path) as gguf:
+            model = load_model(gguf)
+            types = check_weights(gguf, model)
+            n_devices = 1 if devices is None else len(devices)
+            shares = normalise(tensor_split, n_devices) if n_devices else ()
+            if devices is not None and n_devices:
+                # A device without a share would mirror work for nothing.
+                devices = [d for d, share in zip(devices, shares, strict=True) if share]
+                shares = tuple(s for s in shares if s)
+            self.model, self.n_vocab, self.n_slots = model, model.n_vocab, n_slots
+            self.n_ctx = n_ctx or model.n_ctx_train
+            self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * n_slots), MAX_ROWS)
+            fits = LOGITS_NBYTES // (4 * self.n_vocab)
+            self.max_outputs = min(self.n_ubatch, max(bucket(n_slots), 1 << max(fits, 1).bit_length() - 1))
+            self.mesh = Mesh(open_devices(devices), **mesh_options)
+            try:
+                self._load(gguf, types, shares, type_k, type_v, progress)
+            except BaseException:
+                self.mesh.close()
+                raise
+
+    def _load(self, gguf: GGUF, types: dict[str, str], shares: Sequence[float], type_k: str, type_v: str,
+              progress: Callable[[int, int], None] | None) -> None:  # fmt: skip
+        model, mesh = self.model, self.mesh
+        self.plans = [make_plan(*model.dims(il, types), shares, il) for il in range(model.n_layer)]
+        self.output_plan = make_plan({"vocab": Dim(model.n_vocab)}, {}, shares, model.n_layer)
+        names = [f"blk.{il}" for il in range(model.n_layer)]
+        env.log(1, "plan\n" + table([*self.plans, self.output_plan], [*names, "output"], len(mesh.devices)))
+        loads = [self._as_load(spec, types) for spec in model.weights()]
+        self._check_budget(loads, type_k, type_v)
+        mesh.load(loads, _Source(gguf, model.weights()), progress)
+        self.kv = KVCache(mesh, model, self.plans, n_ctx=self.n_ctx, n_slots=self.n_slots, type_k=type_k,
+                          type_v=type_v)  # fmt: skip
+        self._ropes = model.ropes()
+        self._params = StepParams()
+        self._rope_rows = {name: np.zeros((self.n_ubatch, t.n_rot // 2, 2), np.float32)
+                           for name, t in self._ropes.items()}  # fmt: skip
+        self._rope_all = {
+            name: t.rows(np.arange(self.n_ctx)) if 4 * t.n_rot * self.n_ctx <= ROPE_CACHE_NBYTES else None
+            for name, t in self._ropes.items()
+        }
+        self._logits = np.empty((self.max_outputs, self.n_vocab), np.float32)
+        weights = Weights(mesh.weights)
+        mesh.prepare(
+            lambda graph: model.forward(graph, weights, self.kv.layers),
+            bucket(self.n_ubatch), self.max_outputs, {name: t.n_rot for name, t in self._ropes.items()},
+            self.output_plan.ranges["vocab"],
+        )  # fmt: skip
+        for device in mesh.devices:
+            if hasattr(device, "drop_upload"):
+                device.drop_upload()
+        mesh.step(1, 1)  # compiles what decode needs now, rather than in front of the first token
+
+    def _plan_of(self, spec: WeightSpec) -> Plan:
+        if spec.name.startswith("blk."):
+            return self.plans[int(spec.name.split(".")[1])]
+        return self.output_plan
+
+    def _as_load(self, spec: WeightSpec, types: dict[str, str]) -> Load:
+        state = self._plan_of(spec).state(spec.role, spec.shape, spec.name)
+        return Load(spec.name, spec.shape, types[spec.name], state, spec.host)
+
+    def _check_budget(self, loads: Sequence[Load], type_k: str, type_v: str) -> None:
+        """Refuse before loading what cannot fit: weights and caches against the heap, per physical device."""
+        from vkbackend.meta.load import piece_shapes
+        from vkbackend.formats import row_nbytes
+
+        needed: dict[str, list[int]] = {}
+        for d, device in enumerate(self.mesh.devices):
+            if not hasattr(device, "info"):
+                continue
+            weights = sum(
+                int(np.prod(shape[:-1])) * row_nbytes(load.dtype, shape[-1])
+                for load in loads if not load.host
+                for _, shape in piece_shapes(load, d, device.limits.max_storage_range)
+            )  # fmt: skip
+            kv = 0
+            for il, plan in enumerate(self.plans):
+                spec = self.model.kv(il)
+                begin, end = plan.ranges[spec.dim][d]
+                for width, dtype in ((spec.head_dim_k, type_k), (spec.head_dim_v, type_v)):
+                    kv += (end - begin) * row_nbytes(dtype, width) * self.n_ctx * self.n_slots
+            heap = max((h for h in device.info.heaps if h.device_local), key=lambda h: h.nbytes)
+            entry = needed.setdefault(device.info.uuid, [0, 0, heap.budget or heap.nbytes])
+            entry[0] += weights
+            entry[1] += kv
+            if entry[0] + entry[1] > entry[2]:
+                raise OutOfDeviceMemory(
+                    f"{device.name} ({device.info.name}) needs {entry[0] / 2**20:.0f} MiB for weights and "
+                    f"{entry[1] / 2**20:.0f} MiB for the KV cache, and has {entry[2] / 2**20:.0f} MiB; use a smaller "
+                    f"context than {self.n_ctx}, fewer slots, or more devices",
+                    requested=entry[0] + entry[1], budget=entry[2],
+                )  # fmt: skip
+
+    # ---- steps ----
+
+    def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
+        """Run one micro-batch; returns the logits of the output rows, float32 [len(outputs), n_vocab].
+
+        Rows of a run are consecutive positions of one slot. The result is a view that the next step overwrites.
+        """
+        n_rows, n_outputs = len(tokens), len(outputs)
+        assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
+        step = self.mesh.step(bucket(n_rows), bucket(n_outputs))
+        self._params.fill(tokens, runs, outputs)
+        for name, rows in self._rope_rows.items():
+            every = self._rope_all[name]
+            for run in runs:
+                target = rows[run.first_row : run.first_row + run.n_rows]
+                end = run.first_pos + run.n_rows
+                target[:] = (
+                    every[run.first_pos : end] if every is not None
+                    else self._ropes[name].rows(np.arange(run.first_pos, end))
+                )  # fmt: skip
+        self.mesh.write_step(self._params, {name: rows[:n_rows] for name, rows in self._rope_rows.items()})
+        self.mesh.run(step)
+        if n_outputs:
+            self.mesh.read_logits(self._logits, n_outputs)
+        return self._logits[:n_outputs]
+
+    # ---- reports ----
+
+    def device_names(self) -> list[str]:
+        return [d.info.name if hasattr(d, "info") else d.name for d in self.mesh.devices]
+
+    def memory(self) -> list[dict[str, Any]]:
+        """Bytes per device by purpose; host pages shared by all devices count as staging of the first."""
+        report = []
+        for i, device in enumerate(self.mesh.devices):
+            n = device.nbytes
+            shared = n[Home.PAGES] if i == 0 else 0
+            report.append({
+                "device": device.name, "weights": n[Home.WEIGHTS], "kv": n[Home.KV], "scratch": n[Home.SCRATCH],
+                "staging": n[Home.STAGING] + shared,
+            })  # fmt: skip
+        return report
+
+    def reduce_stats(self) -> tuple[int, float]:
+        """(all-reduces so far, seconds the host spent between the last writer's end and the release of the readers)."""
+        return self.mesh.n_reduces, self.mesh.reduce_s
+
+    def close(self) -> None:
+        """Release everything; may be called twice."""
+        self.mesh.close()
+
+
+class _Source:
+    """A file's tensors under the names the model uses."""
+
+    def __init__(self, gguf: GGUF, specs: Sequence[WeightSpec]) -> None:
+        self._gguf = gguf
+        self._names = {s.name: s.name if s.name in gguf.tensors else s.source for s in specs}
+
+    def data(self, name: str) -> np.ndarray:
+        return self._gguf.data(self._names[name])
+
+
+def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
+    """Types by weight name; every tensor must be there with its shape and a supported type, and none left over."""
+    types, used = {}, {"rope_freqs.weight"}
+    for spec in model.weights():
+        info = gguf.tensors.get(spec.name) or gguf.tensors.get(spec.source)
+        if info is None:
+            raise GGUFError(f"{gguf.paths[0]}: the tensor {spec.name!r} is missing")
+        if info.shape != spec.shape:
+            raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {spec.shape}")
+        supported = MATRIX_TYPES if len(spec.shape) > 1 else ("f32",)
+        if info.type not in supported:
+            raise UnsupportedModel(
+                f"{gguf.paths[0]}: {info.name} is {info.type}, supported are {', '.join(supported)}; "
+                "convert the file to one of these types"
+            )
+        types[spec.name] = info.type
+        used.add(info.name)
+    if left := sorted(set(gguf.tensors) - used):
+        raise UnsupportedModel(
+            f"{gguf.paths[0]}: {len(left)} tensors that nothing of {gguf.architecture} reads: {', '.join(left[:6])}"
+        )
+    return types
+
+
+def _check_options(n_ctx: int, n_slots: int, n_ubatch: int, type_k: str, type_v: str) -> None:
+    for name, value, low, high in (
+        ("n_ctx", n_ctx, 0, 1 << 24), ("n_slots", n_slots, 1, MAX_RUNS), ("n_ubatch", n_ubatch, 1, MAX_ROWS),
+    ):  # fmt: skip
+        if not isinstance(value, int) or not low <= value <= high:
+            raise InvalidArgument(f"{name} must be a whole number in {low}..{high}, got {value!r}")
+    for name, value in (("type_k", type_k), ("type_v", type_v)):
+        if value not in CACHE_TYPES:
+            raise InvalidArgument(f"{name} {value!r} is not a cache type; there are: {', '.join(CACHE_TYPES)}")
+
+
