@@ -5,6 +5,7 @@ Block layouts follow the GGML definitions (`block_q8_0`, `block_q4_0`, ...); siz
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -31,7 +32,8 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 array of `shape` from the raw bytes of a stored tensor (the oracle for every shader)."""
+    """float32 array of `shape` from the raw bytes of a stored tensor, maybe padded (the oracle for every shader)."""
+    raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)
     if dtype == "f16":

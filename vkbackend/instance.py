@@ -179,7 +179,8 @@ def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
     digits = text.lower().removeprefix("vulkan")
     if digits.isdecimal() and int(digits) < len(present):
         return present[int(digits)]
-    matches = [d for d in present if text.lower() == d.uuid] or [d for d in present if text and text in d.name]
+    is_name = text and not digits.isdecimal()
+    matches = [d for d in present if text.lower() == d.uuid] or [d for d in present if is_name and text in d.name]
     if len(matches) == 1:
         return matches[0]
     listing = ", ".join(f"{d.index} ({d.name})" for d in present)
