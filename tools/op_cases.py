@@ -1,0 +1,577 @@
+"""Test cases of the ops: a case is data, its repr is its name, and it says how far from its twin it may be.
+
+`case.setup(rng)` gives fresh random arrays and the function that records the ops on views of them; `Placed` puts
+them into one buffer with guard words between and NaN in every output. Tests check these and benchmarks time them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend import ops
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.formats import row_nbytes
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording
+from vkbackend.rope import RopeTable
+from vkbackend.runtime import Device
+from vkbackend.step import MAX_ROWS, STEP_WORDS, Run, StepParams
+
+NAN_WORD = (
+    0x7FC07FC1  # NaN as f32 and as either f16: what is read out of bounds or unwritten shows up in the result
+)
+GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
+CELL_BLOCK = ops.CELL_BLOCK
+
+Views = dict[str, View]
+RunSpec = tuple[int, int, int]  # slot, first position, rows
+
+
+@dataclass
+class Tensor:
+    """An array of a case: `raw` is its stored bytes, None for NaN throughout."""
+
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    raw: np.ndarray | None = None
+    written: bool = False
+
+
+@dataclass
+class Setup:
+    """What a case needs: its tensors by name, the step, and the recording of its ops."""
+
+    tensors: dict[str, Tensor]
+    record: Callable[[Recording, Limits, Views], None]
+    step: StepParams | None = None
+
+
+class Placed:
+    """A setup in one buffer of a device. `image` is the buffer as it was before the run."""
+
+    def __init__(self, device: Device, setup: Setup) -> None:
+        self.device, self.setup = device, setup
+        at = 4 * GUARD_WORDS
+        places: dict[str, tuple[int, tuple[int, ...], str]] = {}
+        if setup.step is not None:
+            at = 256  # a uniform binding starts at an aligned offset
+            places["step"] = at, (STEP_WORDS,), "u32"
+            at += 4 * (STEP_WORDS + GUARD_WORDS)
+        for name, tensor in setup.tensors.items():
+            places[name] = at, tensor.shape, tensor.dtype
+            rows = int(np.prod(tensor.shape[:-1]))
+            at += -(-rows * row_nbytes(tensor.dtype, tensor.shape[-1]) // 4) * 4 + 4 * GUARD_WORDS
+        self.buffer: Buffer = device.buffer(at, Home.SCRATCH, "case")
+        self.views = {name: View(self.buffer, *place) for name, place in places.items()}
+        self.whole = View(self.buffer, 0, (self.buffer.nbytes,), "u8")
+        self.image = np.full(self.buffer.nbytes // 4, NAN_WORD, np.uint32).view(np.uint8)
+        if setup.step is not None:
+            self._put("step", setup.step.words)
+        for name, tensor in setup.tensors.items():
+            if tensor.raw is not None:
+                self._put(name, tensor.raw)
+        device.write(self.whole, self.image)
+
+    def _put(self, name: str, data: np.ndarray) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        view = self.views[name]
+        assert view.nbytes - 4 < raw.size <= view.nbytes, (name, raw.size, view)
+        self.image[view.offset : view.offset + raw.size] = raw
+
+    def record(self, limits: Limits) -> Recording:
+        recording = Recording("case")
+        self.setup.record(recording, limits, self.views)
+        return recording
+
+    def close(self) -> None:
+        self.device.free(self.buffer)
+
+
+class Case:
+    """Base of the cases. `tolerance` is the largest NMSE against the twin, 0 for equal bits."""
+
+    tolerance: ClassVar[float] = 1e-10
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        raise NotImplementedError
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        """What is compared of an output, where its parts have different magnitudes."""
+        return {name: array}
+
+
+# ---- random material ----
+
+
+def uniform(rng: np.random.Generator, *shape: int, span: float = 1.0) -> Tensor:
+    return Tensor(shape, "f32", rng.uniform(-span, span, shape).astype(np.float32))
+
+
+def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0) -> Tensor:
+    """Values of about +-scale; in quantized blocks every code occurs, also those a quantizer never writes."""
+    values = rng.uniform(-scale, scale, shape).astype(np.float32)
+    if dtype in ("f32", "f16"):
+        return Tensor(shape, dtype, values.astype(np.float16 if dtype == "f16" else np.float32))
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    raw = quantize(values, GGMLQuantizationType[dtype.upper()])
+    blocks = raw.reshape(-1, row_nbytes(dtype, 32))
+    assert dtype in ("q8_0", "q4_0"), f"{dtype}: say which bytes of a block are codes"
+    blocks[:, 2:] = rng.integers(0, 256, blocks[:, 2:].shape, np.uint8)
+    return Tensor(shape, dtype, blocks.reshape(raw.shape))
+
+
+def output(*shape: int, dtype: str = "f32") -> Tensor:
+    return Tensor(shape, dtype, written=True)
+
+
+def step_of(
+    rng: np.random.Generator, runs: tuple[RunSpec, ...], n_vocab: int = 1, outputs: tuple[int, ...] = ()
+) -> StepParams:
+    """A step of the runs, its unused entries full of values that a shader must not use."""
+    step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
+    table, row = [], 0
+    for slot, first_pos, n_rows in runs:
+        table.append(Run(slot, row, n_rows, first_pos))
+        row += n_rows
+    step.fill(rng.integers(0, n_vocab, row), table, outputs)
+    return step
+
+
+def cell_table(rng: np.random.Generator, runs: tuple[RunSpec, ...]) -> tuple[Tensor, int]:
+    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells."""
+    n_slots = max(slot for slot, _, _ in runs) + 1
+    blocks_per_slot = max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
+    n_blocks = n_slots * blocks_per_slot + 1
+    table = rng.permutation(n_blocks)[: n_slots * blocks_per_slot].astype(np.uint32)
+    return Tensor((n_slots, blocks_per_slot), "u32", table), n_blocks * CELL_BLOCK
+
+
+def cache(
+    rng: np.random.Generator, dtype: str, cells: Tensor, n_cells: int, width: int, runs: tuple[RunSpec, ...]
+) -> Tensor:
+    """A cache that holds values where the runs have positions and NaN in every other cell."""
+    assert cells.raw is not None
+    table = cells.raw.reshape(cells.shape)
+    values = np.full((n_cells, width), np.nan, np.float16 if dtype == "f16" else np.float32)
+    for slot, first_pos, n_rows in runs:
+        at = np.arange(first_pos + n_rows)
+        rows = table[slot, at // CELL_BLOCK] * CELL_BLOCK + at % CELL_BLOCK
+        values[rows] = rng.uniform(-1, 1, (len(at), width))
+    return Tensor((n_cells, width), dtype, values)
+
+
+def _n_rows(runs: tuple[RunSpec, ...]) -> int:
+    return sum(n for _, _, n in runs)
+
+
+# ---- one class per op ----
+
+
+@dataclass(frozen=True)
+class Embed(Case):
+    """`rows` of the bucket, `used` of them in the step, some ids beyond the table; `pieces` of the table."""
+
+    tolerance: ClassVar[float] = 1e-12
+    type: str = "f32"
+    n_embd: int = 64
+    n_vocab: int = 13
+    rows: int = 5
+    used: int = 3
+    ids: int = ops.TOKENS
+    pieces: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        outputs = tuple(rng.integers(0, self.n_vocab, self.used)) if self.ids else ()
+        step = step_of(rng, ((0, 5, MAX_ROWS if self.ids else self.used),), self.n_vocab, outputs)
+        if not self.ids:
+            step.rows[self.used - 1, 2] = self.n_vocab  # one id that does not exist
+        bounds = np.linspace(0, self.n_vocab, self.pieces + 1).astype(int)
+        table = {
+            f"w{i}": weights(rng, self.type, int(bounds[i + 1] - bounds[i]), self.n_embd)
+            for i in range(self.pieces)
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            for i, first in enumerate(bounds[:-1]):
+                ops.embed(rec, limits, v[f"w{i}"], v["y"], v["step"], ids=self.ids, first=int(first))
+
+        return Setup({**table, "y": output(self.rows, self.n_embd)}, record, step)
+
+
+@dataclass(frozen=True)
+class RmsNorm(Case):
+    n: int = 64
+    rows: int = 1
+    has_w: bool = True
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.rows, self.n), "y": output(self.rows, self.n)}
+        if self.has_w:
+            tensors["w"] = uniform(rng, self.n)
+        return Setup(
+            tensors,
+            lambda rec, limits, v: ops.rms_norm(rec, limits, v["x"], v.get("w"), v["y"], eps=1e-5),
+        )
+
+
+@dataclass(frozen=True)
+class MatVec(Case):
+    """w [n, k] by x [rows, k]; `pad` elements lie between the rows of y."""
+
+    tolerance: ClassVar[float] = 1e-9
+    type: str = "f32"
+    n: int = 16
+    k: int = 64
+    rows: int = 1
+    pad: int = 0
+    scale: float = 1.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        stride = self.n + self.pad
+        tensors = {
+            "w": weights(rng, self.type, self.n, self.k, scale=self.scale),
+            "x": uniform(rng, self.rows, self.k),
+            "y": output(self.rows * stride),
+        }
+        return Setup(
+            tensors, lambda rec, limits, v: self.op(rec, limits, v["w"], v["x"], v["y"], y_stride=stride)
+        )
+
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_vec
+
+
+@dataclass(frozen=True)
+class MatMul(MatVec):
+    rows: int = 9
+
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_mul
+
+
+@dataclass(frozen=True)
+class Rope(Case):
+    n_heads: int = 2
+    head_dim: int = 16
+    n_rot: int = 16
+    rows: int = 3
+    half_split: bool = False
+    in_place: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        positions = rng.integers(0, 100_000, self.rows)
+        x = uniform(rng, self.rows, self.n_heads, self.head_dim)
+        tensors = {
+            "x": x,
+            "cos_sin": Tensor(
+                (self.rows, self.n_rot // 2, 2), "f32", RopeTable(self.n_rot, 500_000.0).rows(positions)
+            ),
+        }
+        x.written = self.in_place
+        if not self.in_place:
+            tensors["y"] = output(*x.shape)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            y = v["x"] if self.in_place else v["y"]
+            ops.rope(rec, limits, v["x"], v["cos_sin"], y, half_split=self.half_split)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class KvStore(Case):
+    """Values reach from below f16's subnormals to beyond its largest; the cache must match bit by bit."""
+
+    tolerance: ClassVar[float] = 0.0
+    type: str = "f16"
+    width: int = 64
+    rows: int = 4
+    runs: tuple[RunSpec, ...] = ((0, 0, 4),)
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        cells, n_cells = cell_table(rng, self.runs)
+        magnitude = np.exp2(rng.uniform(-27, 17, (self.rows, self.width)))
+        x = (magnitude * rng.choice([-1, 1], magnitude.shape)).astype(np.float32)
+        ties = np.array(
+            [1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, 1.5 * 2**-24, 2**-14, 0], np.float32
+        )
+        x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
+        tensors = {
+            "x": Tensor(x.shape, "f32", x),
+            "cells": cells,
+            "cache": output(n_cells, self.width, dtype=self.type),
+        }
+        return Setup(
+            tensors,
+            lambda rec, limits, v: ops.kv_store(rec, limits, v["x"], v["cells"], v["cache"], v["step"]),
+            step_of(rng, self.runs),
+        )
+
+
+@dataclass(frozen=True)
+class AttnDecode(Case):
+    """Rows of the runs, one more than the step has, over scattered cells; splits of the keys."""
+
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
+    n_heads: int = 2
+    n_kv: int = 1
+    head_k: int = 16
+    head_v: int = 16
+    n_splits: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = _n_rows(self.runs) + 1
+        tensors = _attention_tensors(self, rng, rows)
+        tensors["y"] = output(rows, self.n_heads, self.n_splits, self.head_v + 2)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
+            ops.attn_decode(rec, limits, *args, scale=self.head_k**-0.5)
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        has_keys = array[..., self.head_v + 1] > 0
+        return {
+            "acc": array[..., : self.head_v],
+            "max": np.where(has_keys, array[..., self.head_v], 0),
+            "sum": array[..., self.head_v + 1],
+        }
+
+
+@dataclass(frozen=True)
+class AttnPrefill(Case):
+    """As AttnDecode; `pad` rows of the bucket belong to no run."""
+
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 5),)
+    n_heads: int = 2
+    n_kv: int = 1
+    head_k: int = 16
+    head_v: int = 16
+    pad: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = _n_rows(self.runs) + self.pad
+        tensors = _attention_tensors(self, rng, rows)
+        tensors["y"] = output(rows, self.n_heads, self.head_v)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
+            ops.attn_prefill(rec, limits, *args, scale=self.head_k**-0.5)
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+
+def _attention_tensors(
+    case: AttnDecode | AttnPrefill, rng: np.random.Generator, rows: int
+) -> dict[str, Tensor]:
+    cells, n_cells = cell_table(rng, case.runs)
+    return {
+        "q": uniform(rng, rows, case.n_heads, case.head_k, span=8.0),  # scores of about +-10: maxima move
+        "k": cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, case.runs),
+        "v": cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, case.runs),
+        "cells": cells,
+    }
+
+
+@dataclass(frozen=True)
+class AttnCombine(Case):
+    """Splits of very different maxima, the last one without keys; all splits of the last row without."""
+
+    rows: int = 2
+    n_heads: int = 3
+    n_splits: int = 4
+    head_v: int = 16
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        part = rng.uniform(-1, 1, (self.rows, self.n_heads, self.n_splits, self.head_v + 2)).astype(
+            np.float32
+        )
+        part[..., -2] = rng.uniform(-200, 200, part.shape[:-1])
+        part[..., -1] = rng.uniform(1, 50, part.shape[:-1])
+        for empty in (part[:, :, 1:][:, :, -1:], part[self.rows - 1 :] if self.rows > 1 else part[:0]):
+            empty[...] = 0
+            empty[..., -2] = -1e30
+        tensors = {"part": Tensor(part.shape, "f32", part), "y": output(self.rows, self.n_heads, self.head_v)}
+        return Setup(tensors, lambda rec, limits, v: ops.attn_combine(rec, limits, v["part"], v["y"]))
+
+
+@dataclass(frozen=True)
+class SiluMul(Case):
+    n: int = 64
+    span: float = 8.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {
+            "gate": uniform(rng, self.n, span=self.span),
+            "up": uniform(rng, self.n),
+            "y": output(self.n),
+        }
+        return Setup(tensors, lambda rec, limits, v: ops.silu_mul(rec, limits, v["gate"], v["up"], v["y"]))
+
+
+@dataclass(frozen=True)
+class Add(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"a": uniform(rng, self.n), "b": uniform(rng, self.n), "y": output(self.n)}
+        return Setup(tensors, lambda rec, limits, v: ops.add(rec, limits, v["a"], v["b"], v["y"]))
+
+
+@dataclass(frozen=True)
+class AddPartials(Case):
+    """Slots outside `writers` and the own slot hold NaN: they must not be read, nor multiplied by zero."""
+
+    n: int = 64
+    rows: int = 1
+    n_slots: int = 2
+    own: int | None = 0
+    writers: int = 3
+    residual: bool = True
+    norm: bool = True
+    in_place: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        stride = self.rows * self.n + 3
+        slots = rng.uniform(-1, 1, (self.n_slots, stride)).astype(np.float32)
+        for s in range(self.n_slots):
+            if s == self.own or not self.writers >> s & 1:
+                slots[s] = np.nan
+        shape = (self.rows, self.n)
+        tensors = {"slots": Tensor(slots.shape, "f32", slots)}
+        if self.own is not None:
+            tensors["own"] = uniform(rng, *shape)
+        if self.residual:
+            tensors["residual"] = uniform(rng, *shape)
+            tensors["residual"].written = self.in_place
+        if not self.in_place:
+            tensors["h"] = output(*shape)
+        if self.norm:
+            tensors |= {"w": uniform(rng, self.n), "y": output(*shape)}
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            h = v["residual"] if self.in_place else v["h"]
+            ops.add_partials(
+                rec, limits, v.get("residual"), v.get("own"), v["slots"], v.get("w"), h, v.get("y"),
+                own_index=self.own, writers=self.writers, eps=1e-6,
+            )  # fmt: skip
+
+        return Setup(tensors, record)
+
+
+# ---- the list ----
+
+_TYPES = ("f32", "f16", "q8_0", "q4_0")
+_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
+
+
+@dataclass
+class _Sweep:
+    """Cases of the quick suite, and the wide ones that run on request."""
+
+    quick: list[Case] = field(default_factory=list)
+    wide: list[Case] = field(default_factory=list)
+
+
+def _cases() -> _Sweep:
+    s = _Sweep()
+    s.quick += [
+        Embed("f32", n_embd=7),
+        Embed("f16", n_embd=33),
+        Embed("q8_0", n_embd=2048),
+        Embed("q4_0", n_embd=32),
+        Embed("q8_0", n_embd=96, pieces=3),
+        Embed("f32", n_embd=576, n_vocab=MAX_ROWS, ids=ops.OUTPUTS),
+    ]
+    s.quick += [RmsNorm(n, rows) for n, rows in ((1, 1), (31, 5), (256, 3), (257, 2), (4096, 2))]
+    s.quick += [RmsNorm(128, 40, has_w=False)]
+    s.quick += [
+        MatVec("f32", 1, 1),
+        MatVec("f32", 31, 2051, 8),
+        MatVec("f16", 33, 2051, 1),
+        MatVec("f16", 5, 3, 3, pad=2),
+        MatVec("f16", 64, 96, scale=5e-5),  # subnormal halves
+        MatVec("q8_0", 33, 32),  # rows of 34 bytes
+        MatVec("q8_0", 17, 96, 5, pad=7),
+        MatVec("q8_0", 576, 1536),
+        MatVec("q8_0", 32, 64, scale=6e-3),  # subnormal scales
+        MatVec("q4_0", 127, 32, 8),
+        MatVec("q4_0", 129, 576),
+    ]
+    s.quick += [
+        MatMul("f32", 1, 1, 9),
+        MatMul("f32", 65, 67, 33, pad=3),
+        MatMul("f16", 64, 2051, 17),
+        MatMul("q8_0", 63, 32, 16),
+        MatMul("q8_0", 576, 1536, 40),
+        MatMul("q4_0", 129, 96, 31),
+    ]
+    s.quick += [
+        Rope(1, 2, 2, 1),
+        Rope(3, 64, 64, 7),
+        Rope(3, 80, 32, 5, half_split=True),
+        Rope(2, 128, 128, 2, half_split=True, in_place=True),
+        Rope(5, 24, 8, 1, in_place=True),
+    ]
+    s.quick += [
+        KvStore("f16", 64, 8, _RUNS),
+        KvStore("f32", 24, 6, _RUNS),
+        KvStore("f16", 2, 1, ((0, 31, 1),)),
+    ]
+    s.quick += [
+        AttnDecode(((0, 0, 1),), 1, 1, 8, 8),
+        AttnDecode(_RUNS, 6, 2, 64, 64, n_splits=3),
+        AttnDecode(((1, 300, 1),), 4, 1, 128, 128, n_splits=4),
+        AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "f32"),
+        AttnDecode(((0, 40, 1),), 1, 1, 576, 512, 1, "f16", "f32"),
+        AttnDecode(((0, 70, 1),), 2, 1, 16, 24, 2, "f32", "f16"),
+        AttnCombine(),
+        AttnCombine(3, 2, 1, 64),
+        AttnCombine(2, 1, 31, 576),
+    ]
+    s.quick += [
+        AttnPrefill(((0, 0, 1),), 1, 1, 8, 8),
+        AttnPrefill(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
+        AttnPrefill(((0, 5, 70),), 3, 1, 128, 128),
+        AttnPrefill(((0, 0, 9),), 1, 1, 576, 512, 1, "f16", "f32"),
+        AttnPrefill(((0, 60, 9),), 2, 2, 80, 40, 7, "f32", "f32"),
+        AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
+    ]
+    s.quick += [SiluMul(1), SiluMul(1031), SiluMul(640, span=120.0), Add(1), Add(1031)]
+    s.quick += [
+        AddPartials(),
+        AddPartials(2048, 3, n_slots=5, own=2, writers=0b10110, in_place=True),
+        AddPartials(257, 2, n_slots=3, own=None, writers=0b101),
+        AddPartials(31, 2, n_slots=2, own=1, writers=0b01, residual=False),
+        AddPartials(64, 4, n_slots=1, own=0, writers=0, norm=False),
+    ]
+    for kind in _TYPES:
+        k = 288
+        s.wide += [MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)]
+        s.wide += [MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
+        s.wide += [MatVec(kind, 2880, 2880, 2), MatVec(kind, 6, 4096, 3), MatMul(kind, 64, 4096, 128)]
+    for head in (8, 40, 64, 72, 96, 112, 192, 256, 320, 512):
+        for kind in ("f16", "f32"):
+            s.wide += [AttnDecode(_RUNS, 4, 2, head, head, 2, kind, kind)]
+            s.wide += [AttnPrefill(((1, 3, 20), *_RUNS), 4, 2, head, head, 3, kind, kind)]
+    return s
+
+
+CASES: list[Case] = _cases().quick
+WIDE_CASES: list[Case] = _cases().wide
