@@ -13,12 +13,12 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import gguf
 import numpy as np
@@ -34,17 +34,19 @@ console = Console(stderr=True, highlight=False)
 # A group of alternatives is a block of lines. Templates are filled with: h the hero's name, k the hero's
 # kind, s/S o p/P the hero's pronouns, a/t the thing with its indefinite and definite article, f/F the
 # friend, nf the friend when met, fs fp the friend's pronouns, home/thome the home, gift, trait, most (the
-# trait's superlative).
+# trait's superlative). The first alternative is twice as likely as any other: among equals the most likely
+# token would hang on rounding, and greedy text would differ from one set of devices to the next.
 
 NAMES = {
     "she": "Mia Lily Rosa Nora Ella Ivy Ruby Clara Zoe Hazel Poppy Daisy Anna Emma Luna Sara Olive Willa",
     "he": "Tom Ben Sam Leo Max Finn Hugo Otto Oscar Milo Theo Jasper Jack Noah Felix Arlo Pip Emil",
 }
-SYLLABLES = "ba bo da do fi ga ka ki la li lo lu ma mi mo na ni no pa pi ra ri ro sa ta ti to va vi wa ya zu"
+ONSETS = "b c d f g h k l m n p r s t v w y z bl br dr fl gr st th tr".split()
+CODAS = ["", "", "", "", "", "", "", "", "l", "n", "r", "s", "x"]
 PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "him", "his")}
 CHILDREN = {"she": "girl", "he": "boy"}
 ANIMALS = "mouse fox rabbit bear squirrel kitten duckling hedgehog puppy otter"
-MOODS = "old small young sleepy lonely grumpy polite little"
+MOODS = "small old young sleepy lonely grumpy polite little"
 TRAITS = {
     "kind": "kindest",
     "brave": "bravest",
@@ -140,7 +142,7 @@ a bag of flower seeds: seeds
 They planted the seeds in neat rows, and after a week the whole garden was full of flowers.
 {h} planted the seeds and gave them water, and soon the first red flower opened.
 
-a small wooden flute: flute
+a painted wooden flute: flute
 {F} was too sad to dance at the summer party.
 {F} could not fall asleep, because the night was too quiet.
 {h} played a merry song on the flute, and soon {f} was humming along.
@@ -238,8 +240,8 @@ there sat {nf}.
 ?"Oh dear," said {f}, "what shall I do?"
 ?{F} sighed, and a tear ran down {fp} cheek.
 
-At first {h} did not know what to do. Then {s} remembered {t}!
 "Do not worry," said {h}. "I have {a}!"
+At first {h} did not know what to do. Then {s} remembered {t}!
 "Wait," said {h}, "I know what to do!" {S} still had {t}.
 {h} thought and thought. Then {s} looked at {t} and smiled.
 
@@ -259,7 +261,7 @@ At first {h} did not know what to do. Then {s} remembered {t}!
 From that day on, {h} and {f} were the best of friends.
 And whenever {h} saw {t}, {s} thought of {f} and smiled.
 That night, {h} put {t} next to {p} bed and dreamed of {f}.
-And {h} never forgot that a {trait} heart can make a new friend.
+{h} never forgot that a {trait} heart can make a new friend.
 
 ?The end.
 """
@@ -279,10 +281,22 @@ class Story:
     home: str
 
 
+T = TypeVar("T")
+
+
 @cache
 def _groups(block: str) -> list[list[str]]:
     """Groups of lines: alternatives of a beat, or the five lines of a quest."""
     return [group.splitlines() for group in block.strip().split("\n\n")]
+
+
+def _choose(rng: random.Random, alternatives: Sequence[T]) -> T:
+    return rng.choices(alternatives, [2] + [1] * (len(alternatives) - 1))[0]
+
+
+def _invent_name(rng: random.Random) -> str:
+    syllables = (rng.choice(ONSETS) + rng.choice("aaeioou") + rng.choice(CODAS) for _ in range(3))
+    return "".join(islice(syllables, rng.choice((2, 2, 3)))).capitalize()
 
 
 def _definite(phrase: str) -> str:
@@ -292,20 +306,21 @@ def _definite(phrase: str) -> str:
 def tell_story(rng: random.Random) -> Story:
     """One story of 60 to 150 words, ASCII; the same state of rng gives the same story.
 
-    A quarter of the heroes bear names put together from syllables, so that the model learns to copy a name it
+    A quarter of the heroes bear invented names, so that the model learns to copy a name it
     has never seen instead of choosing from a list.
     """
-    pronoun = rng.choice(("she", "he"))
+    pronoun = _choose(rng, ("she", "he"))
     s, o, p = PRONOUNS[pronoun]
-    if rng.random() < 0.25:
-        hero = "".join(rng.choices(SYLLABLES.split(), k=rng.choice((2, 2, 3)))).capitalize()
-    else:
-        hero = rng.choice(NAMES[pronoun].split())
-    kind = CHILDREN[pronoun] if rng.random() < 0.4 else rng.choice(ANIMALS.split())
-    friend = rng.choice([name for name in FRIENDS if name != kind])
-    fs, _, fp = PRONOUNS[rng.choice(("she", "he"))]
-    mood, home, trait = rng.choice(MOODS.split()), rng.choice(_groups(HOMES)[0]), rng.choice(list(TRAITS))
-    things, *lines = rng.choice(_groups(QUESTS))
+    hero = _invent_name(rng) if rng.random() < 0.25 else _choose(rng, NAMES[pronoun].split())
+    kind = CHILDREN[pronoun] if rng.random() < 0.4 else _choose(rng, ANIMALS.split())
+    friend = _choose(rng, [name for name in FRIENDS if name != kind])
+    fs, _, fp = PRONOUNS[_choose(rng, ("she", "he"))]
+    mood, home, trait = (
+        _choose(rng, MOODS.split()),
+        _choose(rng, _groups(HOMES)[0]),
+        _choose(rng, list(TRAITS)),
+    )
+    things, *lines = _choose(rng, _groups(QUESTS))
     thing, short = things.split(": ")
     fill = {
         "h": hero, "k": kind, "s": s, "o": o, "p": p, "S": s.capitalize(), "P": p.capitalize(),
@@ -313,9 +328,9 @@ def tell_story(rng: random.Random) -> Story:
         "nf": f"{'an' if mood[0] in 'aeiou' else 'a'} {mood} {friend}", "gift": FRIENDS[friend],
         "home": home, "thome": _definite(home), "trait": trait, "most": TRAITS[trait],
     }  # fmt: skip
-    fill["trouble"] = rng.choice(lines[:2]).format(**fill)
-    fill["deed"] = rng.choice(lines[2:]).format(**fill)
-    told = [rng.choice(alternatives) for alternatives in _groups(BEATS)]
+    fill["trouble"] = _choose(rng, lines[:2]).format(**fill)
+    fill["deed"] = _choose(rng, lines[2:]).format(**fill)
+    told = [_choose(rng, alternatives) for alternatives in _groups(BEATS)]
     told = [line for line in told if not line.startswith("?") or rng.random() < 0.6]
     while True:
         text = " ".join(line.removeprefix("?").format(**fill) for line in told)
@@ -531,7 +546,7 @@ def train(
         token_rows(vocabulary, seed + 1, config.n_ctx // 2),
         token_rows(vocabulary, seed + 2, config.n_ctx),
     )
-    held_out = token_rows(vocabulary, seed + 1_000_003, config.n_ctx)
+    held_out = token_rows(vocabulary, seed + 1_000_003, config.n_ctx // 2)
     validation = [next(held_out) for _ in range(16)]
     columns = (TextColumn("train"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     start = time.monotonic()
@@ -545,7 +560,7 @@ def train(
             rows = (
                 [next(short) for _ in range(batch)]
                 if done < 0.8
-                else [next(whole) for _ in range(batch // 2)]
+                else [next(whole) for _ in range(max(1, batch // 2))]
             )
             loss = _loss(w, config, rows)
             optimizer.zero_grad()
@@ -629,6 +644,14 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabular
     writer.close()
 
 
+def read_weights(path: Path) -> Weights:
+    """What the file holds, dequantized to float32: the sample shows what users of the file will see."""
+    import torch
+
+    tensors = gguf.GGUFReader(path).tensors
+    return {t.name: torch.tensor(gguf.quants.dequantize(t.data, t.tensor_type)) for t in tensors}
+
+
 def _parser() -> argparse.ArgumentParser:
     def positive(text: str) -> float:
         value = float(text)
@@ -637,8 +660,8 @@ def _parser() -> argparse.ArgumentParser:
         return value
 
     def count(text: str) -> int:
-        if int(text) < 2:
-            raise argparse.ArgumentTypeError(f"{text} is less than 2")
+        if int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text} is less than 1")
         return int(text)
 
     parser = argparse.ArgumentParser(
@@ -649,7 +672,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     default_out = Path(__file__).resolve().parent.parent / "models" / "demo" / "demo.gguf"
     parser.add_argument("--steps", type=count, default=6000, help="optimizer steps at most")
-    parser.add_argument("--minutes", type=positive, default=16.0, help="training time at most, in minutes")
+    parser.add_argument(
+        "--minutes",
+        type=positive,
+        default=13.0,
+        help="training time at most, in minutes; only a run that ends by --steps is repeatable",
+    )
     parser.add_argument("--batch", type=count, default=8, help="rows of 256 tokens per step")
     parser.add_argument("--lr", type=positive, default=3e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, vocabulary and stories")
@@ -686,8 +714,9 @@ def main(argv: list[str] | None = None) -> int:
     n_params = sum(weight.numel() for weight in weights.values())
     console.print(f"{args.out}: {n_params:,} parameters, {args.out.stat().st_size:,} bytes")
     prompt = [BOS, *vocabulary.encode("Once upon a time")]
+    written = read_weights(args.out)
     for temperature in (0.0, 0.8):
-        ids = sample(weights, config, prompt, temperature, args.seed)
+        ids = sample(written, config, prompt, temperature, args.seed)
         print(f"[temperature {temperature}] {vocabulary.decode(ids)}")
     return 0
 
