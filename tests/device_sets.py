@@ -1,0 +1,24 @@
+"""Device sets for whole-model tests: one, two and three devices of the first driver, and two drivers both ways."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import device_infos
+
+_N = len(device_infos())
+_TWO = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
+_ONE = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
+DEVICE_SETS = [
+    pytest.param(spec.split(","), id=spec, marks=_TWO if "1" in spec else _ONE)
+    for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
+]
+MULTI = DEVICE_SETS[1:]
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    """Normalised mean squared error; NaN and infinities count as wrong."""
+    assert got.shape == want.shape and np.isfinite(got).all(), "shape differs or values are not finite"
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    return float(((got - want) ** 2).sum() / (want**2).sum())

@@ -1,0 +1,53 @@
+"""Nothing is made during decode, everything is gone after close, and opening again and again does not grow."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_sets import DEVICE_SETS
+from vkbackend.models.runner import Runner
+from vkbackend.step import Run
+
+
+def rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def decode(runner: Runner, first: int, n: int) -> None:
+    for pos in range(first, first + n):
+        logits = runner.step([3 + pos % 500], [Run(0, 0, 1, pos)], [0])
+        assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("devices", DEVICE_SETS)
+def test_decode_makes_nothing(shared: Path, devices: list[str]) -> None:
+    runner = Runner(shared / "models" / "stories260K-Q8_0.gguf", devices=devices, n_ctx=256)
+    meshed = runner.mesh.devices
+    decode(runner, 0, 8)
+    before = [(d.created, dict(d.counts), dict(d.nbytes), len(runner.mesh._steps)) for d in meshed]
+    decode(runner, 8, 200)
+    assert [(d.created, dict(d.counts), dict(d.nbytes), len(runner.mesh._steps)) for d in meshed] == before
+    runner.close()
+    assert all(not d.counts for d in meshed), [d.counts for d in meshed]
+
+
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")])
+def test_open_and_close_does_not_grow(shared: Path, devices: list[str]) -> None:
+    def round_trip() -> None:
+        runner = Runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64)
+        decode(runner, 0, 2)
+        runner.close()
+        del runner
+        gc.collect()
+
+    for _ in range(3):
+        round_trip()
+    before = rss_bytes()
+    for _ in range(20):
+        round_trip()
+    assert rss_bytes() <= 1.05 * before, f"{before} bytes resident before, {rss_bytes()} after 20 rounds"
