@@ -1,0 +1,379 @@
+"""The engine: requests in, events out. Continuous batching of many sequences over the slots of one runner.
+
+Requests and events are plain picklable data; no object is shared with the caller, so the engine runs in the caller's
+process or in its own (remote.py). It knows tokens, slots and sampling; no text, no device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkbackend import errors
+from vkbackend.errors import DeviceLost, InvalidArgument, Timeout, VkbackendError
+from vkbackend.models.sampling import Sampler, SamplingParams
+from vkbackend.step import Run
+
+if TYPE_CHECKING:
+    from vkbackend.models.runner import Runner
+
+Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
+
+
+# ---- messages ----
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What to load and on what; as in `LLM`."""
+
+    path: str
+    devices: tuple[str, ...] | None = None
+    tensor_split: tuple[float, ...] | None = None
+    n_ctx: int = 512
+    n_slots: int = 1
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What was loaded."""
+
+    n_vocab: int
+    n_ctx: int
+    n_slots: int
+    n_ubatch: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of `stop_ids`."""
+
+    id: int
+    tokens: tuple[int, ...]
+    max_tokens: int | None
+    sampling: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """The logits of every position of `tokens`; they come in parts, in order."""
+
+    id: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes per device by purpose."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget request `id` and free its slot; answered by nothing."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Release everything and stop."""
+
+
+Request = Generate | Logits | Memory | Cancel | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Time of the steps that a sequence took part in: `prompt` steps read its prompt, `decode` steps one token."""
+
+    prompt_n: int = 0
+    prompt_s: float = 0.0
+    decode_n: int = 0
+    decode_s: float = 0.0
+    n_reduces: int = 0
+    reduce_s: float = 0.0
+
+    def plus(self, n_prompt: int, n_decode: int, step_s: float, n_reduces: int, reduce_s: float) -> Timings:
+        return Timings(
+            self.prompt_n + n_prompt, self.prompt_s + (step_s if n_prompt else 0.0),
+            self.decode_n + n_decode, self.decode_s + (step_s if n_decode else 0.0),
+            self.n_reduces + n_reduces, self.reduce_s + reduce_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorData:
+    """A typed error as data."""
+
+    kind: str
+    message: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: VkbackendError) -> ErrorData:
+        return cls(type(error).__name__, str(error), dict(vars(error)))
+
+    def exception(self) -> VkbackendError:
+        """A fresh exception: one instance raised in two threads would mix up their tracebacks."""
+        kind = getattr(errors, self.kind, VkbackendError)
+        error: VkbackendError = kind(self.message, **self.fields)
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One answer to request `id`; `done` on its last. `finish_reason` is "stop" or "length"."""
+
+    id: int
+    done: bool = True
+    token: int | None = None
+    finish_reason: str | None = None
+    timings: Timings | None = None
+    logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
+    memory: list[dict[str, Any]] | None = None
+    error: ErrorData | None = None
+
+
+# ---- checks that callers make too, so that a bad request fails where it is made ----
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
+    """Raises InvalidArgument: no token, more than the context holds, an id outside the vocabulary."""
+    if not tokens:
+        raise InvalidArgument("the prompt has no tokens; give at least one (a model with a BOS token adds it itself)")
+    if len(tokens) > n_ctx:
+        raise InvalidArgument(
+            f"the prompt has {len(tokens)} tokens and the context holds {n_ctx}; shorten the prompt or open the model "
+            f"with n_ctx (-c) of at least {len(tokens) + 1}, 0 for the model's own"
+        )
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= n_vocab:
+        bad = low if low < 0 else high
+        raise InvalidArgument(f"token id {bad} is out of range: the model has ids 0..{n_vocab - 1}")
+
+
+# ---- the engine ----
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A request in work: `tokens[:n_stored]` are in the cache of its slot."""
+
+    request: Generate | Logits
+    number: int  # order of submission
+    tokens: list[int]
+    sampler: Sampler | None
+    slot: int = -1
+    n_stored: int = 0
+    served: int = -1  # number of the last step it had rows in
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def n_wanted(self) -> int:
+        """Rows not computed yet: 1 while decoding."""
+        return len(self.tokens) - self.n_stored
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) - len(self.request.tokens)
+
+
+class Engine:
+    """Runs requests on a runner. `submit` never blocks; each `step` runs one micro-batch and returns its events."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._free = list(range(runner.n_slots))
+        self._events: list[Event] = []
+        self._n_submitted = self._n_steps = 0
+        self._broken: ErrorData | None = None
+
+    @classmethod
+    def open(cls, options: EngineOptions, progress: Progress | None = None) -> Engine:
+        """Load the model; raises the typed errors of the reader, the plan and the devices."""
+        from vkbackend.models.runner import Runner
+
+        return cls(
+            Runner(
+                options.path,
+                devices=None if options.devices is None else list(options.devices),
+                tensor_split=None if options.tensor_split is None else list(options.tensor_split),
+                n_ctx=options.n_ctx,
+                n_slots=options.n_slots,
+                n_ubatch=options.n_ubatch,
+                type_k=options.type_k,
+                type_v=options.type_v,
+                progress=progress,
+            )
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        r = self.runner
+        return EngineInfo(r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch, tuple(r.device_names()))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do or to say."""
+        return bool(self._events or self._running or self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Take a request; what is wrong with it comes as its error event."""
+        if isinstance(request, Close):
+            self.close()
+        elif isinstance(request, Cancel):
+            self._cancel(request.id)
+        elif isinstance(request, Memory):
+            self._events.append(Event(request.id, memory=self.runner.memory()))
+        else:
+            try:
+                if self._broken:
+                    raise self._broken.exception()
+                check_tokens(request.tokens, self.runner.n_vocab, self.runner.n_ctx)
+            except VkbackendError as error:
+                self._events.append(Event(request.id, error=ErrorData.of(error)))
+                return
+            sampler = Sampler(request.sampling) if isinstance(request, Generate) else None
+            self._waiting.append(_Sequence(request, self._n_submitted, list(request.tokens), sampler))
+            self._n_submitted += 1
+
+    def step(self) -> list[Event]:
+        """Give free slots to waiting requests, run one micro-batch, return what is new."""
+        while self._waiting and self._free:
+            sequence = self._waiting.popleft()
+            sequence.slot = self._free.pop(0)
+            self._running.append(sequence)
+        if batch := self._compose():
+            self._run(batch)
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Release the runner; requests in work get no further event. May be called twice."""
+        self._waiting.clear()
+        self._running.clear()
+        self._events.clear()
+        self._broken = ErrorData("VkbackendError", "the engine is closed")
+        self.runner.close()
+
+    def _cancel(self, request_id: int) -> None:
+        self._waiting = deque(s for s in self._waiting if s.request.id != request_id)
+        for sequence in [s for s in self._running if s.request.id == request_id]:
+            self._release(sequence)
+
+    def _release(self, sequence: _Sequence) -> None:
+        self._running.remove(sequence)
+        self._free.append(sequence.slot)
+        self._free.sort()  # the lowest slot first, so that equal requests in equal order get equal slots
+
+    def _compose(self) -> list[tuple[_Sequence, int]]:
+        """The rows of the next step: (sequence, rows), who waited longest first.
+
+        One row is kept for each sequence that wants just one (decoding), the rest goes to prompts; neither the rows
+        nor the outputs of the runner are exceeded, and the first in line always gets something.
+        """
+        line = sorted(self._running, key=lambda s: (s.served, s.number))
+        n_ones = sum(s.n_wanted == 1 for s in line)
+        rows, outputs = self.runner.n_ubatch, self.runner.max_outputs
+        batch = []
+        for sequence in line:
+            wanted = sequence.n_wanted
+            n_ones -= wanted == 1
+            n = min(wanted, rows, max(1, rows - n_ones))
+            if isinstance(sequence.request, Logits):
+                n = min(n, outputs, max(1, outputs - n_ones))
+            elif n == wanted and not outputs:
+                n -= 1  # the row that ends a prompt needs an output
+            if n > 0:
+                rows -= n
+                outputs -= self._n_outputs(sequence, n)
+                batch.append((sequence, n))
+        return batch
+
+    @staticmethod
+    def _n_outputs(sequence: _Sequence, n: int) -> int:
+        """Output rows when the next `n` rows of a sequence run: all for logits, else the one that ends its tokens."""
+        return n if isinstance(sequence.request, Logits) else int(n == sequence.n_wanted)
+
+    def _run(self, batch: list[tuple[_Sequence, int]]) -> None:
+        tokens: list[int] = []
+        runs: list[Run] = []
+        outputs: list[int] = []
+        for sequence, n in batch:
+            first, start = len(tokens), sequence.n_stored
+            runs.append(Run(sequence.slot, first, n, start))
+            tokens += sequence.tokens[start : start + n]
+            outputs += range(first + n - self._n_outputs(sequence, n), first + n)
+        began, (reduces, reduce_s) = time.perf_counter(), self.runner.reduce_stats()
+        try:
+            logits = self.runner.step(tokens, runs, outputs)
+        except VkbackendError as error:
+            self._fail(batch, error)
+            return
+        results: list[tuple[_Sequence, int, dict[str, Any]]] = []
+        row = 0
+        for sequence, n in batch:
+            n_outputs = self._n_outputs(sequence, n)
+            sequence.n_stored += n
+            sequence.served = self._n_steps
+            results.append((sequence, n, self._advance(sequence, logits[row : row + n_outputs])))
+            row += n_outputs
+        self._n_steps += 1
+        step_s, (reduces_now, reduce_s_now) = time.perf_counter() - began, self.runner.reduce_stats()
+        for sequence, n, news in results:
+            n_prompt = n if sequence.n_stored <= len(sequence.request.tokens) else 0
+            sequence.timings = sequence.timings.plus(
+                n_prompt, n - n_prompt, step_s, reduces_now - reduces, reduce_s_now - reduce_s
+            )
+            if news:
+                self._events.append(Event(sequence.request.id, timings=sequence.timings, **news))
+                if news["done"]:
+                    self._release(sequence)
+
+    def _advance(self, sequence: _Sequence, logits: np.ndarray) -> dict[str, Any]:
+        """What the output rows [n, n_vocab] of a step mean for one sequence: fields of its event, {} for none."""
+        request, n_ctx = sequence.request, self.runner.n_ctx
+        if isinstance(request, Logits):
+            return {"logits": logits.copy(), "done": sequence.n_wanted == 0}
+        if not len(logits):
+            return {}
+        if request.max_tokens == 0:
+            return {"finish_reason": "length", "done": True}
+        assert sequence.sampler is not None
+        try:
+            token = sequence.sampler.sample(logits[0], sequence.tokens)
+        except VkbackendError as error:
+            return {"error": ErrorData.of(error), "done": True}
+        sequence.tokens.append(token)
+        reason = None
+        if token in request.stop_ids:
+            reason = "stop"
+        elif sequence.n_generated == request.max_tokens or sequence.n_stored >= n_ctx:
+            reason = "length"
+        return {"token": token, "finish_reason": reason, "done": reason is not None}
+
+    def _fail(self, batch: list[tuple[_Sequence, int]], error: VkbackendError) -> None:
+        """A step failed: its requests end; after a lost device or a timeout nothing can run any more."""
+        failed = [sequence for sequence, _ in batch]
+        if isinstance(error, DeviceLost | Timeout):
+            self._broken = ErrorData.of(error)
+            failed = [*self._running, *self._waiting]
+            self._waiting.clear()
+        for sequence in failed:
+            self._events.append(Event(sequence.request.id, error=ErrorData.of(error)))
+            if sequence in self._running:
+                self._release(sequence)
