@@ -6,13 +6,13 @@ Everything else about the package is in pyproject.toml.
 import sys
 from pathlib import Path
 
-from setuptools import setup
-from setuptools.command.build_py import build_py
+from setuptools import setup  # type: ignore[import-untyped,unused-ignore]
+from setuptools.command.build_py import build_py  # type: ignore[import-untyped,unused-ignore]
 
 ROOT = Path(__file__).resolve().parent
 
 
-class BuildWithShaders(build_py):
+class BuildWithShaders(build_py):  # type: ignore[misc,unused-ignore]
     """build_py, then SPIR-V into the built package; an editable install compiles on first use instead."""
 
     def run(self) -> None:

@@ -1,7 +1,7 @@
 """Test cases of the ops: a case is data, its repr is its name, and it says how far from its twin it may be.
 
-`case.setup(rng)` gives fresh random arrays and the function that records the ops on views of them; `Placed` puts
-them into one buffer with guard words between and NaN in every output. Tests check these and benchmarks time them.
+`case.setup(rng)` gives fresh random arrays and the function that records the ops on views of them; `Placed`
+puts them into one buffer, guard words between and NaN in every output. Tests check and benchmarks time them.
 """
 
 from __future__ import annotations

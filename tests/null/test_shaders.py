@@ -1,4 +1,4 @@
-"""Shader sources against the op specs, the manifest, the layout of StepParams; the shader library and the wheel."""
+"""Shader sources against op specs, manifest and the layout of StepParams; the shader library; the wheel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import setuptools
 
 from vkbackend import ops, reference, shaderlib, step
 from vkbackend.errors import UnsupportedFeature
@@ -223,25 +223,15 @@ def test_unwritable_cache_costs_only_time(library: Path, monkeypatch: pytest.Mon
 
 @needs_compiler
 @pytest.mark.skipif(
-    int(setuptools.__version__.partition(".")[0]) < 77,
+    int(version("setuptools").partition(".")[0]) < 77,
     reason="building needs setuptools >= 77 in this environment",
 )
 def test_wheel_carries_spirv(tmp_path: Path) -> None:
     project = tmp_path / "project"
     skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "spv", "tests", "__pycache__")
     shutil.copytree(ROOT, project, ignore=skipped)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-    ]
-    done = subprocess.run([*pip, project], capture_output=True, text=True)
+    pip = f"{sys.executable} -m pip wheel --no-deps --no-index --no-build-isolation -w".split()
+    done = subprocess.run([*pip, tmp_path, project], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -1,7 +1,7 @@
 """Every op case on every Vulkan device present, against the numpy twins.
 
-Runs with the constants chosen for the device and with those of the portable floor, there with every grid folded.
-One case: pytest tests/ops/test_ops.py --case "MatVec.*q4_0"; a failure's seed: VKBACKEND_TEST_SEED=N pytest ...
+Runs with the constants chosen for the device and with those of the portable floor, there with folded grids.
+One case: pytest tests/ops/test_ops.py --case "MatVec.*q4_0"; a failure's seed: VKBACKEND_TEST_SEED=N pytest
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def run(case: Case, device: Device, limits: Limits, seed: int) -> None:
 
 def test_op(case: Case, device: Device) -> None:
     seed = int(os.environ.get("VKBACKEND_TEST_SEED") or secrets.randbelow(1 << 31))
-    done: list[list[tuple[object, ...]]] = []
+    done: list[object] = []
     for limits in (device.limits, FLOOR):
         probe = Placed(NumpyDevice("probe"), case.setup(np.random.default_rng(seed)))
         shape = [(c.consts, c.groups) for c in probe.record(limits).accesses() if isinstance(c, Dispatch)]
