@@ -20,8 +20,10 @@ from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.reduce import Provider, make_provider
 from vkbackend.meta.split import MIRRORED, Ranges, split
 from vkbackend.meta.tensor import Graph, Inputs, Reduce, Weight
+from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable
+from vkbackend.schedule import by_depth
 from vkbackend.step import STEP_NBYTES, StepParams
 
 WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
@@ -50,7 +52,7 @@ class Mesh:
         self.devices = list(devices)
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s = 0, 0.0
-        self._ahead, self._wanted, self._keep_values = ahead, provider, keep_values
+        self._ahead, self._wanted, self._keep_values = ahead, provider, keep_values or env.debug() >= 5
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._provider: Provider | None = None
         self._pages: list[HostPages] = []
@@ -117,8 +119,7 @@ class Mesh:
                 Inputs(View(local, 0, (STEP_NBYTES // 4,), "u32"), rope, View(host, 0, (words,)), View(local, 0, (words,)), logits)
             )  # fmt: skip
         # Two passes: the first finds out how large the slots must be, so it needs no addresses.
-        probe = self._graph(n_rows, n_outputs, _Sizing(len(self.devices)))
-        build(probe)
+        probe = self._graph(n_rows, n_outputs, _Sizing(len(self.devices)), build)
         if probe.reduces:
             self._provider = make_provider(self.devices, 4 * max(r.elements for r in probe.reduces), self._wanted)
         for device, recording in zip(self.devices, probe.recordings, strict=True):
@@ -129,9 +130,12 @@ class Mesh:
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
         return plan_scratch(recording, reuse=not self._keep_values)
 
-    def _graph(self, n_rows: int, n_outputs: int, provider: Provider | None) -> Graph:
+    def _graph(self, n_rows: int, n_outputs: int, provider: Provider | None, build: Build) -> Graph:
+        """The step's graph, built by the model and scheduled."""
         graph = Graph(self.devices, self._inputs, provider, n_rows, n_outputs)
         graph.begin()
+        build(graph)
+        graph.recordings = [by_depth(recording) for recording in graph.recordings]
         return graph
 
     # ---- steps ----
@@ -144,8 +148,7 @@ class Mesh:
         return self._steps[key]
 
     def _record(self, n_rows: int, n_outputs: int) -> Step:
-        graph = self._graph(n_rows, n_outputs, self._provider)
-        self._build(graph)
+        graph = self._graph(n_rows, n_outputs, self._provider, self._build)
         executables, values = [], {name: list(views) for name, views in graph.values.items()}
         for d, (device, recording) in enumerate(zip(self.devices, graph.recordings, strict=True)):
             offsets, nbytes = self._plan(recording)
@@ -182,6 +185,15 @@ class Mesh:
         except BaseException as error:
             self._drain(n, error)
             raise
+        if level := env.debug():
+            self._show(step, level)
+
+    def _show(self, step: Step, level: int) -> None:
+        if level >= 2:
+            for executable in step.executables:
+                executable.report()
+        if level >= 5 and self._keep_values:
+            report_values(self.devices, step.values)
 
     def _relay(self, step: Step, n: int) -> None:
         for d, device in enumerate(self.devices):

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
+from vkbackend.profiling import report_times
 from vkbackend.program import PUSH_NBYTES, Layout, descriptor_type
 from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Recording, Scope
 from vkbackend.runtime import Executable
+from vkbackend.timestamps import Timestamps
 from vkbackend.vk import NULL, C, ffi, lib, new
 
 if TYPE_CHECKING:
@@ -31,11 +33,12 @@ _SCOPES = {
 class VulkanExecutable(Executable):
     """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for it."""
 
-    def __init__(self, device: VulkanDevice, recording: Recording, timestamps: Any = None) -> None:
+    def __init__(self, device: VulkanDevice, recording: Recording) -> None:
         self._device = device
         self.recording = recording
         self.submission: Any = None
         self._pool: Any = None
+        self._timestamps: Timestamps | None = None
         self._buffers: list[tuple[Any, int]] = []
         self._barriers = {
             scope: new("VkMemoryBarrier", srcAccessMask=source, dstAccessMask=target)
@@ -46,8 +49,10 @@ class VulkanExecutable(Executable):
             pipelines = [device.programs.pipeline(d) for d in dispatches]
             self._sets = iter(self._descriptor_sets(dispatches, [layout for _, layout in pipelines]))
             self._pipelines = iter(pipelines)
-            self._timestamps = timestamps
             segments = [_split_at_cuts(segment) for segment in recording.segments()]
+            if env.debug() >= 2 and device.info.limits["timestamp_valid_bits"]:
+                n = len(list(recording.accesses())) + sum(map(len, segments))
+                self._timestamps = Timestamps(device, n)
             self.n_segments = len(segments)
             self.parts: list[Any] = [self._record(parts) for parts in segments]
             device.queue.prepare(self)  # type: ignore[attr-defined]
@@ -106,6 +111,8 @@ class VulkanExecutable(Executable):
         self._buffers.append((buffers, len(parts)))
         for i, commands in enumerate(parts):
             device.check(lib.vkBeginCommandBuffer(buffers[i], new("VkCommandBufferBeginInfo")), "vkBeginCommandBuffer")
+            if self._timestamps:
+                self._timestamps.begin(buffers[i], sum(isinstance(c, Copy | Dispatch) for c in commands))
             for command in commands:
                 self._emit(buffers[i], command)
             device.check(lib.vkEndCommandBuffer(buffers[i]), "vkEndCommandBuffer")
@@ -139,8 +146,16 @@ class VulkanExecutable(Executable):
         assert len(words) <= PUSH_NBYTES, f"{dispatch.op}: {len(words)} bytes of push constants"
         return words
 
+    def report(self) -> None:
+        """At DEBUG=2: the time of every command of the last replay, which must have finished."""
+        if self._timestamps:
+            report_times(self._device.name, self._timestamps.durations())
+
     def close(self) -> None:
         device = self._device
+        if self._timestamps:
+            self._timestamps.close()
+            self._timestamps = None
         for buffers, n in self._buffers:
             device.free_command_buffers(buffers, n)
         self._buffers = []

@@ -27,6 +27,9 @@ class Executable(ABC):
     recording: Recording
     n_segments: int
 
+    def report(self) -> None:  # noqa: B027 - only devices with timestamps have something to tell
+        """At DEBUG=2: the time of every command of the last replay, which must have finished."""
+
     @abstractmethod
     def close(self) -> None:
         """Release what building it took; nothing of it may be running."""

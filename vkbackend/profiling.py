@@ -1,0 +1,34 @@
+"""What the DEBUG ladder prints of a step: time per command (2), intermediate values by name (5)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vkbackend.buffer import View
+from vkbackend.recording import Copy, Dispatch
+from vkbackend.runtime import Device
+
+
+def report_times(name: str, durations: Sequence[tuple[Dispatch | Copy, float]]) -> None:
+    """One line per command to stderr: device, op.variant, microseconds, GB/s of what it reads and writes."""
+    for command, us in durations:
+        what = f"{command.op}.{command.variant}" if isinstance(command, Dispatch) else "copy"
+        nbytes = sum(r.end - r.begin for r in (*command.reads, *command.writes))
+        rate = nbytes / us / 1e3 if us else 0.0
+        sys.stderr.write(f"{name:<10} {what:<22} {us:9.1f} us {rate:8.2f} GB/s  {command.label}\n")
+
+
+def report_values(devices: Sequence[Device], values: Mapping[str, Sequence[View | None]]) -> None:
+    """One line per intermediate tensor and device to stderr: shape, mean, largest magnitude, first elements."""
+    for name, views in values.items():
+        for device, view in zip(devices, views, strict=True):
+            if view is not None:
+                x = device.read(view).view(np.float32).reshape(view.shape)
+                head = " ".join(f"{v:.5g}" for v in x.reshape(-1)[:4])
+                sys.stderr.write(
+                    f"{device.name:<10} {name:<28} {view.shape!s:<12} mean {x.mean():.5g} "
+                    f"max |x| {np.abs(x).max():.5g}: {head}\n"
+                )

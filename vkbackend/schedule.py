@@ -1,0 +1,39 @@
+"""Order the commands of a segment by dependency depth, so that independent ones run side by side.
+
+A model is written in reading order (q, rope of q, k, rope of k, ...), which would need a barrier behind nearly every
+command. By depth, q, k and v come together and one barrier serves them all.
+"""
+
+from __future__ import annotations
+
+from vkbackend.recording import Command, Copy, Cut, Dispatch, Range, Recording, exchanges
+
+
+def by_depth(recording: Recording) -> Recording:
+    """The recording with each segment sorted (stably) by depth: 1 + the deepest earlier command it conflicts with."""
+    commands: list[Command] = []
+    marks = exchanges(recording)
+    for i, segment in enumerate(recording.segments()):
+        if i:
+            commands.append(marks[i - 1])
+        commands += _sorted(segment)
+    return Recording(recording.name, commands)
+
+
+def _sorted(segment: list[Command]) -> list[Command]:
+    reads: dict[object, list[tuple[Range, int]]] = {}
+    writes: dict[object, list[tuple[Range, int]]] = {}
+    depths: list[int] = []
+    for command in segment:
+        assert isinstance(command, Dispatch | Copy) and not isinstance(command, Cut), command
+        own_reads, own_writes = command.reads, command.writes
+        depth = 0
+        for own in (*own_reads, *own_writes):
+            depth = max([depth, *(d + 1 for r, d in writes.get(own.buffer, ()) if own.overlaps(r))])
+        for own in own_writes:
+            depth = max([depth, *(d + 1 for r, d in reads.get(own.buffer, ()) if own.overlaps(r))])
+        for table, ranges in ((reads, own_reads), (writes, own_writes)):
+            for own in ranges:
+                table.setdefault(own.buffer, []).append((own, depth))
+        depths.append(depth)
+    return [command for _, command in sorted(zip(depths, segment, strict=True), key=lambda item: item[0])]
