@@ -1,7 +1,7 @@
 """The engine: requests in, events out. Continuous batching of many sequences over the slots of one runner.
 
-Requests and events are plain picklable data; no object is shared with the caller, so the engine runs in the caller's
-process or in its own (remote.py). It knows tokens, slots and sampling; no text, no device.
+Requests and events are plain picklable data; no object is shared with the caller, so the engine runs in the
+caller's process or in its own (remote.py). It knows tokens, slots and sampling; no text, no device.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of `stop_ids`."""
+    """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
+    `stop_ids`.
+    """
 
     id: int
     tokens: tuple[int, ...]
@@ -96,7 +98,9 @@ Request = Generate | Logits | Memory | Cancel | Close
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Time of the steps that a sequence took part in: `prompt` steps read its prompt, `decode` steps one token."""
+    """Time of the steps that a sequence took part in: `prompt` steps read its prompt, `decode` steps one
+    token.
+    """
 
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -152,11 +156,13 @@ class Event:
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
     """Raises InvalidArgument: no token, more than the context holds, an id outside the vocabulary."""
     if not tokens:
-        raise InvalidArgument("the prompt has no tokens; give at least one (a model with a BOS token adds it itself)")
+        raise InvalidArgument(
+            "the prompt has no tokens; give at least one (a model with a BOS token adds it itself)"
+        )
     if len(tokens) > n_ctx:
         raise InvalidArgument(
-            f"the prompt has {len(tokens)} tokens and the context holds {n_ctx}; shorten the prompt or open the model "
-            f"with n_ctx (-c) of at least {len(tokens) + 1}, 0 for the model's own"
+            f"the prompt has {len(tokens)} tokens and the context holds {n_ctx}; shorten the prompt or open "
+            f"the model with n_ctx (-c) of at least {len(tokens) + 1}, 0 for the model's own"
         )
     low, high = min(tokens), max(tokens)
     if low < 0 or high >= n_vocab:
@@ -191,7 +197,9 @@ class _Sequence:
 
 
 class Engine:
-    """Runs requests on a runner. `submit` never blocks; each `step` runs one micro-batch and returns its events."""
+    """Runs requests on a runner. `submit` never blocks; each `step` runs one micro-batch and returns its
+    events.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -283,8 +291,8 @@ class Engine:
     def _compose(self) -> list[tuple[_Sequence, int]]:
         """The rows of the next step: (sequence, rows), who waited longest first.
 
-        One row is kept for each sequence that wants just one (decoding), the rest goes to prompts; neither the rows
-        nor the outputs of the runner are exceeded, and the first in line always gets something.
+        One row is kept for each sequence that wants just one (decoding), the rest goes to prompts; neither
+        the rows nor the outputs of the runner are exceeded, and the first in line always gets something.
         """
         line = sorted(self._running, key=lambda s: (s.served, s.number))
         n_ones = sum(s.n_wanted == 1 for s in line)
@@ -306,7 +314,9 @@ class Engine:
 
     @staticmethod
     def _n_outputs(sequence: _Sequence, n: int) -> int:
-        """Output rows when the next `n` rows of a sequence run: all for logits, else the one that ends its tokens."""
+        """Output rows when the next `n` rows of a sequence run: all for logits, else the one that ends its
+        tokens.
+        """
         return n if isinstance(sequence.request, Logits) else int(n == sequence.n_wanted)
 
     def _run(self, batch: list[tuple[_Sequence, int]]) -> None:
@@ -345,7 +355,9 @@ class Engine:
                     self._release(sequence)
 
     def _advance(self, sequence: _Sequence, logits: np.ndarray) -> dict[str, Any]:
-        """What the output rows [n, n_vocab] of a step mean for one sequence: fields of its event, {} for none."""
+        """What the output rows [n, n_vocab] of a step mean for one sequence: fields of its event, {} for
+        none.
+        """
         request, n_ctx = sequence.request, self.runner.n_ctx
         if isinstance(request, Logits):
             return {"logits": logits.copy(), "done": sequence.n_wanted == 0}

@@ -1,58 +1,34 @@
 """From one row of logits to one token: repetition penalty, top-k, top-p, min-p, temperature, in that order.
 
-The order and the meaning of each value are those of llama.cpp's sampler chain. Everything is numpy float64 on the
-host; a request's random numbers come from its own generator, so neighbours in a batch cannot change its output.
+The order and the meaning of each value are those of llama.cpp's sampler chain. Everything is numpy float64 on
+the host; a request's random numbers come from its own generator, so neighbours in a batch cannot change its
+output.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.errors import VkbackendError
+from vkbackend.models.arguments import finite_number, whole_number
 
 MAX_SEED = (1 << 64) - 1
-
-
-def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
-    """`value` as an int in low..high; InvalidArgument names the value. True and 3.0 are no whole numbers here."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not low <= number <= high:
-        raise InvalidArgument(f"{name}={value!r}: expected a whole number in {low}..{high}{hint}")
-    return number
-
-
-def finite_number(name: str, value: Any, low: float, high: float, hint: str = "") -> float:
-    """`value` as a finite float in low..high; InvalidArgument names the value."""
-    number = math.nan
-    if not isinstance(value, bool | str | bytes):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-    if not low <= number <= high or math.isinf(number):  # NaN compares false
-        upper = f"..{high:g}" if math.isfinite(high) else " or more"
-        raise InvalidArgument(f"{name}={value!r}: expected a finite number, {low:g}{upper}{hint}")
-    return number
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen; the defaults are those of llama.cpp's command line.
 
-    temperature: 0 takes the most likely token, lowest id on ties. top_k: candidates kept, 0 keeps all. top_p: the
-    smallest set whose probabilities reach it, 1 keeps all. min_p: kept from this fraction of the best probability
-    upwards, 0 keeps all. repeat_penalty: divides positive and multiplies negative logits of the tokens among the
-    last repeat_last_n (prompt included), 1 changes nothing. seed: None draws one. Raises InvalidArgument.
+    temperature: 0 takes the most likely token, lowest id on ties. top_k: candidates kept, 0 keeps all. top_p:
+    the smallest set whose probabilities reach it, 1 keeps all. min_p: kept from this fraction of the best
+    probability upwards, 0 keeps all. repeat_penalty: divides positive and multiplies negative logits of the
+    tokens among the last repeat_last_n (prompt included), 1 changes nothing. seed: None draws one. Raises
+    InvalidArgument.
     """
 
     temperature: float = 0.8
@@ -70,8 +46,12 @@ class SamplingParams:
             "top_k": whole_number("top_k", self.top_k, 0, 1 << 31, " (0: all tokens)"),
             "top_p": finite_number("top_p", self.top_p, 0, 1, " (1: all tokens)"),
             "min_p": finite_number("min_p", self.min_p, 0, 1, " (0: all tokens)"),
-            "repeat_penalty": finite_number("repeat_penalty", self.repeat_penalty, 1e-6, math.inf, " (1: none)"),
-            "repeat_last_n": whole_number("repeat_last_n", self.repeat_last_n, 0, 1 << 31, " (0: no penalty)"),
+            "repeat_penalty": finite_number(
+                "repeat_penalty", self.repeat_penalty, 1e-6, math.inf, " (1: none)"
+            ),
+            "repeat_last_n": whole_number(
+                "repeat_last_n", self.repeat_last_n, 0, 1 << 31, " (0: no penalty)"
+            ),
             "seed": whole_number("seed", seed, 0, MAX_SEED, ", or None for a random one"),
         }
         for name, value in checked.items():
@@ -96,8 +76,8 @@ class Sampler:
         if not np.isfinite(peak):
             n_bad = int((~np.isfinite(logits)).sum())
             raise VkbackendError(
-                f"{n_bad} of {len(logits)} logits are not finite, so no token can be chosen: the weights are damaged "
-                "or a device computed wrongly; try another file, or one device at a time"
+                f"{n_bad} of {len(logits)} logits are not finite, so no token can be chosen: the weights are "
+                "damaged or a device computed wrongly; try another file, or one device at a time"
             )
         if params.temperature == 0:
             return int(scores.argmax())
@@ -122,8 +102,9 @@ class Sampler:
         ids = best(scores, params.top_k) if 0 < params.top_k < n_vocab else np.arange(n_vocab)
         weights = np.exp(scores[ids] - peak)
         reach = params.top_p * weights.sum()
-        # min-p compares with the best alone and top-p sums from the best down, so either may come first. The second
-        # term drops a tail that holds at most 1 - top_p together: sorting all of 152k scores would take 15 ms.
+        # min-p compares with the best alone and top-p sums from the best down, so either may come first. The
+        # second term drops a tail that holds at most 1 - top_p together: sorting all of 152k scores would
+        # take 15 ms.
         least = max(params.min_p, (weights.sum() - reach) / n_vocab if params.top_p < 1 else 0)
         ids, weights = ids[weights >= least], weights[weights >= least]
         if params.top_p < 1:
@@ -134,7 +115,7 @@ class Sampler:
 
 
 def best(scores: np.ndarray, n: int) -> np.ndarray:
-    """Ids of the n (1..n_vocab) highest scores [n_vocab], best first; among equal scores the lower id comes first."""
+    """Ids of the n (1..n_vocab) highest scores [n_vocab], best first, the lower id first on ties."""
     threshold = np.partition(scores, len(scores) - n)[len(scores) - n]
     ids = np.flatnonzero(scores >= threshold)
     return ids[np.argsort(-scores[ids], kind="stable")[:n]]

@@ -1,0 +1,117 @@
+"""Checks of what callers give: each returns the value in one plain form or raises InvalidArgument naming it."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vkbackend.errors import InvalidArgument
+
+
+def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
+    """`value` as an int in low..high; InvalidArgument names the value. True and 3.0 are no whole numbers
+    here.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not low <= number <= high:
+        raise InvalidArgument(f"{name}={value!r}: expected a whole number in {low}..{high}{hint}")
+    return number
+
+
+def finite_number(name: str, value: Any, low: float, high: float, hint: str = "") -> float:
+    """`value` as a finite float in low..high; InvalidArgument names the value."""
+    number = math.nan
+    if not isinstance(value, bool | str | bytes):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    if not low <= number <= high or math.isinf(number):  # NaN compares false
+        upper = f"..{high:g}" if math.isfinite(high) else " or more"
+        raise InvalidArgument(f"{name}={value!r}: expected a finite number, {low:g}{upper}{hint}")
+    return number
+
+
+def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | None:
+    """Devices as words: a list of indices and names, or one comma-separated string. Raises InvalidArgument."""
+    if devices is None:
+        return None
+    items = devices.split(",") if isinstance(devices, str) else devices
+    if isinstance(items, int) or not isinstance(items, Iterable):
+        raise InvalidArgument(
+            f"devices={devices!r}: expected a list such as ['0', '1'], '0,1', or None for the best one"
+        )
+    words = []
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, str | int | np.integer) or not str(item).strip():
+            raise InvalidArgument(
+                f"devices={devices!r}: {item!r} names no device; give indices, UUIDs or names"
+            )
+        words.append(str(item).strip())
+    if not words:
+        raise InvalidArgument("the device list is empty; give at least one device, or None for the best one")
+    return tuple(words)
+
+
+def share_list(
+    tensor_split: Sequence[float] | None, devices: tuple[str, ...] | None
+) -> tuple[float, ...] | None:
+    if tensor_split is None:
+        return None
+    if isinstance(tensor_split, str | bytes) or not isinstance(tensor_split, Iterable):
+        raise InvalidArgument(
+            f"tensor_split={tensor_split!r}: expected one number per device, such as [3, 1]"
+        )
+    shares = tuple(finite_number("tensor_split", share, 0, math.inf, " per device") for share in tensor_split)
+    n_devices = 1 if devices is None else len(devices)
+    if len(shares) != n_devices:
+        raise InvalidArgument(
+            f"tensor_split has {len(shares)} shares for {n_devices} devices; give one for each"
+        )
+    if not sum(shares):
+        raise InvalidArgument(
+            f"tensor_split={list(shares)}: all shares are 0; give at least one device a part"
+        )
+    return shares
+
+
+def path_string(path: str | os.PathLike[str]) -> str:
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise InvalidArgument(f"path={path!r}: expected the path of a .gguf file") from None
+
+
+def word(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name}={value!r}: expected the name of a cache type, such as 'f16'")
+    return value
+
+
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if any(not isinstance(s, str) or not s for s in stops):
+        raise InvalidArgument(f"stop={stop!r}: expected one string or several, none of them empty")
+    return stops
+
+
+def token_ids(tokens: Any) -> tuple[int, ...]:
+    try:
+        if isinstance(tokens, bytes | bytearray):
+            raise TypeError
+        ids = tuple(tokens)
+        if any(isinstance(token, bool) for token in ids):
+            raise TypeError
+        return tuple(operator.index(token) for token in ids)
+    except TypeError:
+        raise InvalidArgument(
+            f"the prompt is a {type(tokens).__name__}: expected a text or a sequence of token ids"
+        ) from None

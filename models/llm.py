@@ -1,0 +1,402 @@
+"""The public Python API: `LLM` loads a GGUF model on any mix of devices and turns text or token ids into more
+of it.
+
+A thin client of the engine: it checks arguments, owns the tokenizer, and turns events into text. Several
+threads may use one `LLM`; whoever waits for an answer drives the engine for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Any, Self
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.errors import GGUFError, Timeout, UnsupportedModel, VkbackendError
+from vkbackend.models.arguments import (
+    device_list,
+    path_string,
+    share_list,
+    stop_strings,
+    token_ids,
+    whole_number,
+    word,
+)
+from vkbackend.models.engine import (
+    Cancel,
+    EngineOptions,
+    ErrorData,
+    Event,
+    Generate,
+    Logits,
+    Memory,
+    Progress,
+    Request,
+    Timings,
+    check_tokens,
+)
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.remote import ANSWER_MARGIN_S, EngineClient, LocalEngine, RemoteEngine
+from vkbackend.models.sampling import SamplingParams
+from vkbackend.models.stop_text import StopText
+from vkbackend.models.tokenizer import Tokenizer
+from vkbackend.step import MAX_ROWS, MAX_RUNS
+
+MAX_CONTEXT = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of a stream: the text that `token` completed, maybe empty. The last has finish_reason and
+    timings.
+    """
+
+    text: str
+    token: int | None  # None only where max_tokens is 0
+    finish_reason: str | None = (
+        None  # "stop": a stop token or string; "length": max_tokens or the end of the context
+    )
+    timings: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation. `tokens` are the generated ids, a stop token included; `seed` repeats the run.
+
+    timings: prompt_n, prompt_ms, prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second,
+    n_reduces, reduce_us (mean host time of one all-reduce).
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    timings: dict[str, float]
+    prompt_tokens: list[int]
+    seed: int
+
+
+class LLM:
+    """A GGUF model on one or several Vulkan devices.
+
+    path: a .gguf file (any part of a split one). devices: indices, UUIDs or names as `vkbackend devices`
+    shows them, a list or "0,1", repeats allowed; None is the best single device. tensor_split: one share per
+    device, in any unit. n_ctx: tokens per slot, 0 for the model's own. n_slots: sequences computed together,
+    more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16" or "f32". process: run the engine
+    in a process of its own. progress: called with (bytes loaded, bytes in all).
+
+    Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature,
+    OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        devices: str | Sequence[str | int] | None = None,
+        tensor_split: Sequence[float] | None = None,
+        n_ctx: int = 512,
+        n_slots: int = 1,
+        n_ubatch: int = 512,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        process: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self._engine: EngineClient | None = None
+        self._closed = False
+        self._failed: ErrorData | None = None
+        self._mail: dict[int, deque[Event]] = {}  # by request: what nobody has read yet
+        self._ids = count()
+        self._driving = False
+        self._news = threading.Condition()
+        names = device_list(devices)
+        options = EngineOptions(
+            path=path_string(path),
+            devices=names,
+            tensor_split=share_list(tensor_split, names),
+            n_ctx=whole_number("n_ctx", n_ctx, 0, MAX_CONTEXT, " (0: the model's own)"),
+            n_slots=whole_number("n_slots", n_slots, 1, MAX_RUNS),
+            n_ubatch=whole_number("n_ubatch", n_ubatch, 1, MAX_ROWS),
+            type_k=word("type_k", type_k),
+            type_v=word("type_v", type_v),
+        )
+        self._tokenizer: Tokenizer | None = None
+        with GGUF.open(options.path) as gguf:
+            try:
+                self._tokenizer = Tokenizer.from_gguf(gguf)
+                self._stop_ids = self._tokenizer.stop_ids
+            except (UnsupportedModel, GGUFError) as error:
+                self._no_tokenizer = str(error)
+                self._stop_ids = _end_ids(gguf)
+        self._engine = (RemoteEngine if process else LocalEngine)(options, progress)
+        self.n_ctx, self.n_vocab = self._engine.info.n_ctx, self._engine.info.n_vocab
+        self.device_names = list(self._engine.info.devices)
+
+    # ---- text ----
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of a text, with BOS (and EOS) where the model wants them unless add_special is False.
+
+        parse_special: control tokens written out in the text count as such. Raises UnsupportedModel without a
+        usable tokenizer, InvalidArgument.
+        """
+        return self._text().encode(text, add_special, parse_special)
+
+    def detokenize(self, tokens: Iterable[int], skip_special: bool = True) -> str:
+        """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises UnsupportedModel, InvalidArgument."""
+        return self._text().decode(tokens, skip_special)
+
+    def _text(self) -> Tokenizer:
+        self._check_open()
+        if self._tokenizer is None:
+            raise UnsupportedModel(self._no_tokenizer)
+        return self._tokenizer
+
+    # ---- the model ----
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits after every token, float32 [n_tokens, n_vocab], from position 0 in a slot of its own.
+
+        Waits its turn while all slots are taken. Raises InvalidArgument and what devices raise.
+        """
+        ids = self._prompt(tokens)
+        result = np.empty((len(ids), self.n_vocab), np.float32)
+        n_rows = 0
+        for event in _Answers(self, lambda id_: Logits(id_, ids)):
+            assert event.logits is not None
+            result[n_rows : n_rows + len(event.logits)] = event.logits
+            n_rows += len(event.logits)
+        return result
+
+    def generate(
+        self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any
+    ) -> Completion:
+        """Continue a text or token ids; the options are those of `stream`."""
+        request = self._request(prompt, max_tokens, **options)
+        chunks = list(self._stream(*request))
+        last = chunks[-1]
+        assert last.finish_reason is not None and last.timings is not None
+        return Completion(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=[chunk.token for chunk in chunks if chunk.token is not None],
+            finish_reason=last.finish_reason,
+            timings=last.timings,
+            prompt_tokens=list(request[0]),
+            seed=_seed(request[2]),
+        )
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = None,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        repeat_last_n: int = 64,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Iterator[Chunk]:
+        """Yield a Chunk per token as it is made; their texts joined are `Completion.text`.
+
+        max_tokens: None goes on until a stop token or the end of the context. The sampling options are those
+        of SamplingParams. stop: strings that end the text, themselves left out. ignore_eos: do not end at the
+        model's stop tokens. Streams that are read in turn are computed together; closing one frees its slot.
+        Arguments are checked here, before the first token: InvalidArgument, and UnsupportedModel for text
+        without a tokenizer.
+        """
+        options = {
+            "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            "repeat_penalty": repeat_penalty, "repeat_last_n": repeat_last_n, "seed": seed,
+        }  # fmt: skip
+        return self._stream(*self._request(prompt, max_tokens, stop=stop, ignore_eos=ignore_eos, **options))
+
+    def _request(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None,
+        *,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        **sampling: Any,
+    ) -> tuple[tuple[int, ...], int | None, SamplingParams, frozenset[int], tuple[str, ...]]:
+        if max_tokens is not None:
+            max_tokens = whole_number("max_tokens", max_tokens, 0, 1 << 62, ", or None for no limit")
+        params, stops = SamplingParams(**sampling), stop_strings(stop)
+        if stops:
+            self._text()
+        ids = self._prompt(prompt)
+        return ids, max_tokens, params, frozenset() if ignore_eos else self._stop_ids, stops
+
+    def _stream(
+        self,
+        ids: tuple[int, ...],
+        max_tokens: int | None,
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        stops: tuple[str, ...],
+    ) -> Iterator[Chunk]:
+        text = StopText(stops)
+        decoder = self._tokenizer.stream(at_start=False) if self._tokenizer else None
+        events = _Answers(self, lambda id_: Generate(id_, ids, max_tokens, params, stop_ids))
+        try:
+            for event in events:
+                piece = ""
+                # A table of embeddings may have more rows than the vocabulary has tokens: those stand for no
+                # text.
+                if decoder and event.token is not None and event.token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
+                    piece = decoder.push(event.token)
+                if decoder and event.done:
+                    piece += decoder.flush()
+                piece = text.push(piece, last=event.done)
+                reason = "stop" if text.found else event.finish_reason
+                yield Chunk(piece, event.token, reason, _report(event.timings) if reason else None)
+                if text.found:
+                    return
+        finally:
+            events.close()
+
+    def memory(self) -> list[dict[str, Any]]:
+        """Per device, in order: {"device", "weights", "kv", "scratch", "staging"}, the last four in bytes."""
+        (event,) = _Answers(self, Memory)
+        assert event.memory is not None
+        return event.memory
+
+    def _prompt(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        self._check_open()
+        ids = tuple(self.tokenize(prompt)) if isinstance(prompt, str) else token_ids(prompt)
+        check_tokens(ids, self.n_vocab, self.n_ctx)
+        return ids
+
+    # ---- talking to the engine ----
+
+    def _open_engine(self) -> EngineClient:
+        self._check_open()
+        assert self._engine is not None
+        return self._engine
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
+        if self._failed:
+            raise self._failed.exception()
+
+    def _next_event(self, mail: deque[Event]) -> Event:
+        """The next event of a request. One thread at a time drives the engine, outside the lock; the others
+        wait.
+        """
+        while True:
+            with self._news:
+                while self._driving and not mail:
+                    self._news.wait()
+                if mail:
+                    return mail.popleft()
+                engine = self._open_engine()
+                self._driving = True
+            events: list[Event] = []
+            try:
+                events = engine.poll()
+            except VkbackendError as error:
+                self._failed = ErrorData.of(error)
+            finally:
+                with self._news:
+                    self._driving = False
+                    for event in events:
+                        if (unread := self._mail.get(event.id)) is not None:
+                            unread.append(event)
+                    self._news.notify_all()
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Release devices, memory and the engine's process. May be called twice; what is in work ends with an
+        error.
+        """
+        self._closed = True  # from here on nobody starts a step
+        deadline = time.monotonic() + env.timeout_s() + ANSWER_MARGIN_S
+        with self._news:
+            while self._driving and time.monotonic() < deadline:
+                self._news.wait(0.1)
+            if self._driving:
+                raise Timeout("another thread is still in a step of this LLM; close it when that has ended")
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+
+class _Answers:
+    """The events of one request, which is posted now and cancelled if it is closed before its last event."""
+
+    def __init__(self, llm: LLM, make: Callable[[int], Request]) -> None:
+        self._llm, self._id = llm, next(llm._ids)
+        self._mail, self._done = deque[Event](), False
+        engine = llm._open_engine()
+        llm._mail[self._id] = self._mail
+        engine.post(make(self._id))
+
+    def __iter__(self) -> Iterator[Event]:
+        try:
+            while not self._done:
+                event = self._llm._next_event(self._mail)
+                self._done = event.done
+                if event.error:
+                    raise event.error.exception()
+                yield event
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Takes no lock: the garbage collector may finalize a stream inside any step."""
+        engine = self._llm._engine
+        if self._llm._mail.pop(self._id, None) is not None and not self._done and engine is not None:
+            engine.post(Cancel(self._id))
+
+
+def _end_ids(gguf: GGUF) -> frozenset[int]:
+    """The end-of-sequence token of a file whose tokenizer cannot be used, if it names one."""
+    with suppress(GGUFError):
+        eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
+        return frozenset() if eos is None else frozenset([eos])
+    return frozenset()
+
+
+def _seed(params: SamplingParams) -> int:
+    assert params.seed is not None  # drawn when the parameters were made
+    return params.seed
+
+
+def _report(timings: Timings | None) -> dict[str, float]:
+    """Timings in the units of the public API; a rate over no time is 0."""
+    t = timings or Timings()
+    raw = asdict(t)
+    rates = {
+        f"{part}_tokens_per_second": raw[f"{part}_n"] / raw[f"{part}_s"] if raw[f"{part}_s"] else 0.0
+        for part in ("prompt", "decode")
+    }
+    return {
+        "prompt_n": t.prompt_n, "prompt_ms": 1e3 * t.prompt_s,
+        "prompt_tokens_per_second": rates["prompt_tokens_per_second"],
+        "decode_n": t.decode_n, "decode_ms": 1e3 * t.decode_s,
+        "decode_tokens_per_second": rates["decode_tokens_per_second"],
+        "n_reduces": t.n_reduces, "reduce_us": 1e6 * t.reduce_s / t.n_reduces if t.n_reduces else 0.0,
+    }  # fmt: skip

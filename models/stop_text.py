@@ -1,0 +1,29 @@
+"""Stop strings in text that comes in pieces: nothing that may belong to one is given out too early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopText:
+    """Finds the first stop string in text that comes in pieces; holds back what may become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held, self.found = stops, "", False
+
+    def push(self, piece: str, *, last: bool = False) -> str:
+        """The text that is certain now: up to a stop string (`found`), all that is left at the `last` piece."""
+        text, self._held = self._held + piece, ""
+        if hits := [at for stop in self._stops if (at := text.find(stop)) >= 0]:
+            self.found = True
+            return text[: min(hits)]
+        if not last:
+            n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+            self._held = text[len(text) - n_held :]
+            return text[: len(text) - n_held]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
