@@ -20,6 +20,7 @@ from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.reduce import Provider, make_provider
 from vkbackend.meta.split import MIRRORED, Ranges, split
 from vkbackend.meta.tensor import Graph, Inputs, Reduce, Weight
+from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable
@@ -118,12 +119,18 @@ class Mesh:
             self._inputs.append(
                 Inputs(View(local, 0, (STEP_NBYTES // 4,), "u32"), rope, View(host, 0, (words,)), View(local, 0, (words,)), logits)
             )  # fmt: skip
-        # Two passes: the first finds out how large the slots must be, so it needs no addresses.
-        probe = self._graph(n_rows, n_outputs, _Sizing(len(self.devices)), build)
-        if probe.reduces:
-            self._provider = make_provider(self.devices, 4 * max(r.elements for r in probe.reduces), self._wanted)
-        for device, recording in zip(self.devices, probe.recordings, strict=True):
-            nbytes = self._plan(recording)[1]
+        # The kinds of step there are: few rows and many, one output row and many. Planned before they have addresses.
+        sizing = _Sizing(len(self.devices))
+        probes = [
+            self._graph(rows, min(rows, outputs), sizing, build)
+            for rows in {n_rows, min(n_rows, MAX_VEC_ROWS)}
+            for outputs in {n_outputs, 1}
+        ]
+        elements = max((r.elements for probe in probes for r in probe.reduces), default=0)
+        if elements:
+            self._provider = make_provider(self.devices, 4 * elements, self._wanted)
+        for d, device in enumerate(self.devices):
+            nbytes = max(self._plan(probe.recordings[d])[1] for probe in probes)
             self._arenas.append(device.buffer(max(nbytes, ALIGN), Home.SCRATCH, "scratch"))
         self._vocab, self._build = vocab, build
 
@@ -152,8 +159,9 @@ class Mesh:
         executables, values = [], {name: list(views) for name, views in graph.values.items()}
         for d, (device, recording) in enumerate(zip(self.devices, graph.recordings, strict=True)):
             offsets, nbytes = self._plan(recording)
+            if nbytes > self._arenas[d].nbytes:  # packing is not monotone: a smaller step may need a little more
+                self._arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
             arena = self._arenas[d]
-            assert nbytes <= arena.nbytes, f"step needs {nbytes} bytes of scratch, planned {arena.nbytes}"
             places = {value: View(arena, offset, (value.nbytes // 4,)) for value, offset in offsets.items()}
             placed = derive_barriers(cut_long(recording.place(places)))
             if env.debug() >= 3:

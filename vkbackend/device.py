@@ -47,7 +47,7 @@ class VulkanDevice(Device):
         self.counts: Counter[str] = Counter()
         self.created = 0
         self.nbytes: Counter[Home] = Counter()
-        self.lost = self.abandoned = False
+        self.lost = self.abandoned = self.closed = False
         self._memory: dict[int, tuple[Any, Any, bool]] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
         self._upload: Buffer | None = None
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
@@ -339,12 +339,11 @@ class VulkanDevice(Device):
     def close(self) -> None:
         """Release everything. A device that stopped answering is left as it is: destroying what is pending is
         invalid, and waiting for it would hang."""
-        if self.vk is None:
+        if self.closed:
             return
+        self.closed = True
         if self.abandoned:
             env.log(1, f"{self.name}: abandoned with {dict(self.counts)}")
-            self.counts.clear()
-            self.vk = None
             return
         if not self.lost:
             result = lib.vkDeviceWaitIdle(self.vk)
@@ -361,7 +360,6 @@ class VulkanDevice(Device):
         self.nbytes.clear()
         lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
         lib.vkDestroyDevice(self.vk, NULL)
-        self.vk = None
 
 
 def limits_of(info: DeviceInfo) -> Limits:

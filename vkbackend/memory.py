@@ -6,6 +6,7 @@ Works on sizes and on the runtime seam; knows no Vulkan and no model.
 from __future__ import annotations
 
 import mmap
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -76,27 +77,26 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
 
 
 def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
-    """(byte offset per virtual value, bytes in all): largest values first, each at the lowest free address.
+    """(byte offset per virtual value, bytes in all): in order of first use, each at the lowest free address.
 
     Values whose lifetimes touch never overlap, so a command's outputs never share bytes with its inputs. Without
     `reuse` every value keeps bytes of its own and can be read after the step.
     """
-    lives = lifetimes(recording)
     offsets: dict[Virtual, int] = {}
-    for value in sorted(lives, key=lambda v: (-v.nbytes, lives[v])):
-        first, last = lives[value]
-        busy = sorted(
-            (offsets[other], offsets[other] + aligned(other.nbytes))
-            for other in offsets
-            if not reuse or (lives[other][0] <= last and first <= lives[other][1])
-        )
-        offset = 0
-        for begin, end in busy:
-            if begin - offset >= aligned(value.nbytes):
+    alive: list[tuple[int, int, int]] = []  # begin, end, last use; sorted by address
+    total = 0
+    for value, (first, last) in sorted(lifetimes(recording).items(), key=lambda item: item[1]):
+        if reuse:
+            alive = [block for block in alive if block[2] >= first]
+        offset, nbytes = 0, aligned(value.nbytes)
+        for begin, end, _ in alive:
+            if begin - offset >= nbytes:
                 break
             offset = max(offset, end)
+        insort(alive, (offset, offset + nbytes, last))
         offsets[value] = offset
-    return offsets, max((o + aligned(v.nbytes) for v, o in offsets.items()), default=0)
+        total = max(total, offset + nbytes)
+    return offsets, total
 
 
 # ---- host pages ----

@@ -1,0 +1,103 @@
+"""A device that stops answering or is lost ends in a typed error within its deadline, and a new model loads after."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from device_sets import MULTI
+from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend.meta import mesh as mesh_module
+from vkbackend.models.runner import Runner
+from vkbackend.step import Run
+
+TWO = [p for p in MULTI if p.id in ("0,0", "0,1")]
+
+
+def step(runner: Runner, pos: int = 0) -> np.ndarray:
+    return runner.step([5], [Run(0, 0, 1, pos)], [0])
+
+
+def load(shared: Path, devices: list[str], **options: Any) -> Runner:
+    return Runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64, **options)
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
+    monkeypatch.setattr(mesh_module, "DRAIN_S", 1.0)
+
+
+def works_again(shared: Path, devices: list[str]) -> None:
+    runner = load(shared, devices)
+    assert np.isfinite(step(runner)).all()
+    runner.close()
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize("devices", TWO)
+def test_device_that_stops_answering(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(shared, devices)
+    step(runner)
+    stuck = runner.mesh.devices[1]
+    # Submits everything but is never released: the device really waits for a value that does not come.
+    monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
+    began = time.monotonic()
+    with pytest.raises(Timeout, match=stuck.name):
+        step(runner, 1)
+    assert time.monotonic() - began < 10
+    with pytest.raises(DeviceLost, match="load it again"):
+        step(runner, 2)
+    began = time.monotonic()
+    runner.close()
+    assert time.monotonic() - began < 10
+    assert stuck.abandoned and not runner.mesh.devices[0].counts
+    works_again(shared, devices)
+    # Let the abandoned device finish: its semaphore is still valid, and the process can end cleanly.
+    monkeypatch.undo()
+    stuck.queue.allow(stuck.queue.submitted)
+    assert stuck.queue.wait(stuck.queue.submitted, 10)
+
+
+@pytest.mark.parametrize("devices", TWO)
+def test_lost_device(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(shared, devices)
+    step(runner)
+    lost = runner.mesh.devices[0]
+
+    def gone() -> int:
+        raise DeviceLost(f"{lost.name}: the device was lost")
+
+    monkeypatch.setattr(lost.queue, "completed", gone)
+    with pytest.raises(DeviceLost, match=lost.name):
+        step(runner, 1)
+    monkeypatch.undo()
+    with pytest.raises(VkbackendError):
+        step(runner, 2)
+    runner.close()
+    assert all(not d.counts for d in runner.mesh.devices)
+    works_again(shared, devices)
+
+
+@pytest.mark.parametrize("devices", TWO)
+def test_interrupt_in_the_middle_of_a_step(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(shared, devices)
+    want = step(runner).copy()
+    queue, calls = runner.mesh.devices[1].queue, []
+
+    def interrupt(number: int) -> None:
+        calls.append(number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        type(queue).allow(queue, number)
+
+    monkeypatch.setattr(queue, "allow", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        step(runner)
+    monkeypatch.undo()
+    assert np.array_equal(step(runner), want)  # drained, so the devices are still in step with one another
+    runner.close()
