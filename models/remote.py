@@ -139,16 +139,19 @@ class RemoteEngine:
                 try:
                     return self._conn.recv()
                 except (EOFError, OSError):
-                    self._process.join(1)
-                    raise DeviceLost(
-                        f"the engine's process ended (exit code {self._process.exitcode}) while it was expected "
-                        f"{what}; its last words are on stderr. Open the model again; a script that uses "
-                        "process=True needs `if __name__ == '__main__':` around its main part"
-                    ) from None
+                    raise self._death(what) from None
         self._process.kill()
         raise Timeout(
             f"the engine's process was expected {what} and said nothing for {allowed_s:.0f} s, so it was "
             "ended; VKBACKEND_TIMEOUT sets how many seconds a device may take"
+        )
+
+    def _death(self, what: str) -> DeviceLost:
+        self._process.join(1)
+        return DeviceLost(
+            f"the engine's process ended (exit code {self._process.exitcode}) while it was expected {what}; its "
+            "last words are on stderr. Open the model again; a script that uses process=True needs "
+            "`if __name__ == '__main__':` around its main part"
         )
 
     def close(self) -> None:
@@ -219,7 +222,7 @@ def _report(conn: Connection, error: ErrorData) -> None:
 
 
 def _read(conn: Connection, inbox: SimpleQueue[Request]) -> None:
-    """The thread that receives, so that a long request cannot block the parent while the engine writes to it."""
+    """The thread that receives: a long request cannot block the parent while the engine writes to it."""
     try:
         while not isinstance(request := conn.recv(), Close):
             inbox.put(request)

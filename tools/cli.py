@@ -1,0 +1,76 @@
+"""The `vkbackend` command: one parser, one place where errors become exit codes.
+
+0: done. 2: a typed error, told in the last line on stderr (DEBUG=1 adds the traceback), or wrong usage.
+130: interrupted. 141: the reader of stdout went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import vkbackend
+from vkbackend.errors import VkbackendError
+from vkbackend.tools import devices, generate, model_info
+from vkbackend.tools.console import printable
+
+EPILOG = """\
+examples:
+  vkbackend devices
+  vkbackend generate -p "Once upon a time" -n 64 -dev 0,0
+  vkbackend generate -m model.gguf -f prompt.txt -n -1 -c 0 -dev 0,1 -ts 3,1
+  vkbackend info model.gguf
+
+Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, plan and tracebacks.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vkbackend",
+        description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, module in (("devices", devices), ("generate", generate), ("info", model_info)):
+        description = (module.__doc__ or "").partition("\n\n")[2].strip()
+        command = commands.add_parser(
+            name, help=module.HELP, description=f"{module.HELP}. {description}", allow_abbrev=False
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
+            stream.reconfigure(errors="backslashreplace")
+    args = build_parser().parse_args(argv)
+    try:
+        args.run(args)
+        sys.stdout.flush()
+        return 0
+    except VkbackendError as error:
+        if os.environ.get("DEBUG", "0") not in ("", "0"):
+            traceback.print_exc()
+        sys.stderr.write(f"error: {printable(str(error))}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return 130
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; that must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

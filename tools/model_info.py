@@ -1,0 +1,72 @@
+"""`vkbackend info`: what a GGUF file holds.
+
+Reads the header only: metadata and the table of tensors. No device is needed, and models that cannot be run
+can be looked at, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import Any
+
+from vkbackend.models.gguf import GGUF
+from vkbackend.tools.console import console, printable, size, table, write_json
+
+HELP = "Show metadata and tensors of a GGUF model"
+SHOWN_CHARACTERS = 72
+SHOWN_ELEMENTS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a .gguf file; of a split model, any of its parts")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object: files, metadata (arrays in full), tensors (shapes rows first, bytes)",
+    )
+
+
+def short(value: Any) -> str:
+    """A metadata value in one line; long texts and arrays are cut."""
+    if isinstance(value, str | bool | int | float):
+        text = value if isinstance(value, str) else repr(value)
+    else:
+        items = value[:SHOWN_ELEMENTS]
+        head = ", ".join(map(repr, items.tolist() if hasattr(items, "tolist") else items))
+        text = f"[{head}{', ...' if len(value) > SHOWN_ELEMENTS else ''}]"
+    text = printable(text)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def run(args: argparse.Namespace) -> None:
+    with GGUF.open(args.model) as gguf:
+        tensors = list(gguf.tensors.values())
+        if args.json:
+            write_json(
+                {
+                    "files": [str(path) for path in gguf.paths],
+                    "metadata": dict(gguf.metadata),
+                    "tensors": [
+                        {"name": t.name, "type": t.type, "shape": t.shape, "nbytes": t.nbytes, "file": t.file,
+                         "offset": t.offset}
+                        for t in tensors
+                    ],
+                }
+            )  # fmt: skip
+            return
+        metadata = [(key, gguf.metadata.describe(key), short(value)) for key, value in gguf.metadata.items()]
+        rows = [(t.name, t.type, " x ".join(map(str, t.shape)), size(t.nbytes)) for t in tensors]
+        n_parameters = sum(math.prod(t.shape) for t in tensors)
+        out = console()
+        out.print(table("metadata", ("key", "type", "value"), metadata), "")
+        out.print(table("tensors", ("name", "type", "shape (rows first)", "size"), rows), "")
+        total = size(sum(t.nbytes for t in tensors))
+        out.print(f"{len(tensors)} tensors, {n_parameters:,} parameters, {total}", markup=False)
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["info", *sys.argv[1:]]))
