@@ -1,4 +1,4 @@
-"""Checks of what callers give: each returns the value in one plain form or raises InvalidArgument naming it."""
+"""Checks of what callers give: each returns the value in a plain form or raises InvalidArgument naming it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | None:
-    """Devices as words: a list of indices and names, or one comma-separated string. Raises InvalidArgument."""
+    """Devices as words, from a list of indices and names or one comma-separated string."""
     if devices is None:
         return None
     items = devices.split(",") if isinstance(devices, str) else devices
@@ -76,10 +76,8 @@ def share_list(
         raise InvalidArgument(
             f"tensor_split has {len(shares)} shares for {n_devices} devices; give one for each"
         )
-    if not sum(shares):
-        raise InvalidArgument(
-            f"tensor_split={list(shares)}: all shares are 0; give at least one device a part"
-        )
+    if not 0 < sum(shares) < math.inf:
+        raise InvalidArgument(f"tensor_split={list(shares)}: the sum must be finite and above 0")
     return shares
 
 

@@ -149,8 +149,8 @@ class RemoteEngine:
     def _death(self, what: str) -> DeviceLost:
         self._process.join(1)
         return DeviceLost(
-            f"the engine's process ended (exit code {self._process.exitcode}) while it was expected {what}; its "
-            "last words are on stderr. Open the model again; a script that uses process=True needs "
+            f"the engine's process ended (exit code {self._process.exitcode}) while it was expected {what}; "
+            "its last words are on stderr. Open the model again; a script that uses process=True needs "
             "`if __name__ == '__main__':` around its main part"
         )
 

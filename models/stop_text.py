@@ -12,7 +12,7 @@ class StopText:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """The text that is certain now: up to a stop string (`found`), all that is left at the `last` piece."""
+        """What is certain now: the text up to a stop string (`found`), all of it at the `last` piece."""
         text, self._held = self._held + piece, ""
         if hits := [at for stop in self._stops if (at := text.find(stop)) >= 0]:
             self.found = True

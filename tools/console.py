@@ -55,9 +55,9 @@ def size(n_bytes: int) -> str:
     return f"{n_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def write_json(value: Any) -> None:
+def write_json(value: Any, indent: int | None = None) -> None:
     """One JSON document on stdout, ASCII only; numbers that JSON lacks (NaN, infinity) become strings."""
-    sys.stdout.write(json.dumps(_jsonable(value), indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(_jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 
 def _jsonable(value: Any) -> Any:

@@ -63,7 +63,7 @@ def device_table(infos: Sequence[DeviceInfo], title: str = "") -> Table:
 def run(args: argparse.Namespace) -> None:
     infos = present()
     if args.json:
-        write_json([info.to_json() for info in infos])
+        write_json([info.to_json() for info in infos], indent=1)
     else:
         console().print(device_table(infos))
 

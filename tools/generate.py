@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-ts",
         "--tensor-split",
         metavar="LIST",
-        help="the share of each device, in any unit, such as 3,1 (default: by the kind of device)",
+        help="the share of each device, in any unit, such as 3,1 (default: equal shares)",
     )
     devices(
         "-c",
