@@ -21,9 +21,6 @@ from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS, STEP_WORDS, Run, StepParams
 
-NAN_WORD = (
-    0x7FC07FC1  # NaN as f32 and as either f16: what is read out of bounds or unwritten shows up in the result
-)
 GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
 CELL_BLOCK = ops.CELL_BLOCK
 
@@ -68,7 +65,7 @@ class Placed:
         self.buffer: Buffer = device.buffer(at, Home.SCRATCH, "case")
         self.views = {name: View(self.buffer, *place) for name, place in places.items()}
         self.whole = View(self.buffer, 0, (self.buffer.nbytes,), "u8")
-        self.image = np.full(self.buffer.nbytes // 4, NAN_WORD, np.uint32).view(np.uint8)
+        self.image = nan_words(self.buffer.nbytes // 4).view(np.uint8)
         if setup.step is not None:
             self._put("step", setup.step.words)
         for name, tensor in setup.tensors.items():
@@ -105,6 +102,14 @@ class Case:
 
 
 # ---- random material ----
+
+
+def nan_words(n: int) -> np.ndarray:
+    """uint32 [n], NaN as f32 and as either f16: what is read unwritten or out of bounds shows in a result.
+
+    Neighbours differ: an overwrite shows even where a NaN came through arithmetic with its payload.
+    """
+    return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
 
 
 def uniform(rng: np.random.Generator, *shape: int, span: float = 1.0) -> Tensor:
