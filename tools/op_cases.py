@@ -1,7 +1,5 @@
-"""Test cases of the ops: a case is data, its repr is its name, and it says how far from its twin it may be.
-
-`case.setup(rng)` gives fresh random arrays and the function that records the ops on views of them; `Placed`
-puts them into one buffer, guard words between and NaN in every output. Tests check and benchmarks time them.
+"""Test cases of the ops, one class per op: a case is data, its repr is its name, and it says how far from its
+twin it may be. Tests check them, benchmarks time them. Long because every op has its shapes here.
 """
 
 from __future__ import annotations
@@ -13,167 +11,24 @@ from typing import ClassVar
 import numpy as np
 
 from vkbackend import ops
-from vkbackend.buffer import Buffer, Home, View
-from vkbackend.formats import row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
-from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS, STEP_WORDS, Run, StepParams
-
-GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
-CELL_BLOCK = ops.CELL_BLOCK
-
-Views = dict[str, View]
-RunSpec = tuple[int, int, int]  # slot, first position, rows
-
-
-@dataclass
-class Tensor:
-    """An array of a case: `raw` is its stored bytes, None for NaN throughout."""
-
-    shape: tuple[int, ...]
-    dtype: str = "f32"
-    raw: np.ndarray | None = None
-    written: bool = False
-
-
-@dataclass
-class Setup:
-    """What a case needs: its tensors by name, the step, and the recording of its ops."""
-
-    tensors: dict[str, Tensor]
-    record: Callable[[Recording, Limits, Views], None]
-    step: StepParams | None = None
-
-
-class Placed:
-    """A setup in one buffer of a device. `image` is the buffer as it was before the run."""
-
-    def __init__(self, device: Device, setup: Setup) -> None:
-        self.device, self.setup = device, setup
-        at = 4 * GUARD_WORDS
-        places: dict[str, tuple[int, tuple[int, ...], str]] = {}
-        if setup.step is not None:
-            at = 256  # a uniform binding starts at an aligned offset
-            places["step"] = at, (STEP_WORDS,), "u32"
-            at += 4 * (STEP_WORDS + GUARD_WORDS)
-        for name, tensor in setup.tensors.items():
-            places[name] = at, tensor.shape, tensor.dtype
-            rows = int(np.prod(tensor.shape[:-1]))
-            at += -(-rows * row_nbytes(tensor.dtype, tensor.shape[-1]) // 4) * 4 + 4 * GUARD_WORDS
-        self.buffer: Buffer = device.buffer(at, Home.SCRATCH, "case")
-        self.views = {name: View(self.buffer, *place) for name, place in places.items()}
-        self.whole = View(self.buffer, 0, (self.buffer.nbytes,), "u8")
-        self.image = nan_words(self.buffer.nbytes // 4).view(np.uint8)
-        if setup.step is not None:
-            self._put("step", setup.step.words)
-        for name, tensor in setup.tensors.items():
-            if tensor.raw is not None:
-                self._put(name, tensor.raw)
-        device.write(self.whole, self.image)
-
-    def _put(self, name: str, data: np.ndarray) -> None:
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        view = self.views[name]
-        assert view.nbytes - 4 < raw.size <= view.nbytes, (name, raw.size, view)
-        self.image[view.offset : view.offset + raw.size] = raw
-
-    def record(self, limits: Limits) -> Recording:
-        recording = Recording("case")
-        self.setup.record(recording, limits, self.views)
-        return recording
-
-    def close(self) -> None:
-        self.device.free(self.buffer)
-
-
-class Case:
-    """Base of the cases. `tolerance` is the largest NMSE against the twin, 0 for equal bits."""
-
-    tolerance: ClassVar[float] = 1e-10
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        raise NotImplementedError
-
-    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """What is compared of an output, where its parts have different magnitudes."""
-        return {name: array}
-
-
-# ---- random material ----
-
-
-def nan_words(n: int) -> np.ndarray:
-    """uint32 [n], NaN as f32 and as either f16: what is read unwritten or out of bounds shows in a result.
-
-    Neighbours differ: an overwrite shows even where a NaN came through arithmetic with its payload.
-    """
-    return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
-
-
-def uniform(rng: np.random.Generator, *shape: int, span: float = 1.0) -> Tensor:
-    return Tensor(shape, "f32", rng.uniform(-span, span, shape).astype(np.float32))
-
-
-def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0) -> Tensor:
-    """Values of about +-scale; in quantized blocks every code occurs, also those a quantizer never writes."""
-    values = rng.uniform(-scale, scale, shape).astype(np.float32)
-    if dtype in ("f32", "f16"):
-        return Tensor(shape, dtype, values.astype(np.float16 if dtype == "f16" else np.float32))
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    raw = quantize(values, GGMLQuantizationType[dtype.upper()])
-    blocks = raw.reshape(-1, row_nbytes(dtype, 32))
-    assert dtype in ("q8_0", "q4_0"), f"{dtype}: say which bytes of a block are codes"
-    blocks[:, 2:] = rng.integers(0, 256, blocks[:, 2:].shape, np.uint8)
-    return Tensor(shape, dtype, blocks.reshape(raw.shape))
-
-
-def output(*shape: int, dtype: str = "f32") -> Tensor:
-    return Tensor(shape, dtype, written=True)
-
-
-def step_of(
-    rng: np.random.Generator, runs: tuple[RunSpec, ...], n_vocab: int = 1, outputs: tuple[int, ...] = ()
-) -> StepParams:
-    """A step of the runs, its unused entries full of values that a shader must not use."""
-    step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
-    table, row = [], 0
-    for slot, first_pos, n_rows in runs:
-        table.append(Run(slot, row, n_rows, first_pos))
-        row += n_rows
-    step.fill(rng.integers(0, n_vocab, row), table, outputs)
-    return step
-
-
-def cell_table(rng: np.random.Generator, runs: tuple[RunSpec, ...]) -> tuple[Tensor, int]:
-    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells."""
-    n_slots = max(slot for slot, _, _ in runs) + 1
-    blocks_per_slot = max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
-    n_blocks = n_slots * blocks_per_slot + 1
-    table = rng.permutation(n_blocks)[: n_slots * blocks_per_slot].astype(np.uint32)
-    return Tensor((n_slots, blocks_per_slot), "u32", table), n_blocks * CELL_BLOCK
-
-
-def cache(
-    rng: np.random.Generator, dtype: str, cells: Tensor, n_cells: int, width: int, runs: tuple[RunSpec, ...]
-) -> Tensor:
-    """A cache that holds values where the runs have positions and NaN in every other cell."""
-    assert cells.raw is not None
-    table = cells.raw.reshape(cells.shape)
-    values = np.full((n_cells, width), np.nan, np.float16 if dtype == "f16" else np.float32)
-    for slot, first_pos, n_rows in runs:
-        at = np.arange(first_pos + n_rows)
-        rows = table[slot, at // CELL_BLOCK] * CELL_BLOCK + at % CELL_BLOCK
-        values[rows] = rng.uniform(-1, 1, (len(at), width))
-    return Tensor((n_cells, width), dtype, values)
-
-
-def _n_rows(runs: tuple[RunSpec, ...]) -> int:
-    return sum(n for _, _, n in runs)
-
+from vkbackend.step import MAX_ROWS
+from vkbackend.tools.op_setup import (
+    Case,
+    RunSpec,
+    Setup,
+    Tensor,
+    Views,
+    cache,
+    cell_table,
+    n_rows_of,
+    output,
+    step_of,
+    uniform,
+    weights,
+)
 
 # ---- one class per op ----
 
@@ -336,7 +191,7 @@ class AttnDecode(Case):
     type_v: str = "f16"
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        rows = _n_rows(self.runs) + 1
+        rows = n_rows_of(self.runs) + 1
         tensors = _attention_tensors(self, rng, rows)
         tensors["y"] = output(rows, self.n_heads, self.n_splits, self.head_v + 2)
 
@@ -370,7 +225,7 @@ class AttnPrefill(Case):
     type_v: str = "f16"
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        rows = _n_rows(self.runs) + self.pad
+        rows = n_rows_of(self.runs) + self.pad
         tensors = _attention_tensors(self, rng, rows)
         tensors["y"] = output(rows, self.n_heads, self.head_v)
 

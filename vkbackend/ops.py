@@ -2,6 +2,7 @@
 
 A function checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants
 and grid, and appends a `Dispatch`. Activations are contiguous f32 rows. Knows no model and no second device.
+One function per op makes the file long.
 """
 
 from __future__ import annotations

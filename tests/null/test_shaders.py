@@ -17,7 +17,8 @@ import pytest
 
 from vkbackend import ops, reference, shaderlib, step
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.tools import op_cases
+from vkbackend.limits import Limits
+from vkbackend.tools import op_cases, op_setup
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(
@@ -248,8 +249,8 @@ def test_op_cases_record_every_variant() -> None:
 
     seen = set()
     for case in op_cases.CASES:
-        placed = op_cases.Placed(NullDevice("null"), case.setup(np.random.default_rng(1)))
-        recording = placed.record(op_cases.Limits.floor())
+        placed = op_setup.Placed(NullDevice("null"), case.setup(np.random.default_rng(1)))
+        recording = placed.record(Limits.floor())
         seen |= {(c.op, c.variant) for c in recording.accesses() if isinstance(c, Dispatch)}
     assert seen == set(shaderlib.variants())
 

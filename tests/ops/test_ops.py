@@ -19,7 +19,8 @@ from vkbackend.executors import NumpyDevice
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.runtime import Device
-from vkbackend.tools.op_cases import CASES, WIDE_CASES, Case, Placed
+from vkbackend.tools.op_cases import CASES, WIDE_CASES
+from vkbackend.tools.op_setup import Case, Placed
 
 # Three workgroups in x, so that the fold into y, needed above 65,535, happens in small cases.
 FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
