@@ -14,7 +14,7 @@ import numpy as np
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.memory import HostPages, allocate
+from vkbackend.memory import ALIGN, HostPages, allocate
 from vkbackend.meta.split import Kind, State
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
@@ -68,23 +68,29 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
         return [(0, (n_cols,))]
     per_piece = max_range // row_nbytes(load.dtype, n_cols)
     if not per_piece:
-        raise PlanError(f"{load.name}: a row of {n_cols} {load.dtype} exceeds one binding of {max_range} bytes")
+        raise PlanError(
+            f"{load.name}: a row of {n_cols} {load.dtype} exceeds one binding of {max_range} bytes"
+        )
     return [(at, (min(per_piece, n_rows - at), n_cols)) for at in range(0, n_rows, per_piece)]
 
 
-def load_weights(devices: Sequence[Device], loads: Sequence[Load], source: Source,
-                 progress: Progress | None = None) -> tuple[dict[str, Weight], list[HostPages]]:  # fmt: skip
+def load_weights(
+    devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
+) -> tuple[dict[str, Weight], list[HostPages]]:
     """Allocate and fill every weight; returns them by name, and the host pages that must outlive them."""
     shapes = {
-        (load.name, d): piece_shapes(load, d, device.limits.max_storage_range)
-        for load in loads for d, device in enumerate(devices)
-    }  # fmt: skip
+        (load.name, d): piece_shapes(load, d, piece_nbytes(device))
+        for load in loads
+        for d, device in enumerate(devices)
+    }
     weights: dict[str, Weight] = {}
     pages: list[HostPages] = []
     for load in loads:
         weights[load.name] = Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
     for d, device in enumerate(devices):
-        wanted = [(load, first, shape) for load in loads if not load.host for first, shape in shapes[load.name, d]]
+        wanted = [
+            (load, first, shape) for load in loads if not load.host for first, shape in shapes[load.name, d]
+        ]
         views = allocate(device, [(shape, load.dtype) for load, _, shape in wanted], Home.WEIGHTS, "weights")
         for (load, first, _), view in zip(wanted, views, strict=True):
             weights[load.name].pieces[d].append((first, view))
@@ -109,8 +115,14 @@ def load_weights(devices: Sequence[Device], loads: Sequence[Load], source: Sourc
     return weights, pages
 
 
-def _fill(device: Device, load: Load, d: int, pieces: list[tuple[int, View]], raw: np.ndarray,
-          advance: Callable[[int], None]) -> None:  # fmt: skip
+def _fill(
+    device: Device,
+    load: Load,
+    d: int,
+    pieces: list[tuple[int, View]],
+    raw: np.ndarray,
+    advance: Callable[[int], None],
+) -> None:
     elements, nbytes = block_of(load.dtype)
     rows, cols = slice_of(load, d)
     stored = raw.reshape(load.shape[0] if len(load.shape) > 1 else 1, -1)
@@ -128,7 +140,8 @@ def _fill(device: Device, load: Load, d: int, pieces: list[tuple[int, View]], ra
 
 
 def _load_host(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """One copy in pinned pages that all devices read; a device that cannot import them gets a host-visible copy."""
+    """One copy in pinned pages that all devices read; a device that cannot import them gets a host-visible
+    copy."""
     align = max([4096, *(d.info.limits["host_import_align"] for d in devices if hasattr(d, "info"))])
     pages, imported = HostPages(raw.nbytes, align), False
     pages.bytes[: raw.nbytes] = raw
@@ -142,7 +155,7 @@ def _load_host(devices: Sequence[Device], load: Load, weight: Weight, raw: np.nd
             device.flush(buffer)
         # Pieces begin on whole rows and on words: 4 rows of any format are a multiple of 4 bytes.
         row_bytes = row_nbytes(load.dtype, load.shape[1])
-        step = max(4, device.limits.max_storage_range // row_bytes // 4 * 4)
+        step = max(4, piece_nbytes(device) // row_bytes // 4 * 4)
         for first in range(0, load.shape[0], step):
             shape = (min(step, load.shape[0] - first), load.shape[1])
             weight.pieces[d].append((first, View(buffer, first * row_bytes, shape, load.dtype)))

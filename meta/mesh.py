@@ -1,7 +1,8 @@
-"""The mesh: N devices that replay one step together. Builds the recordings of a step once, relays between segments.
+"""The mesh: N devices that replay one step together. Builds the recordings of a step once, relays between
+segments.
 
-The host path of a step is: StepParams into each device's staging, one submit per device, and per exchange one wait
-and one signal. Nothing is allocated, compiled or recorded there.
+The host path of a step is: StepParams into each device's staging, one submit per device, and per exchange one
+wait and one signal. Nothing is allocated, compiled or recorded there.
 """
 
 from __future__ import annotations
@@ -48,8 +49,14 @@ Build = Callable[[Graph], None]
 class Mesh:
     """`devices` acting as one. `ahead` is how many segments are submitted before they may run (None: all)."""
 
-    def __init__(self, devices: Sequence[Device], *, ahead: int | None = None, provider: str | None = None,
-                 keep_values: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        ahead: int | None = None,
+        provider: str | None = None,
+        keep_values: bool = False,
+    ) -> None:
         self.devices = list(devices)
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s = 0, 0.0
@@ -95,9 +102,11 @@ class Mesh:
         for d, device in enumerate(self.devices):
             device.write(weight.whole(d), values)
 
-    def prepare(self, build: Build, n_rows: int, n_outputs: int, rope_widths: Mapping[str, int],
-                vocab: Ranges) -> None:  # fmt: skip
-        """Allocate what steps of up to `n_rows` rows and `n_outputs` output rows need, by planning the largest one.
+    def prepare(
+        self, build: Build, n_rows: int, n_outputs: int, rope_widths: Mapping[str, int], vocab: Ranges
+    ) -> None:
+        """Allocate what steps of up to `n_rows` rows and `n_outputs` output rows need, by planning the
+        largest one.
 
         `rope_widths`: floats per row of each RoPE table. `vocab`: vocabulary rows per device.
         """
@@ -108,7 +117,8 @@ class Mesh:
             host = device.buffer(total, Home.STAGING, "step")
             local = device.buffer(total, Home.SCRATCH, "step")
             rope = {
-                name: View(local, offsets[name], (n_rows, width // 2, 2)) for name, width in rope_widths.items()
+                name: View(local, offsets[name], (n_rows, width // 2, 2))
+                for name, width in rope_widths.items()
             }
             n_vocab = vocab[d][1] - vocab[d][0]
             logits = None
@@ -117,9 +127,16 @@ class Mesh:
                 logits = View(region, 0, (n_outputs, n_vocab))
             words = total // 4
             self._inputs.append(
-                Inputs(View(local, 0, (STEP_NBYTES // 4,), "u32"), rope, View(host, 0, (words,)), View(local, 0, (words,)), logits)
-            )  # fmt: skip
-        # The kinds of step there are: few rows and many, one output row and many. Planned before they have addresses.
+                Inputs(
+                    View(local, 0, (STEP_NBYTES // 4,), "u32"),
+                    rope,
+                    View(host, 0, (words,)),
+                    View(local, 0, (words,)),
+                    logits,
+                )
+            )
+        # The kinds of step there are: few rows and many, one output row and many. Planned before they have
+        # addresses.
         sizing = _Sizing(len(self.devices))
         probes = [
             self._graph(rows, min(rows, outputs), sizing, build)
@@ -159,7 +176,9 @@ class Mesh:
         executables, values = [], {name: list(views) for name, views in graph.values.items()}
         for d, (device, recording) in enumerate(zip(self.devices, graph.recordings, strict=True)):
             offsets, nbytes = self._plan(recording)
-            if nbytes > self._arenas[d].nbytes:  # packing is not monotone: a smaller step may need a little more
+            if (
+                nbytes > self._arenas[d].nbytes
+            ):  # packing is not monotone: a smaller step may need a little more
                 self._arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
             arena = self._arenas[d]
             places = {value: View(arena, offset, (value.nbytes // 4,)) for value, offset in offsets.items()}
@@ -170,11 +189,12 @@ class Mesh:
             for views in values.values():
                 view = views[d]
                 if view is not None and view.buffer in offsets:
-                    views[d] = replace(view, buffer=arena, offset=offsets[view.buffer] + view.offset)  # type: ignore[index]
+                    views[d] = replace(view, buffer=arena, offset=offsets[view.buffer] + view.offset)
         return Step(executables, graph.reduces, values, n_outputs)
 
     def write_step(self, params: StepParams, rope: Mapping[str, np.ndarray]) -> None:
-        """Hand the next step's parameters to every device; rope: float32 [rows, width / 2, 2] by table name."""
+        """Hand the next step's parameters to every device; rope: float32 [rows, width / 2, 2] by table
+        name."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
             host = inputs.host.buffer.host  # type: ignore[union-attr]
             host[:STEP_NBYTES] = params.words.view(np.uint8)
@@ -184,9 +204,12 @@ class Mesh:
             device.flush(inputs.host.buffer)  # type: ignore[arg-type]
 
     def run(self, step: Step) -> None:
-        """Replay a step on all devices and wait for its end; raises DeviceLost or Timeout and stays broken then."""
+        """Replay a step on all devices and wait for its end; raises DeviceLost or Timeout and stays broken
+        then."""
         if self._broken:
-            raise DeviceLost(f"the devices cannot be used any more: {self._broken}; close the model and load it again")
+            raise DeviceLost(
+                f"the devices cannot be used any more: {self._broken}; close the model and load it again"
+            )
         n = step.executables[0].n_segments
         try:
             self._relay(step, n)
@@ -239,11 +262,12 @@ class Mesh:
                 if waited > env.timeout_s():
                     raise Timeout(
                         f"{device.name} did not finish segment {s} of a step within {waited:.0f} s; "
-                        "the model must be closed and loaded again (VKBACKEND_TIMEOUT sets the limit in seconds)"
+                        "close the model and load it again (VKBACKEND_TIMEOUT sets the limit in seconds)"
                     )
 
     def _drain(self, n: int, error: BaseException) -> None:
-        """After a failure let every device run to the end of the step; one that does not get there is abandoned."""
+        """After a failure let every device run to the end of the step; one that does not get there is
+        abandoned."""
         deadline = time.monotonic() + DRAIN_S
         for d, device in enumerate(self.devices):
             queue = device.queue
@@ -306,4 +330,3 @@ class _Sizing(Provider):
 
     def close(self) -> None:
         pass
-

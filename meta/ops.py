@@ -1,7 +1,7 @@
 """Ops on tensors over N devices: each derives its result's split state by rule and records itself per device.
 
-A PARTIAL operand is made whole by the first op that needs the whole value; nothing here is called reduce, and a
-model that uses these functions does not know how many devices there are.
+A PARTIAL operand is made whole by the first op that needs the whole value; nothing here is called reduce, and
+a model that uses these functions does not know how many devices there are.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def embed(graph: Graph, table: Weight) -> Tensor:
     y = graph.new(graph.n_rows, table.shape[1], MIRRORED, "embed")
     for d, (recording, device) in enumerate(zip(graph.recordings, graph.devices, strict=True)):
         for first, view in table.pieces[d]:
-            out, step = y.views[d], graph.inputs[d].step
-            device_ops.embed(recording, device.limits, view, out, step, first=first, label=graph.label("embed"))  # type: ignore[arg-type]
+            out, step, label = y.on(d), graph.inputs[d].step, graph.label("embed")
+            device_ops.embed(recording, device.limits, view, out, step, first=first, label=label)
     return y
 
 
@@ -47,13 +47,21 @@ def outputs(x: Tensor) -> Tensor:
     x, graph = _whole(x), x.graph
     y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs")
     for d, (recording, limits, source, out) in enumerate(_each(y, x)):
-        device_ops.embed(recording, limits, source, out, graph.inputs[d].step, ids=device_ops.OUTPUTS,
-                         label=graph.label("outputs"))  # fmt: skip
+        device_ops.embed(
+            recording,
+            limits,
+            source,
+            out,
+            graph.inputs[d].step,
+            ids=device_ops.OUTPUTS,
+            label=graph.label("outputs"),
+        )
     return y
 
 
 def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * w over the width (Zhang and Sennrich 2019). A PARTIAL x is reduced in the same kernel."""
+    """x / sqrt(mean(x^2) + eps) * w over the width (Zhang and Sennrich 2019). A PARTIAL x is reduced in the
+    same kernel."""
     graph = x.graph
     if x.state.kind is Kind.PARTIAL and x.whole is None:
         _, y = graph.all_reduce(x, w, eps)
@@ -98,7 +106,8 @@ def logits(x: Tensor, w: Weight) -> None:
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
-    """Rotate each head by the step's cos/sin rows (Su et al. 2021); pairs are adjacent or half a head apart."""
+    """Rotate each head by the step's cos/sin rows (Su et al. 2021); pairs are adjacent or half a head
+    apart."""
     graph = x.graph
     y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope")
     for d, out in enumerate(y.views):
@@ -106,8 +115,15 @@ def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False
             heads = out.shape[1] // head_dim
             shape, full = (x.rows, heads, head_dim), graph.inputs[d].rope[table]
             cos_sin = View(full.buffer, full.offset, (x.rows, *full.shape[1:]))
-            device_ops.rope(graph.recordings[d], graph.devices[d].limits, x.views[d].reshape(*shape), cos_sin,  # type: ignore[union-attr]
-                            out.reshape(*shape), half_split=half_split, label=graph.label("rope"))  # fmt: skip
+            device_ops.rope(
+                graph.recordings[d],
+                graph.devices[d].limits,
+                x.on(d).reshape(*shape),
+                cos_sin,
+                out.reshape(*shape),
+                half_split=half_split,
+                label=graph.label("rope"),
+            )
     return y
 
 
@@ -117,13 +133,31 @@ def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
     graph = x.graph
     for d, view in enumerate(x.views):
         if view is not None:
-            device_ops.kv_store(graph.recordings[d], graph.devices[d].limits, view, cells.whole(d), cache.whole(d),
-                                graph.inputs[d].step, label=graph.label("kv_store"))  # fmt: skip
+            device_ops.kv_store(
+                graph.recordings[d],
+                graph.devices[d].limits,
+                view,
+                cells.whole(d),
+                cache.whole(d),
+                graph.inputs[d].step,
+                label=graph.label("kv_store"),
+            )
 
 
-def attention(q: Tensor, k: Weight, v: Weight, cells: Weight, *, heads: int, kv_heads: int, head_dim_k: int,
-              head_dim_v: int, scale: float) -> Tensor:  # fmt: skip
-    """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows, heads * head_dim_v]."""
+def attention(
+    q: Tensor,
+    k: Weight,
+    v: Weight,
+    cells: Weight,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim_k: int,
+    head_dim_v: int,
+    scale: float,
+) -> Tensor:
+    """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows,
+    heads * head_dim_v]."""
     graph, rows = q.graph, q.rows
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")
@@ -132,7 +166,7 @@ def attention(q: Tensor, k: Weight, v: Weight, cells: Weight, *, heads: int, kv_
             continue
         local = out.shape[1] // head_dim_v
         recording, limits, step = graph.recordings[d], graph.devices[d].limits, graph.inputs[d].step
-        q_view, out = q.views[d].reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)  # type: ignore[union-attr]
+        q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
         label = graph.label("attention")
         if rows > device_ops.MAX_VEC_ROWS:
@@ -163,13 +197,12 @@ def add(a: Tensor, b: Tensor) -> Tensor:
         return Tensor(x.graph, x.rows, x.width, x.state, x.views, _plus(base, x.base))
     y = a.graph.new(a.rows, a.width, state, "add")
     for d, out in enumerate(y.views):
-        both = [view for view in (a.views[d], b.views[d]) if view is not None]
-        if len(both) == 2:
-            assert out is not None
-            graph = a.graph
-            device_ops.add(graph.recordings[d], graph.devices[d].limits, *both, out, label=graph.label("add"))
-        elif both:
-            y.views[d] = both[0]
+        left, right, graph = a.views[d], b.views[d], a.graph
+        if left is not None and right is not None and out is not None:
+            recording, limits = graph.recordings[d], graph.devices[d].limits
+            device_ops.add(recording, limits, left, right, out, label=graph.label("add"))
+        else:
+            y.views[d] = left or right
     y.base = _plus(a.base, b.base)
     return y
 

@@ -1,6 +1,7 @@
 """One plan per layer: which heads, FFN columns and vocabulary rows each device owns. Data that prints.
 
-All tensors of a layer take their slices from its plan, so they cannot disagree. Shares may be uneven or empty.
+All tensors of a layer take their slices from its plan, so they cannot disagree. Shares may be uneven or
+empty.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Plan:
     ranges: Mapping[str, Ranges]
 
     def state(self, role: Role, shape: tuple[int, ...], name: str) -> State:
-        """The split state of a weight of `shape` [n_out, n_in]; raises PlanError if its size does not fit the plan."""
+        """The split state of a weight of `shape` [n_out, n_in]; raises PlanError if its size does not fit the
+        plan."""
         if not role.dim:
             return MIRRORED
         ranges = self.ranges[role.dim]
@@ -64,13 +66,20 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     """Shares that sum to 1, even by default; raises InvalidArgument for a list that is no list of shares."""
     if tensor_split is None:
         return (1 / n_devices,) * n_devices
-    shares = [float(s) for s in tensor_split]
+    try:
+        shares = [float(s) for s in tensor_split]
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"tensor split {tensor_split!r} is no list of numbers; give e.g. 3,1") from None
     if len(shares) != n_devices:
-        raise InvalidArgument(f"tensor split {shares} has {len(shares)} shares for {n_devices} devices; give one each")
+        raise InvalidArgument(
+            f"tensor split {shares} has {len(shares)} shares for {n_devices} devices; give one each"
+        )
     if any(not math.isfinite(s) or s < 0 for s in shares):
         raise InvalidArgument(f"tensor split {shares}: shares must be finite and not negative")
-    if not sum(shares):
+    largest = max(shares)
+    if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
+    shares = [s / largest for s in shares]  # the sum of large ones would be infinite
     return tuple(s / sum(shares) for s in shares)
 
 
@@ -98,9 +107,11 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
     return tuple(ranges)
 
 
-def make_plan(dims: Mapping[str, Dim], derived: Mapping[str, tuple[str, int]], shares: Sequence[float],
-              rotation: int) -> Plan:  # fmt: skip
-    """Share out every dimension; `derived` ones follow another: {"heads": ("kv_heads", heads per kv head)}."""
+def make_plan(
+    dims: Mapping[str, Dim], derived: Mapping[str, tuple[str, int]], shares: Sequence[float], rotation: int
+) -> Plan:
+    """Share out every dimension; `derived` ones follow another: {"heads": ("kv_heads", heads per kv
+    head)}."""
     ranges = {name: share_out(dim, shares, rotation) for name, dim in dims.items()}
     ranges |= {name: scaled(ranges[base], factor) for name, (base, factor) in derived.items()}
     return Plan(ranges)
@@ -112,10 +123,12 @@ def table(plans: Sequence[Plan], names: Sequence[str], n_devices: int) -> str:
     for i in range(1, len(plans) + 1):
         if i == len(plans) or plans[i] != plans[start]:
             cells = [
-                "; ".join(f"{dim} {plans[start].ranges[dim][d][0]}:{plans[start].ranges[dim][d][1]}" for dim in
-                          plans[start].ranges)
+                "; ".join(
+                    f"{dim} {plans[start].ranges[dim][d][0]}:{plans[start].ranges[dim][d][1]}"
+                    for dim in plans[start].ranges
+                )
                 for d in range(n_devices)
-            ]  # fmt: skip
+            ]
             where = names[start] if i - start == 1 else f"{names[start]}..{names[i - 1]}"
             lines.append(f"{where}: " + " | ".join(cells))
             start = i

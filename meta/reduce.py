@@ -1,8 +1,9 @@
 """All-reduce providers: where partial sums meet. Two of one interface, chosen by what the devices can do.
 
-`ImportedPages` is the fast one: host pages that all devices share, so the host moves no bytes. `HostSum` works
-anywhere: each device has staging of its own and the host adds. Both sum in slot order, so both give the same bits.
-Slot sets are double buffered by parity: a device may write reduce k + 1 while a slower one still reads k.
+`ImportedPages` is the fast one: host pages that all devices share, so the host moves no bytes. `HostSum`
+works anywhere: each device has staging of its own and the host adds. Both sum in slot order, so both give the
+same bits. Slot sets are double buffered by parity: a device may write reduce k + 1 while a slower one still
+reads k.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Provider(ABC):
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> tuple[View, int | None, int]:
-        """What `device` sums: (slots f32 [n_slots, words], index of its own share or None, bit mask of slots in use)."""
+        """What `device` sums: (slots f32 [n_slots, words], index of its own share or None, bit mask of slots
+        in use)."""
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
@@ -49,7 +51,7 @@ class ImportedPages(Provider):
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
         self._devices, self._slot = devices, aligned(slot_nbytes)
-        align = max([4096, *(getattr(d, "info").limits["host_import_align"] for d in devices if hasattr(d, "info"))])
+        align = max([4096, *(d.info.limits["host_import_align"] for d in devices if hasattr(d, "info"))])
         self.pages = HostPages(2 * len(devices) * self._slot, align)
         self._buffers: list[Buffer] = []
         try:
@@ -79,7 +81,8 @@ class ImportedPages(Provider):
 
 
 class HostSum(Provider):
-    """Per device a slot it writes and a sum it reads, per parity, in staging of its own; the host adds in slot order."""
+    """Per device a slot it writes and a sum it reads, per parity, in staging of its own; the host adds in
+    slot order."""
 
     name = "host-sum"
 
@@ -96,7 +99,9 @@ class HostSum(Provider):
     def exchange(self, reduce: Reduce) -> None:
         def words(device: int, at: int) -> np.ndarray:
             host = self._buffers[device].host
-            return np.asarray(host[at * self._slot : (at + 1) * self._slot].view(np.float32)[: reduce.elements])
+            return np.asarray(
+                host[at * self._slot : (at + 1) * self._slot].view(np.float32)[: reduce.elements]
+            )
 
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
@@ -123,7 +128,9 @@ def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str | Non
     """`wanted` (a name in PROVIDERS), or imported pages where every device takes them, else the host sum."""
     if wanted is not None:
         if wanted not in PROVIDERS:
-            raise InvalidArgument(f"all-reduce provider {wanted!r} is unknown; there are: {', '.join(PROVIDERS)}")
+            raise InvalidArgument(
+                f"all-reduce provider {wanted!r} is unknown; there are: {', '.join(PROVIDERS)}"
+            )
         return PROVIDERS[wanted](devices, slot_nbytes)
     try:
         return ImportedPages(devices, slot_nbytes)

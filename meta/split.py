@@ -23,7 +23,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How one tensor lies on the devices. Axes count from 0; activations are [rows, width], weights [n_out, n_in]."""
+    """How one tensor lies on the devices. Axes count from 0; activations are [rows, width], weights [n_out,
+    n_in]."""
 
     kind: Kind
     axis: int = -1
@@ -44,7 +45,8 @@ def partial(writers: Sequence[int]) -> State:
 
 
 def split(axis: int, ranges: Ranges) -> State:
-    """Split on `axis`; the ranges must tile it in device order (checked by `check_tiling` where the size is known)."""
+    """Split on `axis`; the ranges must tile it in device order (checked by `check_tiling` where the size is
+    known)."""
     return State(Kind.SPLIT, axis, ranges)
 
 
@@ -96,7 +98,8 @@ def elementwise(op: str, *states: State) -> State:
 
 
 def add(a: State, b: State) -> State:
-    """A sum of PARTIALs is PARTIAL; so is MIRRORED + PARTIAL (the mirrored part is added once, after the reduce)."""
+    """A sum of PARTIALs is PARTIAL; so is MIRRORED + PARTIAL (the mirrored part is added once, after the
+    reduce)."""
     if Kind.PARTIAL in (a.kind, b.kind) and Kind.SPLIT not in (a.kind, b.kind):
         return partial(sorted({*a.writers, *b.writers}))
     return elementwise("add", a, b)
@@ -113,19 +116,26 @@ def per_head(op: str, x: State, head_dim: int) -> State:
     """An op on each head by itself (RoPE, norm of q and k): a split must fall between heads."""
     if x == MIRRORED:
         return x
-    if x.kind is Kind.SPLIT and x.axis == 1 and all(b % head_dim == 0 and e % head_dim == 0 for b, e in x.ranges):
+    if (
+        x.kind is Kind.SPLIT
+        and x.axis == 1
+        and all(b % head_dim == 0 and e % head_dim == 0 for b, e in x.ranges)
+    ):
         return x
     raise _no_rule(f"{op} with heads of {head_dim}", x=x)
 
 
-def attention(q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int) -> State:
-    """Split by head groups: each device's q heads attend to the kv heads it holds; the result is split by heads."""
+def attention(
+    q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
+) -> State:
+    """Split by head groups: each device's q heads attend to the kv heads it holds; the result is split by
+    heads."""
     if q == k == v == MIRRORED:
         return MIRRORED
     if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
-        q_heads = tuple((b // head_dim_k, e // head_dim_k) for b, e in q.ranges)
-        groups = scaled(tuple((b // head_dim_k, e // head_dim_k) for b, e in k.ranges), heads // kv_heads)
-        v_groups = scaled(tuple((b // head_dim_v, e // head_dim_v) for b, e in v.ranges), heads // kv_heads)
-        if q_heads == groups == v_groups:
-            return split(1, scaled(q_heads, head_dim_v))
+        group = heads // kv_heads
+        held = tuple((b // head_dim_k, e // head_dim_k) for b, e in k.ranges)  # kv heads
+        want = scaled(held, group * head_dim_k), scaled(held, head_dim_k), scaled(held, head_dim_v)
+        if (q.ranges, k.ranges, v.ranges) == want:
+            return split(1, scaled(held, group * head_dim_v))
     raise _no_rule("attention", q=q, k=k, v=v)

@@ -1,7 +1,7 @@
 """Tensors over N devices, and the graph in which ops on them become one recording per device.
 
-A `Tensor` is an activation of one step, a `Weight` lives as long as the model. Each carries its split state and one
-view per device. The graph cuts the recordings where devices must exchange.
+A `Tensor` is an activation of one step, a `Weight` lives as long as the model. Each carries its split state
+and one view per device. The graph cuts the recordings where devices must exchange.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class Weight:
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """An activation f32 [rows, width] of `graph`; `views[d]` is device d's slice, None where it holds nothing.
+    """An activation f32 [rows, width] of `graph`; `views[d]` is device d's slice, None where it holds
+    nothing.
 
-    A PARTIAL tensor may carry `base`, a MIRRORED addend that is added once when the sum is made whole; `whole` is
-    the MIRRORED tensor it became.
+    A PARTIAL tensor may carry `base`, a MIRRORED addend that is added once when the sum is made whole;
+    `whole` is the MIRRORED tensor it became.
     """
 
     graph: Graph
@@ -62,6 +63,12 @@ class Tensor:
         from vkbackend.meta import ops
 
         return ops.add(self, other)
+
+    def on(self, device: int) -> View:
+        """The slice of a device that holds one."""
+        view = self.views[device]
+        assert view is not None, f"device {device} holds nothing of a tensor that is {self.state}"
+        return view
 
     def widths(self) -> list[int]:
         """Columns that each device holds."""
@@ -81,7 +88,8 @@ class Reduce:
 
 @dataclass(slots=True)
 class Inputs:
-    """What a step reads on one device besides weights: StepParams, RoPE rows by table name, and the host's copies."""
+    """What a step reads on one device besides weights: StepParams, RoPE rows by table name, and the host's
+    copies."""
 
     step: View
     rope: dict[str, View]
@@ -131,9 +139,7 @@ class Graph:
         widths = [e - b for b, e in state.ranges] if state.kind is Kind.SPLIT else [width] * self.n
         for d, local in enumerate(widths):
             holds = local > 0 and (state.kind is not Kind.PARTIAL or d in state.writers)
-            tensor.views.append(
-                View(Virtual(4 * rows * local, label), 0, (rows, local)) if holds else None
-            )  # fmt: skip
+            tensor.views.append(View(Virtual(4 * rows * local, label), 0, (rows, local)) if holds else None)
         while label in self.values:
             label += "'"
         self.values[label] = list(tensor.views)
@@ -144,15 +150,22 @@ class Graph:
         return View(Virtual(4 * math.prod(shape), self.label(label)), 0, shape)
 
     def begin(self) -> None:
-        """Bring the step's parameters from host memory to the devices, so that the host copy is free again."""
+        """Bring the step's parameters from host memory to the devices, so that the host copy is free
+        again."""
         for recording, inputs in zip(self.recordings, self.inputs, strict=True):
-            recording.copy(_head(inputs.host, inputs.step.nbytes), _head(inputs.device, inputs.step.nbytes), "step")
+            recording.copy(
+                _head(inputs.host, inputs.step.nbytes), _head(inputs.device, inputs.step.nbytes), "step"
+            )
             for name, rope in inputs.rope.items():
                 used = 4 * self.n_rows * (rope.nbytes // 4 // rope.shape[0])
-                source = View(inputs.host.buffer, inputs.host.offset + rope.offset - inputs.device.offset, (used // 4,))
+                source = View(
+                    inputs.host.buffer, inputs.host.offset + rope.offset - inputs.device.offset, (used // 4,)
+                )
                 recording.copy(source, View(rope.buffer, rope.offset, (used // 4,)), f"rope {name}")
 
-    def all_reduce(self, x: Tensor, norm: Weight | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor | None]:
+    def all_reduce(
+        self, x: Tensor, norm: Weight | None = None, eps: float = 0.0
+    ) -> tuple[Tensor, Tensor | None]:
         """Make a PARTIAL tensor whole on every device; with `norm`, also its RMSNorm, in the same kernel.
 
         On one device nothing is exchanged: the only partial is the sum.
@@ -170,11 +183,19 @@ class Graph:
             else:
                 slots, own_index, writers = reads[d]
             device_ops.add_partials(
-                recording, device.limits,
-                x.base.views[d] if x.base else None, own if own_index is not None else None, slots,
-                norm.whole(d) if norm else None, _some(h.views[d]), y.views[d] if y else None,
-                own_index=own_index, writers=writers, eps=eps, label=self.label("add_partials"),
-            )  # fmt: skip
+                recording,
+                device.limits,
+                x.base.views[d] if x.base else None,
+                own if own_index is not None else None,
+                slots,
+                norm.whole(d) if norm else None,
+                h.on(d),
+                y.views[d] if y else None,
+                own_index=own_index,
+                writers=writers,
+                eps=eps,
+                label=self.label("add_partials"),
+            )
         x.whole = h
         return h, y
 
@@ -184,16 +205,11 @@ class Graph:
         self.reduces.append(reduce)
         for d, recording in enumerate(self.recordings):
             if d in reduce.writers:
-                own = _some(x.views[d])
+                own = x.on(d)
                 slot = self.provider.slot(d, reduce.parity)
                 recording.copy(own, View(slot.buffer, slot.offset, own.shape), self.label("partial to slot"))
             recording.exchange(self.label("all_reduce"))
         return [self.provider.readable(d, reduce) for d in range(self.n)]
-
-
-def _some(view: View | None) -> View:
-    assert view is not None
-    return view
 
 
 def _head(view: View, nbytes: int) -> View:

@@ -1,4 +1,5 @@
-"""What model files share: weight specifications, strict configuration reads, plan dimensions, weight lookup."""
+"""What model files share: weight specifications, strict configuration reads, plan dimensions, weight
+lookup."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ MATRIX_TYPES = ("f32", "f16", "q8_0", "q4_0")
 class WeightSpec:
     """One tensor a model reads: its GGUF name, its shape (rows first) and the role that decides its slices.
 
-    `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to fall
-    back to where the file has none of that name (a tied lm_head).
+    `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to
+    fall back to where the file has none of that name (a tied lm_head).
     """
 
     name: str
@@ -67,7 +68,8 @@ class Weights:
 
 
 class Model(Protocol):
-    """One architecture: hyper-parameters, weights with roles, the graph of a step. Knows no device and no split."""
+    """One architecture: hyper-parameters, weights with roles, the graph of a step. Knows no device and no
+    split."""
 
     n_layer: int
     n_vocab: int
@@ -77,7 +79,9 @@ class Model(Protocol):
     def weights(self) -> list[WeightSpec]: ...
     def kv(self, il: int) -> KVSpec: ...
     def ropes(self) -> dict[str, RopeTable]: ...
-    def dims(self, il: int, types: Mapping[str, str]) -> tuple[dict[str, Dim], dict[str, tuple[str, int]]]: ...
+    def dims(
+        self, il: int, types: Mapping[str, str]
+    ) -> tuple[dict[str, Dim], dict[str, tuple[str, int]]]: ...
     def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None: ...
 
 
@@ -90,7 +94,9 @@ def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) 
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
         values = {int(v) for v in gguf.ints(name)}
         if len(values) != 1:
-            raise UnsupportedModel(f"{name} differs between layers ({sorted(values)[:8]}); one value is supported")
+            raise UnsupportedModel(
+                f"{name} differs between layers ({sorted(values)[:8]}); one value is supported"
+            )
         value = values.pop()
     else:
         value = gguf.u32(name) if default is None else gguf.u32(name, default)
@@ -114,7 +120,9 @@ def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None
     if kind == "none" and f"{arch}.rope.scaling.type" not in gguf.metadata and factor not in (0.0, 1.0):
         kind = "linear"  # older files give the factor alone
     if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedModel(f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear and yarn are")
+        raise UnsupportedModel(
+            f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear and yarn are"
+        )
     return RopeTable(
         n_rot=n_rot,
         freq_base=float(gguf.f32(f"{arch}.rope.freq_base", 10_000.0)),
@@ -132,7 +140,8 @@ def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None
 
 
 def head_dims(n_head: int, n_head_kv: int, head_dim_v: int, output_type: str) -> tuple[Dim, tuple[str, int]]:
-    """(kv heads to share out, how q heads follow): a grain's columns of attn_output are whole quant blocks."""
+    """(kv heads to share out, how q heads follow): a grain's columns of attn_output are whole quant
+    blocks."""
     group = n_head // n_head_kv
     block = block_of(output_type)[0]
     grain = min(block // math.gcd(block, group * head_dim_v), n_head_kv)

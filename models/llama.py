@@ -1,7 +1,7 @@
 """llama (Llama 1 to 3, Mistral, SmolLM): the decoder that the other model files are described against.
 
-Pre-norm blocks, RoPE on adjacent pairs (with frequency factors where the file has them), grouped-query attention,
-SwiGLU. Touvron et al. 2023, arXiv:2302.13971.
+Pre-norm blocks, RoPE on adjacent pairs (with frequency factors where the file has them), grouped-query
+attention, SwiGLU. Touvron et al. 2023, arXiv:2302.13971.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Config:
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Config:
-        """Raises GGUFError for missing or impossible values, UnsupportedModel for features that are not there."""
+        """Raises GGUFError for missing or impossible values, UnsupportedModel for features that are not
+        there."""
         n_embd, n_head = read_count(gguf, "embedding_length"), read_count(gguf, "attention.head_count")
         head_dim = read_count(gguf, "attention.key_length", n_embd // n_head or 1)
         n_head_kv = read_count(gguf, "attention.head_count_kv", n_head)
@@ -86,7 +87,12 @@ class Model:
 
     def __init__(self, gguf: GGUF) -> None:
         self.config = c = Config.from_gguf(gguf)
-        self.n_layer, self.n_vocab, self.n_embd, self.n_ctx_train = c.n_layer, c.n_vocab, c.n_embd, c.n_ctx_train
+        self.n_layer, self.n_vocab, self.n_embd, self.n_ctx_train = (
+            c.n_layer,
+            c.n_vocab,
+            c.n_embd,
+            c.n_ctx_train,
+        )
 
     def weights(self) -> list[WeightSpec]:
         c = self.config
@@ -141,9 +147,20 @@ class Model:
         k = ops.rope(ops.linear(x, w("attn_k")), c.head_dim)
         ops.kv_store(k, cache.k, cache.cells)
         ops.kv_store(ops.linear(x, w("attn_v")), cache.v, cache.cells)
-        a = ops.attention(q, cache.k, cache.v, cache.cells, heads=c.n_head, kv_heads=c.n_head_kv,
-                          head_dim_k=c.head_dim, head_dim_v=c.head_dim, scale=c.scale)  # fmt: skip
+        a = ops.attention(
+            q,
+            cache.k,
+            cache.v,
+            cache.cells,
+            heads=c.n_head,
+            kv_heads=c.n_head_kv,
+            head_dim_k=c.head_dim,
+            head_dim_v=c.head_dim,
+            scale=c.scale,
+        )
         return ops.linear(a, w("attn_output"))
 
     def feed_forward(self, x: Tensor, w: Weights) -> Tensor:
-        return ops.linear(ops.silu_mul(ops.linear(x, w("ffn_gate")), ops.linear(x, w("ffn_up"))), w("ffn_down"))
+        return ops.linear(
+            ops.silu_mul(ops.linear(x, w("ffn_gate")), ops.linear(x, w("ffn_up"))), w("ffn_down")
+        )

@@ -16,7 +16,8 @@ def load_model(gguf: GGUF) -> Model:
     name = gguf.architecture
     if name not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"{gguf.paths[0]}: architecture {name!r} is not supported; supported are: {', '.join(ARCHITECTURES)}"
+            f"{gguf.paths[0]}: architecture {name!r} is not supported; "
+            f"supported are: {', '.join(ARCHITECTURES)}"
         )
     model: Model = import_module(f"vkbackend.models.{name.replace('-', '_')}").Model(gguf)
     return model

@@ -1,4 +1,5 @@
-"""A loaded model on its devices: tokens, positions and slots in, logits out. Knows no text and no sampling."""
+"""A loaded model on its devices: tokens, positions and slots in, logits out. Knows no text and no
+sampling."""
 
 from __future__ import annotations
 
@@ -38,8 +39,10 @@ def open_devices(specs: Sequence[str | int] | None) -> list[Device]:
     "numpy" means the host itself, running the ops' numpy twins. Raises InvalidArgument, UnsupportedFeature.
     """
     if specs is not None and not len(specs):
-        raise InvalidArgument("the device list is empty; give at least one device, or none at all for the best one")
-    wanted = [0] if specs is None else list(specs)
+        raise InvalidArgument(
+            "the device list is empty; give at least one device, or none at all for the best one"
+        )
+    wanted: list[str | int] = [0] if specs is None else list(specs)
     opened: list[Device] = []
     try:
         for n, spec in enumerate(wanted):
@@ -68,7 +71,8 @@ def _open_vulkan(spec: str | int, copy: int | None) -> Device:
 
 
 class Runner:
-    """Loads `path` on `devices`. `n_ctx` is per slot, 0 for the model's own; `progress(done, total)` in bytes."""
+    """Loads `path` on `devices`. `n_ctx` is per slot, 0 for the model's own; `progress(done, total)` in
+    bytes."""
 
     def __init__(
         self,
@@ -106,8 +110,15 @@ class Runner:
                 self.mesh.close()
                 raise
 
-    def _load(self, gguf: GGUF, types: dict[str, str], shares: Sequence[float], type_k: str, type_v: str,
-              progress: Callable[[int, int], None] | None) -> None:  # fmt: skip
+    def _load(
+        self,
+        gguf: GGUF,
+        types: dict[str, str],
+        shares: Sequence[float],
+        type_k: str,
+        type_v: str,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
         model, mesh = self.model, self.mesh
         self.plans = [make_plan(*model.dims(il, types), shares, il) for il in range(model.n_layer)]
         self.output_plan = make_plan({"vocab": Dim(model.n_vocab)}, {}, shares, model.n_layer)
@@ -116,12 +127,14 @@ class Runner:
         loads = [self._as_load(spec, types) for spec in model.weights()]
         self._check_budget(loads, type_k, type_v)
         mesh.load(loads, _Source(gguf, model.weights()), progress)
-        self.kv = KVCache(mesh, model, self.plans, n_ctx=self.n_ctx, n_slots=self.n_slots, type_k=type_k,
-                          type_v=type_v)  # fmt: skip
+        self.kv = KVCache(
+            mesh, model, self.plans, n_ctx=self.n_ctx, n_slots=self.n_slots, type_k=type_k, type_v=type_v
+        )
         self._ropes = model.ropes()
         self._params = StepParams()
-        self._rope_rows = {name: np.zeros((self.n_ubatch, t.n_rot // 2, 2), np.float32)
-                           for name, t in self._ropes.items()}  # fmt: skip
+        self._rope_rows = {
+            name: np.zeros((self.n_ubatch, t.n_rot // 2, 2), np.float32) for name, t in self._ropes.items()
+        }
         self._rope_all = {
             name: t.rows(np.arange(self.n_ctx)) if 4 * t.n_rot * self.n_ctx <= ROPE_CACHE_NBYTES else None
             for name, t in self._ropes.items()
@@ -130,9 +143,11 @@ class Runner:
         weights = Weights(mesh.weights)
         mesh.prepare(
             lambda graph: model.forward(graph, weights, self.kv.layers),
-            bucket(self.n_ubatch), self.max_outputs, {name: t.n_rot for name, t in self._ropes.items()},
+            bucket(self.n_ubatch),
+            self.max_outputs,
+            {name: t.n_rot for name, t in self._ropes.items()},
             self.output_plan.ranges["vocab"],
-        )  # fmt: skip
+        )
         for device in mesh.devices:
             if hasattr(device, "drop_upload"):
                 device.drop_upload()
@@ -149,8 +164,8 @@ class Runner:
 
     def _check_budget(self, loads: Sequence[Load], type_k: str, type_v: str) -> None:
         """Refuse before loading what cannot fit: weights and caches against the heap, per physical device."""
-        from vkbackend.meta.load import piece_shapes
         from vkbackend.formats import row_nbytes
+        from vkbackend.meta.load import piece_shapes
 
         needed: dict[str, list[int]] = {}
         for d, device in enumerate(self.mesh.devices):
@@ -158,9 +173,10 @@ class Runner:
                 continue
             weights = sum(
                 int(np.prod(shape[:-1])) * row_nbytes(load.dtype, shape[-1])
-                for load in loads if not load.host
+                for load in loads
+                if not load.host
                 for _, shape in piece_shapes(load, d, device.limits.max_storage_range)
-            )  # fmt: skip
+            )
             kv = 0
             for il, plan in enumerate(self.plans):
                 spec = self.model.kv(il)
@@ -174,17 +190,19 @@ class Runner:
             if entry[0] + entry[1] > entry[2]:
                 raise OutOfDeviceMemory(
                     f"{device.name} ({device.info.name}) needs {entry[0] / 2**20:.0f} MiB for weights and "
-                    f"{entry[1] / 2**20:.0f} MiB for the KV cache, and has {entry[2] / 2**20:.0f} MiB; use a smaller "
-                    f"context than {self.n_ctx}, fewer slots, or more devices",
-                    requested=entry[0] + entry[1], budget=entry[2],
-                )  # fmt: skip
+                    f"{entry[1] / 2**20:.0f} MiB for the KV cache, and has {entry[2] / 2**20:.0f} MiB; "
+                    f"use a smaller context than {self.n_ctx}, fewer slots, or more devices",
+                    requested=entry[0] + entry[1],
+                    budget=entry[2],
+                )
 
     # ---- steps ----
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
         """Run one micro-batch; returns the logits of the output rows, float32 [len(outputs), n_vocab].
 
-        Rows of a run are consecutive positions of one slot. The result is a view that the next step overwrites.
+        Rows of a run are consecutive positions of one slot. The result is a view that the next step
+        overwrites.
         """
         n_rows, n_outputs = len(tokens), len(outputs)
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
@@ -196,9 +214,10 @@ class Runner:
                 target = rows[run.first_row : run.first_row + run.n_rows]
                 end = run.first_pos + run.n_rows
                 target[:] = (
-                    every[run.first_pos : end] if every is not None
+                    every[run.first_pos : end]
+                    if every is not None
                     else self._ropes[name].rows(np.arange(run.first_pos, end))
-                )  # fmt: skip
+                )
         self.mesh.write_step(self._params, {name: rows[:n_rows] for name, rows in self._rope_rows.items()})
         self.mesh.run(step)
         if n_outputs:
@@ -216,14 +235,20 @@ class Runner:
         for i, device in enumerate(self.mesh.devices):
             n = device.nbytes
             shared = n[Home.PAGES] if i == 0 else 0
-            report.append({
-                "device": device.name, "weights": n[Home.WEIGHTS], "kv": n[Home.KV], "scratch": n[Home.SCRATCH],
-                "staging": n[Home.STAGING] + shared,
-            })  # fmt: skip
+            report.append(
+                {
+                    "device": device.name,
+                    "weights": n[Home.WEIGHTS],
+                    "kv": n[Home.KV],
+                    "scratch": n[Home.SCRATCH],
+                    "staging": n[Home.STAGING] + shared,
+                }
+            )
         return report
 
     def reduce_stats(self) -> tuple[int, float]:
-        """(all-reduces so far, seconds the host spent between the last writer's end and the release of the readers)."""
+        """(all-reduces so far, seconds the host spent between the last writer's end and the release of the
+        readers)."""
         return self.mesh.n_reduces, self.mesh.reduce_s
 
     def close(self) -> None:
@@ -243,7 +268,8 @@ class _Source:
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Types by weight name; every tensor must be there with its shape and a supported type, and none left over."""
+    """Types by weight name; every tensor must be there with its shape and a supported type, and none left
+    over."""
     types, used = {}, {"rope_freqs.weight"}
     for spec in model.weights():
         info = gguf.tensors.get(spec.name) or gguf.tensors.get(spec.source)
@@ -261,19 +287,22 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
         used.add(info.name)
     if left := sorted(set(gguf.tensors) - used):
         raise UnsupportedModel(
-            f"{gguf.paths[0]}: {len(left)} tensors that nothing of {gguf.architecture} reads: {', '.join(left[:6])}"
+            f"{gguf.paths[0]}: {len(left)} tensors that nothing of {gguf.architecture} reads: "
+            f"{', '.join(left[:6])}"
         )
     return types
 
 
 def _check_options(n_ctx: int, n_slots: int, n_ubatch: int, type_k: str, type_v: str) -> None:
     for name, value, low, high in (
-        ("n_ctx", n_ctx, 0, 1 << 24), ("n_slots", n_slots, 1, MAX_RUNS), ("n_ubatch", n_ubatch, 1, MAX_ROWS),
-    ):  # fmt: skip
+        ("n_ctx", n_ctx, 0, 1 << 24),
+        ("n_slots", n_slots, 1, MAX_RUNS),
+        ("n_ubatch", n_ubatch, 1, MAX_ROWS),
+    ):
         if not isinstance(value, int) or not low <= value <= high:
             raise InvalidArgument(f"{name} must be a whole number in {low}..{high}, got {value!r}")
-    for name, value in (("type_k", type_k), ("type_v", type_v)):
-        if value not in CACHE_TYPES:
-            raise InvalidArgument(f"{name} {value!r} is not a cache type; there are: {', '.join(CACHE_TYPES)}")
-
-
+    for name, dtype in (("type_k", type_k), ("type_v", type_v)):
+        if dtype not in CACHE_TYPES:
+            raise InvalidArgument(
+                f"{name} {dtype!r} is not a cache type; there are: {', '.join(CACHE_TYPES)}"
+            )

@@ -14,7 +14,9 @@ SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the wide sweeps (marked `wide`)")
-    parser.addoption("--case", default=None, metavar="REGEX", help="run only op cases whose repr matches REGEX")
+    parser.addoption(
+        "--case", default=None, metavar="REGEX", help="run only op cases whose repr matches REGEX"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

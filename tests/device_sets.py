@@ -1,10 +1,10 @@
-"""Device sets for whole-model tests: one, two and three devices of the first driver, and two drivers both ways."""
+"""Device sets for whole-model tests: one, two and three devices of the first driver, and two drivers both
+ways."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from conftest import device_infos
 
 _N = len(device_infos())

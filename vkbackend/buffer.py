@@ -1,7 +1,8 @@
 """Buffers and views: what crosses the runtime seam is a handle, a byte range and a shape.
 
-A `Buffer` is a block of memory that a runtime made; a `Virtual` is scratch that has no address yet (the liveness
-plan gives it one); a `View` is a typed, contiguous, row-major range of either. Knows no Vulkan, no tensor names.
+A `Buffer` is a block of memory that a runtime made; a `Virtual` is scratch that has no address yet (the
+liveness plan gives it one); a `View` is a typed, contiguous, row-major range of either. Knows no Vulkan, no
+tensor names.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class View:
         return self.offset + self.nbytes
 
     def rows(self, begin: int, end: int) -> View:
-        """The view of rows begin..end of the first axis (row bytes must be a multiple of 4 unless begin is 0)."""
+        """The view of rows begin..end of the first axis (row bytes must be a multiple of 4 unless begin is
+        0)."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
         return replace(self, offset=self.offset + begin * stride, shape=(end - begin, *self.shape[1:]))
 

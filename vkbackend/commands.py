@@ -1,4 +1,5 @@
-"""A recording as Vulkan command buffers: descriptor sets, push constants, barriers, one part per submission."""
+"""A recording as Vulkan command buffers: descriptor sets, push constants, barriers, one part per
+submission."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _SCOPES = {
 
 
 class VulkanExecutable(Executable):
-    """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for it."""
+    """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for
+    it."""
 
     def __init__(self, device: VulkanDevice, recording: Recording) -> None:
         self._device = device
@@ -59,15 +61,23 @@ class VulkanExecutable(Executable):
         except BaseException:
             self.close()
             raise
-        env.log(3, f"{device.name}: {recording.name}: {len(dispatches)} dispatches, {self.n_segments} segments")
+        env.log(
+            3, f"{device.name}: {recording.name}: {len(dispatches)} dispatches, {self.n_segments} segments"
+        )
 
     def _descriptor_sets(self, dispatches: list[Dispatch], layouts: list[Layout]) -> list[Any]:
         device, n = self._device, len(dispatches)
         if not n:
             return []
         sizes = ffi.new("VkDescriptorPoolSize[2]")
-        sizes[0].type, sizes[0].descriptorCount = descriptor_type(0, 1), max(1, sum(len(d.args) for d in dispatches))
-        sizes[1].type, sizes[1].descriptorCount = descriptor_type(0, 0), max(1, sum(bool(d.step) for d in dispatches))
+        sizes[0].type, sizes[0].descriptorCount = (
+            descriptor_type(0, 1),
+            max(1, sum(len(d.args) for d in dispatches)),
+        )
+        sizes[1].type, sizes[1].descriptorCount = (
+            descriptor_type(0, 0),
+            max(1, sum(bool(d.step) for d in dispatches)),
+        )
         pool = ffi.new("VkDescriptorPool *")
         info = new("VkDescriptorPoolCreateInfo", maxSets=n, poolSizeCount=2, pPoolSizes=sizes)
         device.check(lib.vkCreateDescriptorPool(device.vk, info, NULL, pool), "vkCreateDescriptorPool")
@@ -75,8 +85,12 @@ class VulkanExecutable(Executable):
         self._pool = pool[0]
         set_layouts = ffi.new("VkDescriptorSetLayout[]", [layout.set_layout for layout in layouts])
         sets = ffi.new("VkDescriptorSet[]", n)
-        allocate = new("VkDescriptorSetAllocateInfo", descriptorPool=self._pool, descriptorSetCount=n,
-                       pSetLayouts=set_layouts)  # fmt: skip
+        allocate = new(
+            "VkDescriptorSetAllocateInfo",
+            descriptorPool=self._pool,
+            descriptorSetCount=n,
+            pSetLayouts=set_layouts,
+        )
         device.check(lib.vkAllocateDescriptorSets(device.vk, allocate, sets), "vkAllocateDescriptorSets")
         for i, dispatch in enumerate(dispatches):
             self._write_set(sets[i], dispatch)
@@ -84,14 +98,19 @@ class VulkanExecutable(Executable):
 
     def _write_set(self, descriptor_set: Any, dispatch: Dispatch) -> None:
         views = [*dispatch.args, dispatch.step] if dispatch.step else list(dispatch.args)
-        infos, writes = ffi.new("VkDescriptorBufferInfo[]", len(views)), ffi.new("VkWriteDescriptorSet[]", len(views))
+        infos, writes = (
+            ffi.new("VkDescriptorBufferInfo[]", len(views)),
+            ffi.new("VkWriteDescriptorSet[]", len(views)),
+        )
         for i, view in enumerate(views):
             assert isinstance(view.buffer, Buffer), f"{view} of {dispatch.op} has no address"
             base = self._base(view, uniform=i == len(dispatch.args))
             infos[i].buffer, infos[i].offset = view.buffer.handle, base
             infos[i].range = max(4, view.end - base)
             limit = self._device.info.limits["max_storage_range"]
-            assert infos[i].range <= limit, f"{dispatch.label}: binding of {infos[i].range} bytes, limit {limit}"
+            assert infos[i].range <= limit, (
+                f"{dispatch.label}: binding of {infos[i].range} bytes, limit {limit}"
+            )
             writes[i].sType = C.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
             writes[i].dstSet, writes[i].dstBinding, writes[i].descriptorCount = descriptor_set, i, 1
             writes[i].descriptorType = descriptor_type(i, len(dispatch.args))
@@ -110,7 +129,9 @@ class VulkanExecutable(Executable):
         buffers = device.command_buffers(len(parts))
         self._buffers.append((buffers, len(parts)))
         for i, commands in enumerate(parts):
-            device.check(lib.vkBeginCommandBuffer(buffers[i], new("VkCommandBufferBeginInfo")), "vkBeginCommandBuffer")
+            device.check(
+                lib.vkBeginCommandBuffer(buffers[i], new("VkCommandBufferBeginInfo")), "vkBeginCommandBuffer"
+            )
             if self._timestamps:
                 self._timestamps.begin(buffers[i], sum(isinstance(c, Copy | Dispatch) for c in commands))
             for command in commands:
@@ -121,10 +142,14 @@ class VulkanExecutable(Executable):
     def _emit(self, cmd: Any, command: Any) -> None:
         if isinstance(command, Barrier):
             source, target, _, _ = _SCOPES[command.scope]
-            lib.vkCmdPipelineBarrier(cmd, source, target, 0, 1, self._barriers[command.scope], 0, NULL, 0, NULL)
+            lib.vkCmdPipelineBarrier(
+                cmd, source, target, 0, 1, self._barriers[command.scope], 0, NULL, 0, NULL
+            )
         elif isinstance(command, Copy):
             src, dst = command.src, command.dst
-            region = ffi.new("VkBufferCopy *", {"srcOffset": src.offset, "dstOffset": dst.offset, "size": src.nbytes})
+            region = ffi.new(
+                "VkBufferCopy *", {"srcOffset": src.offset, "dstOffset": dst.offset, "size": src.nbytes}
+            )
             lib.vkCmdCopyBuffer(cmd, src.buffer.handle, dst.buffer.handle, 1, region)  # type: ignore[union-attr]
         elif isinstance(command, Dispatch):
             pipeline, layout = next(self._pipelines)
@@ -133,7 +158,9 @@ class VulkanExecutable(Executable):
             sets = ffi.new("VkDescriptorSet *", next(self._sets))
             lib.vkCmdBindDescriptorSets(cmd, point, layout.pipeline_layout, 0, 1, sets, 0, NULL)
             push = self._push(command)
-            lib.vkCmdPushConstants(cmd, layout.pipeline_layout, C.VK_SHADER_STAGE_COMPUTE_BIT, 0, len(push), push)
+            lib.vkCmdPushConstants(
+                cmd, layout.pipeline_layout, C.VK_SHADER_STAGE_COMPUTE_BIT, 0, len(push), push
+            )
             lib.vkCmdDispatch(cmd, *command.groups)
         if self._timestamps and isinstance(command, Copy | Dispatch):
             self._timestamps.write(cmd, command)
@@ -142,7 +169,9 @@ class VulkanExecutable(Executable):
         offsets = [(view.offset - self._base(view)) // 4 for view in dispatch.args]
         words = struct.pack(f"{len(offsets)}I", *offsets)
         for _, value in dispatch.push:
-            words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)
+            words += (
+                struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)
+            )
         assert len(words) <= PUSH_NBYTES, f"{dispatch.op}: {len(words)} bytes of push constants"
         return words
 

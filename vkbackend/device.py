@@ -1,4 +1,5 @@
-"""A logical Vulkan device: memory, transfers and a queue, behind the runtime seam. Every result is checked."""
+"""A logical Vulkan device: memory, transfers and a queue, behind the runtime seam. Every result is
+checked."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.errors import DeviceLost, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import DeviceInfo, compute_family, extensions_of, feature_structs
 from vkbackend.limits import Limits
-from vkbackend.memory import ALIGN, HostPages, aligned
+from vkbackend.memory import HostPages, aligned
 from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
-from vkbackend.vk import API_1_2, NULL, C, array, check, ffi, lib, new, strings
+from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, strings
 
 UPLOAD_NBYTES = 16 << 20  # one staging buffer per device for memory the host cannot map
 _USAGE = (
@@ -32,14 +33,21 @@ _LOCAL, _VISIBLE, _COHERENT, _CACHED = 1, 2, 4, 8  # VkMemoryPropertyFlagBits
 _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 # Extensions worth enabling when a driver has them (some are core in newer versions: harmless to name).
 _EXTENSIONS = (
-    "VK_EXT_external_memory_host", "VK_EXT_memory_budget", "VK_KHR_timeline_semaphore", "VK_KHR_8bit_storage",
-    "VK_KHR_shader_float16_int8", "VK_EXT_subgroup_size_control", "VK_KHR_shader_integer_dot_product",
-    "VK_KHR_cooperative_matrix", "VK_KHR_portability_subset",
-)  # fmt: skip
+    "VK_EXT_external_memory_host",
+    "VK_EXT_memory_budget",
+    "VK_KHR_timeline_semaphore",
+    "VK_KHR_8bit_storage",
+    "VK_KHR_shader_float16_int8",
+    "VK_EXT_subgroup_size_control",
+    "VK_KHR_shader_integer_dot_product",
+    "VK_KHR_cooperative_matrix",
+    "VK_KHR_portability_subset",
+)
 
 
 class VulkanDevice(Device):
-    """`info` opened once more as a logical device with every probed feature (less VKBACKEND_DISABLE) enabled."""
+    """`info` opened once more as a logical device with every probed feature (less VKBACKEND_DISABLE)
+    enabled."""
 
     def __init__(self, info: DeviceInfo, label: str = "") -> None:
         self.info = info
@@ -48,7 +56,9 @@ class VulkanDevice(Device):
         self.created = 0
         self.nbytes: Counter[Home] = Counter()
         self.lost = self.abandoned = self.closed = False
-        self._memory: dict[int, tuple[Any, Any, bool]] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
+        self._memory: dict[
+            int, tuple[Any, Any, bool]
+        ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
         self._upload: Buffer | None = None
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
         self._create()
@@ -58,7 +68,10 @@ class VulkanDevice(Device):
             self.limits = replace(floor, max_allocation_nbytes=self.limits.max_allocation_nbytes)
         self.programs = Programs(self)
         self.queue = (TimelineQueue if self.features.get("timeline") else FenceQueue)(self)
-        env.log(1, f"{self.name}: {info.name}, {info.driver} {info.driver_version}, {self.queue.__class__.__name__}")
+        env.log(
+            1,
+            f"{self.name}: {info.name}, {info.driver} {info.driver_version}, {self.queue.__class__.__name__}",
+        )
 
     def _create(self) -> None:
         present = extensions_of(self.info.physical)
@@ -70,10 +83,20 @@ class VulkanDevice(Device):
                 setattr(struct, theirs, int(bool(self.features.get(ours))))
             head = new(name, head, **{f: getattr(struct, f) for f in fields.values()})
         self.family = compute_family(self.info.physical)[0]  # type: ignore[index]
-        queues = new("VkDeviceQueueCreateInfo", queueFamilyIndex=self.family, queueCount=1,
-                     pQueuePriorities=ffi.new("float[]", [1.0]))  # fmt: skip
-        create = new("VkDeviceCreateInfo", head, queueCreateInfoCount=1, pQueueCreateInfos=queues,
-                     enabledExtensionCount=len(wanted), ppEnabledExtensionNames=strings(wanted))  # fmt: skip
+        queues = new(
+            "VkDeviceQueueCreateInfo",
+            queueFamilyIndex=self.family,
+            queueCount=1,
+            pQueuePriorities=ffi.new("float[]", [1.0]),
+        )
+        create = new(
+            "VkDeviceCreateInfo",
+            head,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queues,
+            enabledExtensionCount=len(wanted),
+            ppEnabledExtensionNames=strings(wanted),
+        )
         handle = ffi.new("VkDevice *")
         self.check(lib.vkCreateDevice(self.info.physical, create, NULL, handle), "vkCreateDevice")
         self.vk = handle[0]
@@ -87,8 +110,10 @@ class VulkanDevice(Device):
         self.command_pool = pool[0]
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
         lib.vkGetPhysicalDeviceMemoryProperties(self.info.physical, memory)
-        self._types = [(memory.memoryTypes[i].propertyFlags, memory.memoryTypes[i].heapIndex)
-                       for i in range(memory.memoryTypeCount)]  # fmt: skip
+        self._types = [
+            (memory.memoryTypes[i].propertyFlags, memory.memoryTypes[i].heapIndex)
+            for i in range(memory.memoryTypeCount)
+        ]
 
     def _api_version(self) -> int:
         major, minor, patch = map(int, self.info.api.split("."))
@@ -127,13 +152,16 @@ class VulkanDevice(Device):
             kind = self._memory_type(requirements.memoryTypeBits, home)
             flags, heap = self._types[kind]
             budget = self.info.heaps[heap].nbytes
-            if requirements.size > min(budget, self.info.limits["max_allocation_nbytes"]):
+            at_once = self.info.limits["max_allocation_nbytes"]
+            if requirements.size > min(budget, at_once):
                 raise OutOfDeviceMemory(
-                    f"{self.name} ({self.info.name}): {label} needs {requirements.size} bytes at once, the heap has "
-                    f"{budget} and one allocation may take {self.info.limits['max_allocation_nbytes']}; "
+                    f"{self.name} ({self.info.name}): {label} needs {requirements.size} bytes at once, "
+                    f"the heap has {budget} and one allocation may take {at_once}; "
                     "use a smaller context or more devices",
-                    requested=requirements.size, budget=budget, heap=heap,
-                )  # fmt: skip
+                    requested=requirements.size,
+                    budget=budget,
+                    heap=heap,
+                )
             info = new("VkMemoryAllocateInfo", allocationSize=requirements.size, memoryTypeIndex=kind)
             memory = self._vk_memory(info, f"{requirements.size} bytes for {label}", requirements.size, heap)
         except VkbackendError:
@@ -144,7 +172,10 @@ class VulkanDevice(Device):
         buffer = Buffer(nbytes, home, label, handle=vk_buffer)
         if flags & _VISIBLE:
             pointer = ffi.new("void **")
-            self.check(lib.vkMapMemory(self.vk, memory, 0, C.VK_WHOLE_SIZE & (1 << 64) - 1, 0, pointer), "vkMapMemory")
+            self.check(
+                lib.vkMapMemory(self.vk, memory, 0, C.VK_WHOLE_SIZE & (1 << 64) - 1, 0, pointer),
+                "vkMapMemory",
+            )
             buffer.host = np.frombuffer(ffi.buffer(pointer[0], nbytes), np.uint8)
         self._memory[buffer.uid] = vk_buffer, memory, bool(flags & _COHERENT) or not flags & _VISIBLE
         self.nbytes[home] += nbytes
@@ -155,7 +186,9 @@ class VulkanDevice(Device):
     def _vk_buffer(self, nbytes: int, label: str, chain: Any) -> tuple[Any, Any]:
         handle = ffi.new("VkBuffer *")
         info = new("VkBufferCreateInfo", chain, size=nbytes, usage=_USAGE)
-        self.check(lib.vkCreateBuffer(self.vk, info, NULL, handle), f"vkCreateBuffer of {nbytes} bytes for {label}")
+        self.check(
+            lib.vkCreateBuffer(self.vk, info, NULL, handle), f"vkCreateBuffer of {nbytes} bytes for {label}"
+        )
         self.made("VkBuffer")
         requirements = ffi.new("VkMemoryRequirements *")
         lib.vkGetBufferMemoryRequirements(self.vk, handle[0], requirements)
@@ -172,12 +205,17 @@ class VulkanDevice(Device):
         return handle[0]
 
     def _memory_type(self, allowed: int, home: Home) -> int:
-        """Staging: cached before coherent, because reads from write-combined memory run at 0.2 GB/s. All else: device
-        local, not host visible where there is a choice (that window may be small)."""
+        """Staging: cached before coherent, because reads from write-combined memory run at 0.2 GB/s. All
+        else: device local, not host visible where there is a choice (that window may be small)."""
 
         def score(flags: int) -> tuple[bool, ...]:
             if home is Home.STAGING:
-                return bool(flags & _VISIBLE), bool(flags & _CACHED), bool(flags & _COHERENT), not flags & _LOCAL
+                return (
+                    bool(flags & _VISIBLE),
+                    bool(flags & _CACHED),
+                    bool(flags & _COHERENT),
+                    not flags & _LOCAL,
+                )
             return bool(flags & _LOCAL), not flags & _VISIBLE, bool(flags & _COHERENT)
 
         plain = [i for i, (flags, _) in enumerate(self._types) if allowed >> i & 1 and flags < 0x20]
@@ -200,7 +238,9 @@ class VulkanDevice(Device):
             kinds = [i for i in range(len(self._types)) if allowed >> i & 1]
             if not kinds or requirements.size > pages.nbytes:
                 raise UnsupportedFeature(f"{self.name}: no memory type takes these host pages")
-            kind = max(kinds, key=lambda i: (bool(self._types[i][0] & _CACHED), bool(self._types[i][0] & _COHERENT)))
+            kind = max(
+                kinds, key=lambda i: (bool(self._types[i][0] & _CACHED), bool(self._types[i][0] & _COHERENT))
+            )
             host = new("VkImportMemoryHostPointerInfoEXT", handleType=_IMPORT, pHostPointer=pointer)
             info = new("VkMemoryAllocateInfo", host, allocationSize=pages.nbytes, memoryTypeIndex=kind)
             memory = self._vk_memory(info, f"imported pages for {label}", pages.nbytes, self._types[kind][1])
@@ -239,7 +279,10 @@ class VulkanDevice(Device):
 
     def write(self, view: View, data: np.ndarray) -> None:
         buffer = view.buffer
-        assert isinstance(buffer, Buffer) and data.nbytes <= view.nbytes < data.nbytes + 4, (view, data.nbytes)
+        assert isinstance(buffer, Buffer) and data.nbytes <= view.nbytes < data.nbytes + 4, (
+            view,
+            data.nbytes,
+        )
         if buffer.host is not None:
             target = buffer.host[view.offset : view.offset + data.nbytes]
             np.copyto(target.view(data.dtype).reshape(data.shape), data)
@@ -276,7 +319,9 @@ class VulkanDevice(Device):
         """Fill a view with a 32-bit pattern."""
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
-        self._once(lambda cmd: lib.vkCmdFillBuffer(cmd, buffer.handle, view.offset, view.nbytes, word), "fill")
+        self._once(
+            lambda cmd: lib.vkCmdFillBuffer(cmd, buffer.handle, view.offset, view.nbytes, word), "fill"
+        )
 
     def _upload_buffer(self) -> Buffer:
         if self._upload is None:
@@ -291,7 +336,9 @@ class VulkanDevice(Device):
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
         region = ffi.new("VkBufferCopy *", {"srcOffset": src_at, "dstOffset": dst_at, "size": nbytes})
-        self._once(lambda cmd: lib.vkCmdCopyBuffer(cmd, src.handle, dst.handle, 1, region), f"copy to {dst.label}")
+        self._once(
+            lambda cmd: lib.vkCmdCopyBuffer(cmd, src.handle, dst.handle, 1, region), f"copy to {dst.label}"
+        )
 
     def _once(self, record: Any, what: str) -> None:
         """Record, submit and wait for one command, ordered against everything before and after it."""
@@ -376,5 +423,3 @@ def limits_of(info: DeviceInfo) -> Limits:
         subgroup_size=have["subgroup_size"],
         is_cpu=info.is_cpu,
     )
-
-

@@ -1,7 +1,7 @@
 """Every environment variable the package reads, in one place (documented in docs/env_vars.md).
 
-`DEBUG` is a ladder: 1 devices, plan and fallbacks; 2 one line per dispatch with time; 3 barriers and submissions;
-4 shader variants built; 5 intermediate values by name.
+`DEBUG` is a ladder: 1 devices, plan and fallbacks; 2 one line per dispatch with time; 3 barriers and
+submissions; 4 shader variants built; 5 intermediate values by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def _integer(name: str, default: int) -> int:
     try:
         return int(text) if text else default
     except ValueError:
-        raise InvalidArgument(f"{name}={text!r} is not a whole number; unset it or set e.g. {name}={default}") from None
+        raise InvalidArgument(
+            f"{name}={text!r} is not a whole number; unset it or set e.g. {name}={default}"
+        ) from None
 
 
 def debug() -> int:
@@ -27,7 +29,8 @@ def debug() -> int:
 
 
 def disabled() -> frozenset[str]:
-    """VKBACKEND_DISABLE=timeline,host_import,...: optional features to leave unused even where a device has them."""
+    """VKBACKEND_DISABLE=timeline,host_import,...: optional features to leave unused even where a device has
+    them."""
     return frozenset(filter(None, os.environ.get("VKBACKEND_DISABLE", "").split(",")))
 
 
@@ -37,12 +40,14 @@ def validation() -> bool:
 
 
 def timeout_s() -> int:
-    """VKBACKEND_TIMEOUT: seconds without progress after which a wait on a device is given up (default 120)."""
+    """VKBACKEND_TIMEOUT: seconds without progress after which a wait on a device is given up (default
+    120)."""
     return max(1, _integer("VKBACKEND_TIMEOUT", 120))
 
 
 def poison() -> bool:
-    """VKBACKEND_POISON=1: fill every new buffer with NaN bit patterns, so that a read before a write shows."""
+    """VKBACKEND_POISON=1: fill every new buffer with NaN bit patterns, so that a read before a write
+    shows."""
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
@@ -52,7 +57,8 @@ def floor() -> bool:
 
 
 def cache_dir() -> Path:
-    """VKBACKEND_CACHE, else $XDG_CACHE_HOME/vkbackend, else ~/.cache/vkbackend (compiled shaders, pipelines)."""
+    """VKBACKEND_CACHE, else $XDG_CACHE_HOME/vkbackend, else ~/.cache/vkbackend (compiled shaders,
+    pipelines)."""
     if path := os.environ.get("VKBACKEND_CACHE"):
         return Path(path)
     base = os.environ.get("XDG_CACHE_HOME")

@@ -1,6 +1,7 @@
 """The typed errors of vkbackend: each message says what was asked, what is there and what to do.
 
-Every error a user can cause or meet derives from `VkbackendError`; anything else that escapes is a bug of ours.
+Every error a user can cause or meet derives from `VkbackendError`; anything else that escapes is a bug of
+ours.
 """
 
 

@@ -1,4 +1,5 @@
-"""Devices without a driver: numpy runs the twins of the ops (bisecting, machines without Vulkan), null only counts.
+"""Devices without a driver: numpy runs the twins of the ops (bisecting, machines without Vulkan), null only
+counts.
 
 Both are ordinary devices behind the runtime seam, so meta/ and models/ run on them unchanged.
 """
@@ -58,30 +59,33 @@ class HostExecutable(Executable):
 
 
 class HostQueue(Queue):
-    """Runs a segment inside `allow`, as soon as the host lets it."""
+    """Runs a segment inside `submit` or `allow`, whichever makes it ready."""
 
     ahead = True
 
     def __init__(self, device: HostDevice) -> None:
         self._device = device
-        self._pending: list[tuple[int, list[Any]]] = []
-        self.submitted = self._done = 0
+        self._pending: list[tuple[bool, list[Any]]] = []  # (waits for `allow`, commands), in order
+        self.submitted = self._done = self._allowed = 0
 
     def submit(self, executable: Any, first: int, count: int) -> None:
-        for segment in range(first, first + count):
-            self.submitted += 1
-            self._pending.append((self.submitted, executable.segments[segment]))
-            if segment == 0:
-                self.allow(self.submitted)
+        self._pending += [(s > 0, executable.segments[s]) for s in range(first, first + count)]
+        self.submitted += count
+        self._run()
 
     def completed(self) -> int:
         return self._done
 
     def allow(self, number: int) -> None:
-        while self._pending and self._pending[0][0] <= number:
-            self._done, commands = self._pending.pop(0)
+        self._allowed = max(self._allowed, number)
+        self._run()
+
+    def _run(self) -> None:
+        while self._pending and (not self._pending[0][0] or self._done < self._allowed):
+            _, commands = self._pending.pop(0)
             for command in commands:
                 self._device.execute(command)
+            self._done += 1
 
     def wait(self, number: int, timeout_s: float) -> bool:
         return self._done >= number

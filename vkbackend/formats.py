@@ -1,6 +1,7 @@
 """Element and block formats: bytes per row of every dtype the shaders read, as GGUF stores it.
 
-Block layouts follow the GGML definitions (`block_q8_0`, `block_q4_0`, ...); sizes come from the `gguf` package.
+Block layouts follow the GGML definitions (`block_q8_0`, `block_q4_0`, ...); sizes come from the `gguf`
+package.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def row_nbytes(dtype: str, width: int) -> int:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 array of `shape` from the raw bytes of a stored tensor, maybe padded (the oracle for every shader)."""
+    """float32 array of `shape` from the raw bytes of a stored tensor, maybe padded (the oracle for every
+    shader)."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)

@@ -1,7 +1,7 @@
 """A range-based hazard checker: simulates a recording with its barriers and reports every unordered conflict.
 
-Independent of the derivation in recording.py. It also checks what validation layers do not: write after write,
-in-place updates, scratch reuse, and the ordering of host memory around exchanges.
+Independent of the derivation in recording.py. It also checks what validation layers do not: write after
+write, in-place updates, scratch reuse, and the ordering of host memory around exchanges.
 """
 
 from __future__ import annotations
@@ -35,19 +35,26 @@ def _name(index: int, command: Dispatch | Copy) -> str:
 def check(recording: Recording) -> list[Hazard]:
     """All hazards of a placed recording whose barriers are in place; an empty list means it is ordered."""
     hazards: list[Hazard] = []
-    unordered: dict[Buffer | Virtual, list[tuple[Range, bool, str]]] = defaultdict(list)  # since the last barrier
-    host_pending: list[tuple[Range, str]] = []  # device writes to host memory not yet made visible to the host
+    unordered: dict[Buffer | Virtual, list[tuple[Range, bool, str]]] = defaultdict(
+        list
+    )  # since the last barrier
+    host_pending: list[
+        tuple[Range, str]
+    ] = []  # device writes to host memory not yet made visible to the host
     host_wrote = True  # the host may have written its memory since the device last waited for it
 
     def end_of_segment() -> None:
-        hazards.extend(Hazard("host-read-after-device-write", name, "exchange", r) for r, name in host_pending)
+        hazards.extend(
+            Hazard("host-read-after-device-write", name, "exchange", r) for r, name in host_pending
+        )
         host_pending.clear()
 
     for index, command in enumerate(recording.commands):
         if isinstance(command, Barrier):
-            unordered.clear()
-            if command.scope is Scope.TO_HOST:
+            if command.scope is Scope.TO_HOST:  # orders the host behind the device, but nothing on the device
                 host_pending.clear()
+            else:
+                unordered.clear()
             if command.scope is Scope.FROM_HOST:
                 host_wrote = False
         elif isinstance(command, Exchange):
@@ -79,7 +86,8 @@ def check(recording: Recording) -> list[Hazard]:
 
 
 def check_placement(recording: Recording, offsets: dict[Virtual, int]) -> list[str]:
-    """Pairs of virtual values that live at the same time and share bytes, as sentences; empty when the plan is right."""
+    """Pairs of virtual values that live at the same time and share bytes, as sentences; empty when the plan
+    is right."""
     lives = list(lifetimes(recording).items())
     clashes = []
     for i, (a, (a_first, a_last)) in enumerate(lives):

@@ -1,7 +1,7 @@
 """The Vulkan instance and the devices it shows: stable ids, a capability table per device, real GPUs first.
 
-One instance per process, made on first use and kept. With VKBACKEND_VALIDATION=1 it runs under the validation layer
-and collects what that says in `validation_messages`.
+One instance per process, made on first use and kept. With VKBACKEND_VALIDATION=1 it runs under the validation
+layer and collects what that says in `validation_messages`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,36 @@ from typing import Any
 
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
-from vkbackend.vk import API_1_1, API_1_2, API_1_3, NULL, C, check, enumerate_all, ffi, lib, new, string, strings
+from vkbackend.vk import (
+    API_1_1,
+    API_1_2,
+    API_1_3,
+    NULL,
+    C,
+    check,
+    enumerate_all,
+    ffi,
+    lib,
+    new,
+    string,
+    strings,
+)
 
 VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
 validation_messages: list[str] = []
 
 _TYPES = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
 _TYPE_ORDER = ("discrete", "integrated", "virtual", "other", "cpu")
-_VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x13B5: "ARM", 0x5143: "Qualcomm", 0x106B: "Apple",
-            0x1AE0: "Google", 0x10005: "Mesa"}  # fmt: skip
+_VENDORS = {
+    0x1002: "AMD",
+    0x10DE: "NVIDIA",
+    0x8086: "Intel",
+    0x13B5: "ARM",
+    0x5143: "Qualcomm",
+    0x106B: "Apple",
+    0x1AE0: "Google",
+    0x10005: "Mesa",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +97,33 @@ class Instance:
         extensions, layers, chain = [], [], None
         available = {
             string(p.extensionName)
-            for p in enumerate_all(lib.vkEnumerateInstanceExtensionProperties, "VkExtensionProperties", NULL,
-                                   what="vkEnumerateInstanceExtensionProperties")
-        }  # fmt: skip
+            for p in enumerate_all(
+                lib.vkEnumerateInstanceExtensionProperties,
+                "VkExtensionProperties",
+                NULL,
+                what="vkEnumerateInstanceExtensionProperties",
+            )
+        }
         flags = 0
         if "VK_KHR_portability_enumeration" in available:
             extensions.append("VK_KHR_portability_enumeration")
-            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: shows devices behind a translation layer
+            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: also devices behind a translation
         if env.validation():
             layers, chain = [self._require_validation()], self._validation_features()
             extensions += ["VK_EXT_debug_utils"]
-        app = new("VkApplicationInfo", pApplicationName=ffi.new("char[]", b"vkbackend"), apiVersion=version[0])
+        app = new(
+            "VkApplicationInfo", pApplicationName=ffi.new("char[]", b"vkbackend"), apiVersion=version[0]
+        )
         info = new(
-            "VkInstanceCreateInfo", chain, flags=flags, pApplicationInfo=app,
-            enabledLayerCount=len(layers), ppEnabledLayerNames=strings(layers),
-            enabledExtensionCount=len(extensions), ppEnabledExtensionNames=strings(extensions),
-        )  # fmt: skip
+            "VkInstanceCreateInfo",
+            chain,
+            flags=flags,
+            pApplicationInfo=app,
+            enabledLayerCount=len(layers),
+            ppEnabledLayerNames=strings(layers),
+            enabledExtensionCount=len(extensions),
+            ppEnabledExtensionNames=strings(extensions),
+        )
         handle = ffi.new("VkInstance *")
         result = lib.vkCreateInstance(info, NULL, handle)
         if result == C.VK_ERROR_INCOMPATIBLE_DRIVER:
@@ -103,8 +135,11 @@ class Instance:
             self._listen()
 
     def _require_validation(self) -> str:
-        present = enumerate_all(lib.vkEnumerateInstanceLayerProperties, "VkLayerProperties",
-                                what="vkEnumerateInstanceLayerProperties")  # fmt: skip
+        present = enumerate_all(
+            lib.vkEnumerateInstanceLayerProperties,
+            "VkLayerProperties",
+            what="vkEnumerateInstanceLayerProperties",
+        )
         if VALIDATION_LAYER not in {string(p.layerName) for p in present}:
             raise UnsupportedFeature(
                 f"VKBACKEND_VALIDATION=1 needs {VALIDATION_LAYER}, which is not installed; "
@@ -113,13 +148,18 @@ class Instance:
         return VALIDATION_LAYER
 
     def _validation_features(self) -> Any:
-        enables = ffi.new("VkValidationFeatureEnableEXT[]",
-                          [C.VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT])  # fmt: skip
-        return new("VkValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enables)
+        enables = ffi.new(
+            "VkValidationFeatureEnableEXT[]", [C.VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT]
+        )
+        return new(
+            "VkValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enables
+        )
 
     def _listen(self) -> None:
-        @ffi.callback("VkBool32(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsMessageTypeFlagsEXT,"
-                      " const VkDebugUtilsMessengerCallbackDataEXT *, void *)")  # fmt: skip
+        @ffi.callback(
+            "VkBool32(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsMessageTypeFlagsEXT,"
+            " const VkDebugUtilsMessengerCallbackDataEXT *, void *)"
+        )
         def on_message(_severity: int, _types: int, data: Any, _user: Any) -> int:
             text = string(data.pMessage)
             validation_messages.append(text)
@@ -128,14 +168,17 @@ class Instance:
 
         self._callback = on_message
         info = new(
-            "VkDebugUtilsMessengerCreateInfoEXT", pfnUserCallback=on_message,
+            "VkDebugUtilsMessengerCreateInfoEXT",
+            pfnUserCallback=on_message,
             messageSeverity=C.VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT
             | C.VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT,
             messageType=C.VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT
             | C.VK_DEBUG_UTILS_MESSAGE_TYPE_PERFORMANCE_BIT_EXT,
-        )  # fmt: skip
-        create = ffi.cast("PFN_vkCreateDebugUtilsMessengerEXT",
-                          lib.vkGetInstanceProcAddr(self.handle, b"vkCreateDebugUtilsMessengerEXT"))  # fmt: skip
+        )
+        create = ffi.cast(
+            "PFN_vkCreateDebugUtilsMessengerEXT",
+            lib.vkGetInstanceProcAddr(self.handle, b"vkCreateDebugUtilsMessengerEXT"),
+        )
         self._messenger = ffi.new("VkDebugUtilsMessengerEXT *")
         check(create(self.handle, info, NULL, self._messenger), "vkCreateDebugUtilsMessengerEXT")
 
@@ -160,13 +203,14 @@ def instance() -> Instance:
 
 
 def devices() -> list[DeviceInfo]:
-    """Every physical device of Vulkan 1.1 or newer with a compute queue: real GPUs first, software devices last,
-    among equals those with fp16 first."""
+    """Every physical device of Vulkan 1.1 or newer with a compute queue: real GPUs first, software devices
+    last, among equals those with fp16 first."""
     inst = instance()
     found = [
         info
-        for physical in enumerate_all(lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle,
-                                      what="vkEnumeratePhysicalDevices")  # fmt: skip
+        for physical in enumerate_all(
+            lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, what="vkEnumeratePhysicalDevices"
+        )
         if (info := _describe(physical, inst.version)) is not None
     ]
     found.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
@@ -174,23 +218,33 @@ def devices() -> list[DeviceInfo]:
 
 
 def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
-    """The device that an index, `Vulkan<index>`, UUID or unambiguous name means; raises InvalidArgument otherwise."""
+    """The device that an index, `Vulkan<index>`, UUID or unambiguous name means; raises InvalidArgument
+    otherwise."""
     text = str(spec).strip()
     digits = text.lower().removeprefix("vulkan")
     if digits.isdecimal() and int(digits) < len(present):
         return present[int(digits)]
     is_name = text and not digits.isdecimal()
-    matches = [d for d in present if text.lower() == d.uuid] or [d for d in present if is_name and text in d.name]
+    matches = [d for d in present if text.lower() == d.uuid] or [
+        d for d in present if is_name and text in d.name
+    ]
     if len(matches) == 1:
         return matches[0]
     listing = ", ".join(f"{d.index} ({d.name})" for d in present)
     why = f"matches {len(matches)} devices" if matches else "names no device"
-    raise InvalidArgument(f"device {text!r} {why}; there are: {listing}. Give an index, a UUID or a unique name")
+    raise InvalidArgument(
+        f"device {text!r} {why}; there are: {listing}. Give an index, a UUID or a unique name"
+    )
 
 
 def extensions_of(physical: Any) -> set[str]:
-    found = enumerate_all(lib.vkEnumerateDeviceExtensionProperties, "VkExtensionProperties", physical, NULL,
-                          what="vkEnumerateDeviceExtensionProperties")  # fmt: skip
+    found = enumerate_all(
+        lib.vkEnumerateDeviceExtensionProperties,
+        "VkExtensionProperties",
+        physical,
+        NULL,
+        what="vkEnumerateDeviceExtensionProperties",
+    )
     return {string(p.extensionName) for p in found}
 
 
@@ -208,9 +262,18 @@ def _describe(physical: Any, instance_version: int) -> DeviceInfo | None:
     maint3 = new("VkPhysicalDeviceMaintenance3Properties")
     has_driver = api >= API_1_2 or "VK_KHR_driver_properties" in extensions
     has_size_control = api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions
-    _chain(base, [ids, sub, maint3, has_driver and driver, has_size_control and size_control,
-                  "VK_EXT_external_memory_host" in extensions and host,
-                  "VK_EXT_pci_bus_info" in extensions and bus])  # fmt: skip
+    _chain(
+        base,
+        [
+            ids,
+            sub,
+            maint3,
+            has_driver and driver,
+            has_size_control and size_control,
+            "VK_EXT_external_memory_host" in extensions and host,
+            "VK_EXT_pci_bus_info" in extensions and bus,
+        ],
+    )
     lib.vkGetPhysicalDeviceProperties2(physical, base)
     properties = base.properties
     limits = properties.limits
@@ -223,7 +286,7 @@ def _describe(physical: Any, instance_version: int) -> DeviceInfo | None:
         "subgroup_max": size_control.maxSubgroupSize or sub.subgroupSize,
         "cooperative_matrix_nv": "VK_NV_cooperative_matrix" in extensions,
     }
-    version = properties.driverVersion
+    version, reported = properties.driverVersion, properties.apiVersion
     return DeviceInfo(
         index=-1,
         name=string(properties.deviceName),
@@ -232,10 +295,11 @@ def _describe(physical: Any, instance_version: int) -> DeviceInfo | None:
         vendor=_VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}"),
         driver=string(driver.driverName) or "unknown",
         driver_version=string(driver.driverInfo) or f"0x{version:08x}",
-        api=f"{properties.apiVersion >> 22}.{properties.apiVersion >> 12 & 0x3FF}.{properties.apiVersion & 0xFFF}",
+        api=".".join(map(str, (reported >> 22, reported >> 12 & 0x3FF, reported & 0xFFF))),
         type=_TYPES.get(properties.deviceType, "other"),
         pci=f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction}"
-        if "VK_EXT_pci_bus_info" in extensions else None,
+        if "VK_EXT_pci_bus_info" in extensions
+        else None,
         heaps=_heaps(physical, bool(features["memory_budget"])),
         features=features,
         limits={
@@ -258,7 +322,7 @@ def _describe(physical: Any, instance_version: int) -> DeviceInfo | None:
             "timestamp_ps": round(limits.timestampPeriod * 1000),
         },
         physical=physical,
-    )  # fmt: skip
+    )
 
 
 def _chain(head: Any, structs: list[Any]) -> None:
@@ -274,21 +338,30 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
     table: dict[str, tuple[bool, dict[str, str]]] = {
         "VkPhysicalDevice16BitStorageFeatures": (True, {"storage16": "storageBuffer16BitAccess"}),
         "VkPhysicalDevice8BitStorageFeatures": (
-            api >= API_1_2 or "VK_KHR_8bit_storage" in extensions, {"storage8": "storageBuffer8BitAccess"}),
+            api >= API_1_2 or "VK_KHR_8bit_storage" in extensions,
+            {"storage8": "storageBuffer8BitAccess"},
+        ),
         "VkPhysicalDeviceShaderFloat16Int8Features": (
             api >= API_1_2 or "VK_KHR_shader_float16_int8" in extensions,
-            {"float16": "shaderFloat16", "int8": "shaderInt8"}),
+            {"float16": "shaderFloat16", "int8": "shaderInt8"},
+        ),
         "VkPhysicalDeviceTimelineSemaphoreFeatures": (
-            api >= API_1_2 or "VK_KHR_timeline_semaphore" in extensions, {"timeline": "timelineSemaphore"}),
+            api >= API_1_2 or "VK_KHR_timeline_semaphore" in extensions,
+            {"timeline": "timelineSemaphore"},
+        ),
         "VkPhysicalDeviceSubgroupSizeControlFeatures": (
             api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions,
-            {"subgroup_size_control": "subgroupSizeControl", "full_subgroups": "computeFullSubgroups"}),
+            {"subgroup_size_control": "subgroupSizeControl", "full_subgroups": "computeFullSubgroups"},
+        ),
         "VkPhysicalDeviceShaderIntegerDotProductFeatures": (
             api >= API_1_3 or "VK_KHR_shader_integer_dot_product" in extensions,
-            {"int_dot": "shaderIntegerDotProduct"}),
+            {"int_dot": "shaderIntegerDotProduct"},
+        ),
         "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
-            "VK_KHR_cooperative_matrix" in extensions, {"cooperative_matrix": "cooperativeMatrix"}),
-    }  # fmt: skip
+            "VK_KHR_cooperative_matrix" in extensions,
+            {"cooperative_matrix": "cooperativeMatrix"},
+        ),
+    }
     return {name: (new(name), fields) for name, (known, fields) in table.items() if known}
 
 
@@ -299,35 +372,53 @@ def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool |
     lib.vkGetPhysicalDeviceFeatures2(physical, head)
     features: dict[str, bool | int | str] = {
         name: False
-        for name in ("storage16", "storage8", "float16", "int8", "timeline", "subgroup_size_control",
-                     "full_subgroups", "int_dot", "cooperative_matrix")
-    }  # fmt: skip
+        for name in (
+            "storage16",
+            "storage8",
+            "float16",
+            "int8",
+            "timeline",
+            "subgroup_size_control",
+            "full_subgroups",
+            "int_dot",
+            "cooperative_matrix",
+        )
+    }
     for struct, fields in structs.values():
         features |= {ours: bool(getattr(struct, theirs)) for ours, theirs in fields.items()}
     return features | {"robust_buffer_access": bool(head.features.robustBufferAccess)}
 
 
 def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
-    budget, memory = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT"), new("VkPhysicalDeviceMemoryProperties2")
+    budget, memory = (
+        new("VkPhysicalDeviceMemoryBudgetPropertiesEXT"),
+        new("VkPhysicalDeviceMemoryProperties2"),
+    )
     _chain(memory, [has_budget and budget])
     lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
     heaps = memory.memoryProperties.memoryHeaps
     return tuple(
         # Some drivers report a budget above the heap itself: never believe more than the heap.
-        Heap(heaps[i].size, bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
-             min(budget.heapBudget[i], heaps[i].size))
+        Heap(
+            heaps[i].size,
+            bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
+            min(budget.heapBudget[i], heaps[i].size),
+        )
         for i in range(memory.memoryProperties.memoryHeapCount)
-    )  # fmt: skip
+    )
 
 
 def compute_family(physical: Any) -> tuple[int, int] | None:
-    """(queue family, valid timestamp bits): a compute family without graphics if there is one, else any compute."""
-    families = enumerate_all(lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", physical,
-                             what="vkGetPhysicalDeviceQueueFamilyProperties")  # fmt: skip
+    """(queue family, valid timestamp bits): a compute family without graphics if there is one, else any
+    compute."""
+    families = enumerate_all(
+        lib.vkGetPhysicalDeviceQueueFamilyProperties,
+        "VkQueueFamilyProperties",
+        physical,
+        what="vkGetPhysicalDeviceQueueFamilyProperties",
+    )
     compute = [(i, f) for i, f in enumerate(families) if f.queueFlags & C.VK_QUEUE_COMPUTE_BIT]
     if not compute:
         return None
     index, family = min(compute, key=lambda item: bool(item[1].queueFlags & C.VK_QUEUE_GRAPHICS_BIT))
     return index, family.timestampValidBits
-
-

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import mmap
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vkbackend.buffer import Buffer, Home, View, Virtual
-from vkbackend.recording import Dispatch, Recording
+from vkbackend.errors import OutOfDeviceMemory
+from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device
 
 ALIGN = 256  # the largest storage and uniform offset alignment Vulkan allows a device to ask for
@@ -28,7 +29,8 @@ def aligned(nbytes: int, align: int = ALIGN) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where each of a list of sizes goes: `chunks` are chunk sizes, `places` (chunk, offset) per size, in bytes."""
+    """Where each of a list of sizes goes: `chunks` are chunk sizes, `places` (chunk, offset) per size, in
+    bytes."""
 
     chunks: tuple[int, ...]
     places: tuple[tuple[int, int], ...]
@@ -47,7 +49,9 @@ def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
     return Packing(tuple(chunks), tuple(places))
 
 
-def allocate(device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str) -> list[View]:
+def allocate(
+    device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str
+) -> list[View]:
     """Views of the given (shape, dtype)s in fresh chunks of `device`; empty shapes get a view of no bytes."""
     dummy = Buffer(1 << 62, home, label)
     sizes = [View(dummy, 0, shape, dtype).nbytes for shape, dtype in views]
@@ -66,21 +70,18 @@ def lifetimes(recording: Recording) -> dict[Virtual, tuple[int, int]]:
     """First and last command index that touches each virtual value."""
     lives: dict[Virtual, tuple[int, int]] = {}
     for i, command in enumerate(recording.commands):
-        if hasattr(command, "reads"):
-            touched: Iterable[View] = (
-                command.args if isinstance(command, Dispatch) else (command.src, command.dst)  # type: ignore[union-attr]
-            )
-            for view in touched:
-                if isinstance(view.buffer, Virtual):
-                    lives[view.buffer] = (lives.get(view.buffer, (i, i))[0], i)
+        if isinstance(command, Dispatch | Copy):
+            for touched in (*command.reads, *command.writes):
+                if isinstance(touched.buffer, Virtual):
+                    lives[touched.buffer] = (lives.get(touched.buffer, (i, i))[0], i)
     return lives
 
 
 def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual, int], int]:
     """(byte offset per virtual value, bytes in all): in order of first use, each at the lowest free address.
 
-    Values whose lifetimes touch never overlap, so a command's outputs never share bytes with its inputs. Without
-    `reuse` every value keeps bytes of its own and can be read after the step.
+    Values whose lifetimes touch never overlap, so a command's outputs never share bytes with its inputs.
+    Without `reuse` every value keeps bytes of its own and can be read after the step.
     """
     offsets: dict[Virtual, int] = {}
     alive: list[tuple[int, int, int]] = []  # begin, end, last use; sorted by address
@@ -105,13 +106,20 @@ def plan_scratch(recording: Recording, reuse: bool = True) -> tuple[dict[Virtual
 class HostPages:
     """Page-aligned private anonymous memory that devices can import.
 
-    Private, because a shared mapping counts as file backed and amdgpu refuses to import it; kept out of forked
-    children, whose copy-on-write would move the parent's pages away from under the device.
+    Private, because a shared mapping counts as file backed and amdgpu refuses to import it; kept out of
+    forked children, whose copy-on-write would move the parent's pages away from under the device.
     """
 
     def __init__(self, nbytes: int, align: int = 4096) -> None:
         self.nbytes = aligned(max(nbytes, 1), align)
-        self._map = mmap.mmap(-1, self.nbytes + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map = mmap.mmap(-1, self.nbytes + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise OutOfDeviceMemory(
+                f"the host has no {self.nbytes} bytes of memory for pages that devices share ({error}); "
+                "use a smaller model or context",
+                requested=self.nbytes,
+            ) from None
         self._map.madvise(mmap.MADV_DONTFORK)
         whole = np.frombuffer(self._map, np.uint8)
         skip = -whole.ctypes.data % align

@@ -22,7 +22,8 @@ def report_times(name: str, durations: Sequence[tuple[Dispatch | Copy, float]]) 
 
 
 def report_values(devices: Sequence[Device], values: Mapping[str, Sequence[View | None]]) -> None:
-    """One line per intermediate tensor and device to stderr: shape, mean, largest magnitude, first elements."""
+    """One line per intermediate tensor and device to stderr: shape, mean, largest magnitude, first
+    elements."""
     for name, views in values.items():
         for device, view in zip(devices, views, strict=True):
             if view is not None:

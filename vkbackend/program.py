@@ -1,10 +1,9 @@
-"""Programs: compute pipelines of shader variants with their specialization constants, and the pipeline cache on disk."""
+"""Programs: compute pipelines of shader variants with their specialization constants, and the pipeline cache
+on disk."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,8 @@ _MAGIC = b"vkbackend pipeline cache 1\n"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Descriptor set and pipeline layout for `n_storage` storage buffers and, behind them, maybe one uniform block."""
+    """Descriptor set and pipeline layout for `n_storage` storage buffers and, behind them, maybe one uniform
+    block."""
 
     n_storage: int
     uniform: bool
@@ -39,8 +39,11 @@ class Programs:
         self._pipelines: dict[tuple[str, str, tuple[tuple[str, int], ...]], Any] = {}
         self._path = cache_path(device)
         stored = read_cache(self._path, _identity(device))
-        info = new("VkPipelineCacheCreateInfo", initialDataSize=len(stored),
-                   pInitialData=ffi.from_buffer(stored) if stored else NULL)  # fmt: skip
+        info = new(
+            "VkPipelineCacheCreateInfo",
+            initialDataSize=len(stored),
+            pInitialData=ffi.from_buffer(stored) if stored else NULL,
+        )
         cache = ffi.new("VkPipelineCache *")
         device.check(lib.vkCreatePipelineCache(device.vk, info, NULL, cache), "vkCreatePipelineCache")
         device.made("VkPipelineCache")
@@ -61,11 +64,18 @@ class Programs:
             bindings[i].descriptorType = descriptor_type(i, n_storage)
         sets, pipes = ffi.new("VkDescriptorSetLayout *"), ffi.new("VkPipelineLayout *")
         info = new("VkDescriptorSetLayoutCreateInfo", bindingCount=n, pBindings=bindings)
-        device.check(lib.vkCreateDescriptorSetLayout(device.vk, info, NULL, sets), "vkCreateDescriptorSetLayout")
+        device.check(
+            lib.vkCreateDescriptorSetLayout(device.vk, info, NULL, sets), "vkCreateDescriptorSetLayout"
+        )
         device.made("VkDescriptorSetLayout")
         push = new("VkPushConstantRange", stageFlags=C.VK_SHADER_STAGE_COMPUTE_BIT, size=PUSH_NBYTES)
-        pipe_info = new("VkPipelineLayoutCreateInfo", setLayoutCount=1, pSetLayouts=sets,
-                        pushConstantRangeCount=1, pPushConstantRanges=push)  # fmt: skip
+        pipe_info = new(
+            "VkPipelineLayoutCreateInfo",
+            setLayoutCount=1,
+            pSetLayouts=sets,
+            pushConstantRangeCount=1,
+            pPushConstantRanges=push,
+        )
         device.check(lib.vkCreatePipelineLayout(device.vk, pipe_info, NULL, pipes), "vkCreatePipelineLayout")
         device.made("VkPipelineLayout")
         return Layout(n_storage, uniform, sets[0], pipes[0])
@@ -82,16 +92,26 @@ class Programs:
         device = self._device
         env.log(4, f"{device.name}: pipeline {op} {variant} {dict(consts)}")
         code = shaderlib.spirv(op, variant)
-        module_info = new("VkShaderModuleCreateInfo", codeSize=len(code),
-                          pCode=ffi.cast("uint32_t *", ffi.from_buffer(code)))  # fmt: skip
+        module_info = new(
+            "VkShaderModuleCreateInfo",
+            codeSize=len(code),
+            pCode=ffi.cast("uint32_t *", ffi.from_buffer(code)),
+        )
         module = ffi.new("VkShaderModule *")
-        device.check(lib.vkCreateShaderModule(device.vk, module_info, NULL, module), f"vkCreateShaderModule of {op}")
+        device.check(
+            lib.vkCreateShaderModule(device.vk, module_info, NULL, module), f"vkCreateShaderModule of {op}"
+        )
         entries = ffi.new("VkSpecializationMapEntry[]", len(consts))
         for i in range(len(consts)):
             entries[i].constantID, entries[i].offset, entries[i].size = i, 4 * i, 4
         data = ffi.new("uint32_t[]", [value & 0xFFFFFFFF for _, value in consts])
-        special = new("VkSpecializationInfo", mapEntryCount=len(consts), pMapEntries=entries,
-                      dataSize=4 * len(consts), pData=data)  # fmt: skip
+        special = new(
+            "VkSpecializationInfo",
+            mapEntryCount=len(consts),
+            pMapEntries=entries,
+            dataSize=4 * len(consts),
+            pData=data,
+        )
         name = ffi.new("char[]", b"main")
         info = new("VkComputePipelineCreateInfo", layout=layout.pipeline_layout)
         info.stage.sType = C.VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO
@@ -122,7 +142,10 @@ class Programs:
 
     def _save(self) -> None:
         size = ffi.new("size_t *")
-        if lib.vkGetPipelineCacheData(self._device.vk, self._cache, size, NULL) != C.VK_SUCCESS or not size[0]:
+        if (
+            lib.vkGetPipelineCacheData(self._device.vk, self._cache, size, NULL) != C.VK_SUCCESS
+            or not size[0]
+        ):
             return
         data = ffi.new("char[]", size[0])
         if lib.vkGetPipelineCacheData(self._device.vk, self._cache, size, data) == C.VK_SUCCESS:
@@ -139,7 +162,9 @@ def descriptor_type(binding: int, n_storage: int) -> int:
 
 def _identity(device: VulkanDevice) -> bytes:
     info = device.info
-    return hashlib.sha256(repr((info.vendor, info.uuid, info.driver_uuid, info.driver_version)).encode()).digest()
+    return hashlib.sha256(
+        repr((info.vendor, info.uuid, info.driver_uuid, info.driver_version)).encode()
+    ).digest()
 
 
 def cache_path(device: VulkanDevice) -> Path:
@@ -157,14 +182,9 @@ def read_cache(path: Path, identity: bytes) -> bytes:
 
 
 def write_cache(path: Path, identity: bytes, body: bytes) -> None:
-    """Replace the cache file at once, so that a reader never sees half of it; a read-only place is no error."""
+    """Replace the cache file at once, so that a reader never sees half of it; a read-only place is no
+    error."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(fd, "wb") as file:
-            file.write(_MAGIC + identity + hashlib.sha256(body).digest() + body)
-        os.replace(temporary, path)
+        shaderlib.write_atomic(path, _MAGIC + identity + hashlib.sha256(body).digest() + body)
     except OSError as error:
         env.log(1, f"pipeline cache not written: {error}")
-
-

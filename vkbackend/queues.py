@@ -1,7 +1,7 @@
 """Order on one Vulkan device: two timeline semaphores (go, done), or a fence per segment without them.
 
-go is signalled by the host, done by the device; segment n waits for go >= n and signals done = n. Signalling from
-the host gives execution order only; recordings carry the memory barriers.
+go is signalled by the host, done by the device; segment n waits for go >= n and signals done = n. Signalling
+from the host gives execution order only; recordings carry the memory barriers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from vkbackend import env
+from vkbackend.errors import Timeout
 from vkbackend.runtime import Queue
 from vkbackend.vk import NULL, C, ffi, lib, new
 
@@ -29,7 +31,9 @@ class TimelineQueue(Queue):
         kind = new("VkSemaphoreTypeCreateInfo", semaphoreType=C.VK_SEMAPHORE_TYPE_TIMELINE)
         for i in range(2):
             info = new("VkSemaphoreCreateInfo", kind)
-            device.check(lib.vkCreateSemaphore(device.vk, info, NULL, self._semaphores + i), "vkCreateSemaphore")
+            device.check(
+                lib.vkCreateSemaphore(device.vk, info, NULL, self._semaphores + i), "vkCreateSemaphore"
+            )
             device.made("VkSemaphore")
         self._counter = device.function("vkGetSemaphoreCounterValue", promoted=True)
         self._wait = device.function("vkWaitSemaphores", promoted=True)
@@ -37,13 +41,18 @@ class TimelineQueue(Queue):
         self._submit = device.function("vkQueueSubmit")
         self._value = ffi.new("uint64_t *")
         self._wait_value = ffi.new("uint64_t *")
-        self._wait_info = new("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=self._semaphores + 1,
-                              pValues=self._wait_value)  # fmt: skip
+        self._wait_info = new(
+            "VkSemaphoreWaitInfo",
+            semaphoreCount=1,
+            pSemaphores=self._semaphores + 1,
+            pValues=self._wait_value,
+        )
         self._signal_info = new("VkSemaphoreSignalInfo", semaphore=self._semaphores[0])
         self._go = 0
 
     def prepare(self, executable: VulkanExecutable) -> None:
-        """The VkSubmitInfos of an executable, one per command buffer; only their semaphore values change later."""
+        """The VkSubmitInfos of an executable, one per command buffer; only their semaphore values change
+        later."""
         parts = executable.parts
         n = sum(map(len, parts))
         infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)
@@ -77,7 +86,9 @@ class TimelineQueue(Queue):
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
         begin, end = firsts[first], firsts[first + count]
-        self.device.check(self._submit(self.device.vk_queue, end - begin, infos + begin, NULL), "vkQueueSubmit")
+        self.device.check(
+            self._submit(self.device.vk_queue, end - begin, infos + begin, NULL), "vkQueueSubmit"
+        )
         self.submitted += count
 
     def completed(self) -> int:
@@ -105,7 +116,8 @@ class TimelineQueue(Queue):
 
 
 class FenceQueue(Queue):
-    """For devices without timeline semaphores (core in Vulkan 1.2): one segment in flight, its end told by a fence."""
+    """For devices without timeline semaphores (core in Vulkan 1.2): one segment in flight, its end told by a
+    fence."""
 
     ahead = False
 
@@ -114,20 +126,25 @@ class FenceQueue(Queue):
         self.submitted = 0
         self._done = 0
         self._fence = ffi.new("VkFence *")
-        device.check(lib.vkCreateFence(device.vk, new("VkFenceCreateInfo"), NULL, self._fence), "vkCreateFence")
+        device.check(
+            lib.vkCreateFence(device.vk, new("VkFenceCreateInfo"), NULL, self._fence), "vkCreateFence"
+        )
         device.made("VkFence")
 
     def prepare(self, executable: VulkanExecutable) -> None:
         executable.submission = [
-            new("VkSubmitInfo", commandBufferCount=len(segment), pCommandBuffers=segment[0]) for segment in executable.parts
+            new("VkSubmitInfo", commandBufferCount=len(segment), pCommandBuffers=segment[0])
+            for segment in executable.parts
         ]
 
     def submit(self, executable: Any, first: int, count: int) -> None:
         for s in range(first, first + count):
-            if self.submitted > self._done and not self.wait(self.submitted, 120.0):
-                break
+            if self.submitted > self._done and not self.wait(self.submitted, env.timeout_s()):
+                raise Timeout(f"{self.device.name} did not finish segment {s - 1} within {env.timeout_s()} s")
             info = executable.submission[s]
-            self.device.check(lib.vkQueueSubmit(self.device.vk_queue, 1, info, self._fence[0]), "vkQueueSubmit")
+            self.device.check(
+                lib.vkQueueSubmit(self.device.vk_queue, 1, info, self._fence[0]), "vkQueueSubmit"
+            )
             self.submitted += 1
 
     def completed(self) -> int:

@@ -27,7 +27,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One shader run. `args` are the storage views in binding order; `step` is the uniform StepParams view, if read."""
+    """One shader run. `args` are the storage views in binding order; `step` is the uniform StepParams view,
+    if read."""
 
     op: str
     variant: str
@@ -82,8 +83,8 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """End of a segment: the host (and through it other devices) reads what this device wrote to host memory, and may
-    rewrite host memory before the next segment begins."""
+    """End of a segment: the host (and through it other devices) reads what this device wrote to host memory,
+    and may rewrite host memory before the next segment begins."""
 
     label: str = ""
 
@@ -101,7 +102,8 @@ HOST_HOMES = (Home.STAGING, Home.PAGES)
 
 @dataclass(slots=True)
 class Recording:
-    """A named list of commands; append with `dispatch`, `copy` and `exchange`, then `place` and `derive_barriers`."""
+    """A named list of commands; append with `dispatch`, `copy` and `exchange`, then `place` and
+    `derive_barriers`."""
 
     name: str
     commands: list[Command] = field(default_factory=list)
@@ -140,7 +142,9 @@ class Recording:
 
         def moved(command: Command) -> Command:
             if isinstance(command, Dispatch):
-                return replace(command, args=tuple(map(at, command.args)), step=command.step and at(command.step))
+                return replace(
+                    command, args=tuple(map(at, command.args)), step=command.step and at(command.step)
+                )
             if isinstance(command, Copy):
                 return replace(command, src=at(command.src), dst=at(command.dst))
             return command
@@ -177,23 +181,25 @@ def _is_host(ranges: Iterable[Range]) -> bool:
 def derive_barriers(recording: Recording) -> Recording:
     """The recording with barriers where commands depend on each other.
 
-    A barrier covers all memory and goes before the first command that reads or writes a range written, or writes a
-    range read, since the last one. A segment begins with FROM_HOST (the wait before it orders execution only, so
-    this also orders it behind earlier segments) and ends with TO_HOST where it wrote host memory.
+    A barrier covers all memory and goes before the first command that reads or writes a range written, or
+    writes a range read, since the last one. A segment begins with FROM_HOST (the wait before it orders
+    execution only, so this also orders it behind earlier segments) and ends with TO_HOST where it wrote host
+    memory.
     """
     commands: list[Command] = []
+    marks = exchanges(recording)
     for i, segment in enumerate(recording.segments()):
         if i:
-            commands.append(exchanges(recording)[i - 1])
+            commands.append(marks[i - 1])
         commands.append(Barrier(Scope.FROM_HOST))
         reads: list[Range] = []
         writes: list[Range] = []
         wrote_host = False
         for command in segment:
             if isinstance(command, Dispatch | Copy):
-                conflict = any(r.overlaps(w) for r in (*command.reads, *command.writes) for w in writes) or any(
-                    w.overlaps(r) for w in command.writes for r in reads
-                )
+                conflict = any(
+                    r.overlaps(w) for r in (*command.reads, *command.writes) for w in writes
+                ) or any(w.overlaps(r) for w in command.writes for r in reads)
                 if conflict:
                     commands.append(Barrier(Scope.DEVICE))
                     reads, writes = [], []

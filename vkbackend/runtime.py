@@ -1,7 +1,9 @@
-"""The runtime seam: what meta/ and the op tests need of a device, whoever implements it (Vulkan, numpy, null).
+"""The runtime seam: what meta/ and the op tests need of a device, whoever implements it (Vulkan, numpy,
+null).
 
-Only handles, bytes and integers cross it. A device runs executables made from recordings; its queue numbers the
-segments it runs 1, 2, 3, ... for the life of the device, and the host says up to which number they may run.
+Only handles, bytes and integers cross it. A device runs executables made from recordings; its queue numbers
+the segments it runs 1, 2, 3, ... for the life of the device, and the host says up to which number they may
+run.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Executable(ABC):
 
 
 class Queue(ABC):
-    """Runs segments in order. A segment but the first of an executable waits until `allow` reaches its number."""
+    """Runs segments in order. A segment but the first of an executable waits until `allow` reaches its
+    number."""
 
     ahead: bool  # segments may be submitted before they are allowed to run
     submitted: int = 0  # number of the last submitted segment
@@ -82,7 +85,8 @@ class Device(ABC):
 
     @abstractmethod
     def write(self, view: View, data: np.ndarray) -> None:
-        """Copy an array (any strides, same bytes as the view) into `view`, now; nothing may be running on it."""
+        """Copy an array (any strides, same bytes as the view) into `view`, now; nothing may be running on
+        it."""
 
     @abstractmethod
     def read(self, view: View) -> np.ndarray:

@@ -1,7 +1,7 @@
 """StepParams: everything that changes from token to token, as one uniform block of at most 16 KiB.
 
-The layout is std140 and mirrored by `shaders/lib/step.glsl`. RoPE's cos/sin rows travel beside it in a storage
-buffer (f32 [n_rows, n_rot / 2, 2]), because 512 rows of them exceed any guaranteed uniform range.
+The layout is std140 and mirrored by `shaders/lib/step.glsl`. RoPE's cos/sin rows travel beside it in a
+storage buffer (f32 [n_rows, n_rot / 2, 2]), because 512 rows of them exceed any guaranteed uniform range.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos, first_pos+1, ..."""
+    """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos,
+    first_pos+1, ..."""
 
     slot: int
     first_row: int
@@ -30,7 +31,8 @@ class Run:
 
 
 class StepParams:
-    """A numpy view over the words of a StepParams block; `words` is uint32 [STEP_WORDS] (for instance mapped memory)."""
+    """A numpy view over the words of a StepParams block; `words` is uint32 [STEP_WORDS] (for instance mapped
+    memory)."""
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
@@ -52,7 +54,8 @@ class StepParams:
         return int(self.header[2])
 
     def fill(self, tokens: Sequence[int] | np.ndarray, runs: Sequence[Run], outputs: Sequence[int]) -> None:
-        """Describe one step: `tokens` of all rows, the runs that tile them in order, the rows whose logits are wanted."""
+        """Describe one step: `tokens` of all rows, the runs that tile them in order, the rows whose logits
+        are wanted."""
         n_rows = len(tokens)
         assert n_rows <= MAX_ROWS and len(runs) <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, len(runs))
         self.header[:] = n_rows, len(runs), len(outputs), 0

@@ -21,7 +21,9 @@ class Timestamps:
 
     def __init__(self, device: VulkanDevice, n: int) -> None:
         self._device, self._n = device, n
-        self._commands: list[Dispatch | Copy | None] = []  # what ended at each timestamp; None: a submission began
+        self._commands: list[
+            Dispatch | Copy | None
+        ] = []  # what ended at each timestamp; None: a submission began
         pool = ffi.new("VkQueryPool *")
         info = new("VkQueryPoolCreateInfo", queryType=C.VK_QUERY_TYPE_TIMESTAMP, queryCount=n)
         device.check(lib.vkCreateQueryPool(device.vk, info, NULL, pool), "vkCreateQueryPool")
@@ -42,12 +44,16 @@ class Timestamps:
         device, n = self._device, len(self._commands)
         ticks = np.zeros(n, np.uint64)
         flags = C.VK_QUERY_RESULT_64_BIT | C.VK_QUERY_RESULT_WAIT_BIT
-        result = lib.vkGetQueryPoolResults(device.vk, self._pool, 0, n, ticks.nbytes, ffi.from_buffer(ticks), 8, flags)
+        result = lib.vkGetQueryPoolResults(
+            device.vk, self._pool, 0, n, ticks.nbytes, ffi.from_buffer(ticks), 8, flags
+        )
         device.check(result, "vkGetQueryPoolResults")
         bits = device.info.limits["timestamp_valid_bits"]
         ticks &= np.uint64((1 << bits) - 1)
         us = device.info.limits["timestamp_ps"] / 1e6
-        return [(c, float(ticks[i] - ticks[i - 1]) * us) for i, c in enumerate(self._commands) if c is not None]
+        return [
+            (c, float(ticks[i] - ticks[i - 1]) * us) for i, c in enumerate(self._commands) if c is not None
+        ]
 
     def close(self) -> None:
         lib.vkDestroyQueryPool(self._device.vk, self._pool, NULL)

@@ -28,7 +28,21 @@ RESULT_NAMES = {
     for name, value in vars(C).items()
     if isinstance(value, int) and (name.startswith("VK_ERROR_") or name in ("VK_TIMEOUT", "VK_NOT_READY"))
 }
-_OUT_OF_MEMORY = (C.VK_ERROR_OUT_OF_DEVICE_MEMORY, C.VK_ERROR_OUT_OF_HOST_MEMORY, C.VK_ERROR_OUT_OF_POOL_MEMORY)
+_OUT_OF_MEMORY = (
+    C.VK_ERROR_OUT_OF_DEVICE_MEMORY,
+    C.VK_ERROR_OUT_OF_HOST_MEMORY,
+    C.VK_ERROR_OUT_OF_POOL_MEMORY,
+    C.VK_ERROR_FRAGMENTED_POOL,
+    C.VK_ERROR_FRAGMENTATION,
+    C.VK_ERROR_TOO_MANY_OBJECTS,  # also: more allocations than maxMemoryAllocationCount
+)
+_UNSUPPORTED = (
+    C.VK_ERROR_EXTENSION_NOT_PRESENT,
+    C.VK_ERROR_FEATURE_NOT_PRESENT,
+    C.VK_ERROR_LAYER_NOT_PRESENT,
+    C.VK_ERROR_INCOMPATIBLE_DRIVER,
+    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # what a driver says that refuses to import host pages
+)
 
 # cffi structs do not own what their pointer fields point to; this ties those lifetimes together.
 _keep_alive: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -47,18 +61,25 @@ def check(result: int, what: str) -> None:
         return
     name = RESULT_NAMES.get(result, f"VkResult {result}")
     if result == C.VK_ERROR_DEVICE_LOST:
-        raise DeviceLost(f"{what}: the device was lost (driver reset or hang); close the model and load it again")
+        raise DeviceLost(
+            f"{what}: the device was lost (driver reset or hang); close the model and load it again"
+        )
     if result in _OUT_OF_MEMORY:
         raise OutOfDeviceMemory(f"{what}: out of memory ({name}); use a smaller context or more devices")
     if result == C.VK_TIMEOUT:
         raise Timeout(f"{what}: no answer in time")
-    if result in (C.VK_ERROR_EXTENSION_NOT_PRESENT, C.VK_ERROR_FEATURE_NOT_PRESENT, C.VK_ERROR_LAYER_NOT_PRESENT):
+    if result in (
+        C.VK_ERROR_EXTENSION_NOT_PRESENT,
+        C.VK_ERROR_FEATURE_NOT_PRESENT,
+        C.VK_ERROR_LAYER_NOT_PRESENT,
+    ):
         raise UnsupportedFeature(f"{what}: {name}")
     raise VkbackendError(f"{what}: {name}")
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """A zeroed `struct *` with sType set, `chain` as pNext and `fields` assigned; keeps what it points to alive."""
+    """A zeroed `struct *` with sType set, `chain` as pNext and `fields` assigned; keeps what it points to
+    alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
@@ -71,10 +92,9 @@ def new(struct: str, chain: Any = None, **fields: Any) -> Any:
     return pointer
 
 
-
-
 def array(ctype: str, items: Any) -> Any:
-    """A C array of `items`; struct pointers are copied by value (their pointers stay owned by the originals)."""
+    """A C array of `items`; struct pointers are copied by value (their pointers stay owned by the
+    originals)."""
     items = list(items)
     values = ffi.new(f"{ctype}[]", len(items))
     by_value = ffi.typeof(ctype).kind == "struct"

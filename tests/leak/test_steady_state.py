@@ -1,4 +1,5 @@
-"""Nothing is made during decode, everything is gone after close, and opening again and again does not grow."""
+"""Nothing is made during decode, everything is gone after close, and opening again and again does not
+grow."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from device_sets import DEVICE_SETS
+
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 

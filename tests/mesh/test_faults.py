@@ -1,4 +1,5 @@
-"""A device that stops answering or is lost ends in a typed error within its deadline, and a new model loads after."""
+"""A device that stops answering or is lost ends in a typed error within its deadline, and a new model loads
+after."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from device_sets import MULTI
+
 from vkbackend.errors import DeviceLost, Timeout, VkbackendError
 from vkbackend.meta import mesh as mesh_module
 from vkbackend.models.runner import Runner
@@ -40,7 +41,9 @@ def works_again(shared: Path, devices: list[str]) -> None:
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("devices", TWO)
-def test_device_that_stops_answering(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_stops_answering(
+    shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = load(shared, devices)
     step(runner)
     stuck = runner.mesh.devices[1]
@@ -84,7 +87,9 @@ def test_lost_device(shared: Path, devices: list[str], monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("devices", TWO)
-def test_interrupt_in_the_middle_of_a_step(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_in_the_middle_of_a_step(
+    shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = load(shared, devices)
     want = step(runner).copy()
     queue, calls = runner.mesh.devices[1].queue, []

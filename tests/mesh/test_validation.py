@@ -1,4 +1,5 @@
-"""Whole-model runs are silent under the validation layer with synchronization validation, which is proven awake."""
+"""Whole-model runs are silent under the validation layer with synchronization validation, which is proven
+awake."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from device_sets import DEVICE_SETS
 
 LAYER = [
@@ -55,9 +55,12 @@ print(json.dumps(instance.validation_messages))
 
 def messages(script: str, *args: str, **env: str) -> list[str]:
     result = subprocess.run(
-        [sys.executable, "-c", script, *args], env=os.environ | {"VKBACKEND_VALIDATION": "1"} | env,
-        capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        [sys.executable, "-c", script, *args],
+        env=os.environ | {"VKBACKEND_VALIDATION": "1"} | env,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert result.returncode == 0, result.stderr
     return list(json.loads(result.stdout.splitlines()[-1]))
 

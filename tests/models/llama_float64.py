@@ -13,9 +13,16 @@ from vkbackend.models.gguf import GGUF
 def forward(path: Path, tokens: list[int], cache: type = np.float64) -> np.ndarray:
     """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`."""
     with GGUF.open(path) as gguf:
-        w = {t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64) for t in gguf.tensors.values()}
+        w = {
+            t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
+            for t in gguf.tensors.values()
+        }
         get = lambda key: gguf.get(f"llama.{key}")  # noqa: E731
-        n_layer, heads, kv_heads = get("block_count"), get("attention.head_count"), get("attention.head_count_kv")
+        n_layer, heads, kv_heads = (
+            get("block_count"),
+            get("attention.head_count"),
+            get("attention.head_count_kv"),
+        )
         eps, base = get("attention.layer_norm_rms_epsilon"), get("rope.freq_base")
     hd = w["blk.0.attn_q.weight"].shape[0] // heads
     n = len(tokens)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT
 from device_sets import DEVICE_SETS
 
@@ -15,9 +14,22 @@ from device_sets import DEVICE_SETS
 @pytest.mark.parametrize("devices", DEVICE_SETS)
 def test_check_models(shared: Path, devices: list[str]) -> None:
     result = subprocess.run(
-        [sys.executable, str(shared / "oracles" / "check_models.py"), str(shared / "models"),
-         "--devices", ",".join(devices), "--only", "^stories260K-(F32|F16|Q8_0|Q4_0)$",
-         "--nmse", "1e-5", "--nmse-quant", "5e-4"],
-        cwd=ROOT, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(shared / "oracles" / "check_models.py"),
+            str(shared / "models"),
+            "--devices",
+            ",".join(devices),
+            "--only",
+            "^stories260K-(F32|F16|Q8_0|Q4_0)$",
+            "--nmse",
+            "1e-5",
+            "--nmse-quant",
+            "5e-4",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert result.returncode == 0 and "4 of 4 hold" in result.stdout, result.stdout + result.stderr

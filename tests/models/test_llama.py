@@ -1,4 +1,5 @@
-"""llama on real weights: against float64 numpy, n devices against one, prefill against steps, sequences together."""
+"""llama on real weights: against float64 numpy, n devices against one, prefill against steps, sequences
+together."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from device_sets import DEVICE_SETS, MULTI, nmse
 from models.llama_float64 import forward
+
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
@@ -109,7 +110,9 @@ def test_cells_may_lie_anywhere(shared: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,0,0")])
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_residual_is_bit_identical_on_devices_of_a_driver(shared: Path, devices: list[str], rows: int) -> None:
+def test_residual_is_bit_identical_on_devices_of_a_driver(
+    shared: Path, devices: list[str], rows: int
+) -> None:
     with opened(shared, "stories260K-Q4_0", devices, keep_values=True) as runner:
         tokens = tokens_of(6, rows)
         prefill(runner, tokens)
@@ -158,7 +161,9 @@ def test_portable_floor(shared: Path, monkeypatch: pytest.MonkeyPatch, devices: 
 
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")])
-def test_poisoned_memory_stays_invisible(shared: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
+def test_poisoned_memory_stays_invisible(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
+) -> None:
     monkeypatch.setenv("VKBACKEND_POISON", "1")
     with opened(shared, "stories260K-Q8_0", devices) as runner:
         assert nmse(prefill(runner, tokens_of(1)), on_one_device(shared, "stories260K-Q8_0", "f32")) <= 1e-9

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT, device_infos
 
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 COMMANDS = [
-    line.split("#")[0].strip() for kind, text in BLOCKS if kind == "bash" for line in text.splitlines() if line.strip()
+    line.split("#")[0].strip()
+    for kind, text in BLOCKS
+    if kind == "bash"
+    for line in text.splitlines()
+    if line.strip()
 ]
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 
@@ -23,9 +26,13 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
     """The command with the interpreter that runs the tests in place of .venv/bin."""
     bin_dir = Path(sys.executable).parent
     return subprocess.run(
-        ["bash", "-c", command.replace(".venv/bin/", f"{bin_dir}/")], cwd=ROOT, capture_output=True, text=True,
-        timeout=110, env=os.environ,
-    )  # fmt: skip
+        ["bash", "-c", command.replace(".venv/bin/", f"{bin_dir}/")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env=os.environ,
+    )
 
 
 def test_the_readme_begins_with_the_two_setup_commands() -> None:
@@ -51,6 +58,8 @@ def test_python_example(tmp_path: Path) -> None:
     [code] = [text for kind, text in BLOCKS if kind == "python"]
     script = tmp_path / "example.py"
     script.write_text(code)
-    result = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=110)
+    result = subprocess.run(
+        [sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
     assert result.returncode == 0, result.stderr
     assert "(5, " in result.stdout and "weights" in result.stdout
