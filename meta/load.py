@@ -74,6 +74,14 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
     return [(at, (min(per_piece, n_rows - at), n_cols)) for at in range(0, n_rows, per_piece)]
 
 
+def piece_nbytes(device: Device) -> int:
+    """The largest piece: one binding spans it from any word on, and one allocation takes it.
+
+    A binding begins at an aligned offset, so up to ALIGN bytes of it may lie before the piece.
+    """
+    return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN
+
+
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[HostPages]]:

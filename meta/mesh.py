@@ -15,7 +15,7 @@ import numpy as np
 
 from vkbackend import env, hazards
 from vkbackend.buffer import Buffer, Home, View, Virtual
-from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import ALIGN, HostPages, aligned, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.reduce import Provider, make_provider
@@ -79,12 +79,20 @@ class Mesh:
         self._pages += pages
 
     def cache(self, name: str, n_cells: int, width: int, dtype: str, ranges: Ranges) -> Weight:
-        """A cache [n_cells, width] split by columns, empty, in device memory of its own."""
+        """A cache [n_cells, width] split by columns, empty, in device memory of its own.
+
+        Raises PlanError where a device's share exceeds one binding: attention reads it as a whole.
+        """
         weight = Weight(name, (n_cells, width), dtype, split(1, ranges), [])
         for device, (begin, end) in zip(self.devices, ranges, strict=True):
             pieces = []
             if end > begin:
                 probe = View(Buffer(1 << 62, Home.KV, name), 0, (n_cells, end - begin), dtype)
+                if probe.nbytes > (limit := device.limits.max_storage_range):
+                    raise PlanError(
+                        f"{name} of {n_cells} positions takes {probe.nbytes} bytes on {device.name}, which can "
+                        f"read {limit} at once; use a smaller context, fewer slots or more devices"
+                    )
                 pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, Home.KV, name)))]
             weight.pieces.append(pieces)
         return weight
@@ -188,8 +196,9 @@ class Mesh:
             executables.append(device.build(placed))
             for views in values.values():
                 view = views[d]
-                if view is not None and view.buffer in offsets:
-                    views[d] = replace(view, buffer=arena, offset=offsets[view.buffer] + view.offset)
+                if view is not None:  # a value that no command touches has no address
+                    at = offsets.get(view.buffer)  # type: ignore[arg-type]
+                    views[d] = None if at is None else replace(view, buffer=arena, offset=at + view.offset)
         return Step(executables, graph.reduces, values, n_outputs)
 
     def write_step(self, params: StepParams, rope: Mapping[str, np.ndarray]) -> None:
@@ -214,7 +223,7 @@ class Mesh:
         try:
             self._relay(step, n)
         except BaseException as error:
-            self._drain(n, error)
+            self._drain(error)
             raise
         if level := env.debug():
             self._show(step, level)
@@ -265,14 +274,13 @@ class Mesh:
                         "close the model and load it again (VKBACKEND_TIMEOUT sets the limit in seconds)"
                     )
 
-    def _drain(self, n: int, error: BaseException) -> None:
-        """After a failure let every device run to the end of the step; one that does not get there is
-        abandoned."""
+    def _drain(self, error: BaseException) -> None:
+        """After a failure let every device run what it was given; one that does not end is abandoned."""
         deadline = time.monotonic() + DRAIN_S
-        for d, device in enumerate(self.devices):
+        for device in self.devices:
             queue = device.queue
             try:
-                queue.allow(self._bases[d] + n)
+                queue.allow(queue.submitted)  # and no further: later steps get the next numbers
                 done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
             except VkbackendError:
                 done = True  # lost: nothing of it is pending any more

@@ -17,7 +17,7 @@ from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
 from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
-from vkbackend.recording import Recording
+from vkbackend.recording import HOST_HOMES, Recording
 from vkbackend.runtime import Device
 from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, strings
 
@@ -30,6 +30,8 @@ _USAGE = (
     | C.VK_BUFFER_USAGE_TRANSFER_DST_BIT
 )
 _LOCAL, _VISIBLE, _COHERENT, _CACHED = 1, 2, 4, 8  # VkMemoryPropertyFlagBits
+_VENDOR_FLAGS = 0x20  # protected memory and vendors' flags from here on: usable with their features alone
+_WHOLE_SIZE = (1 << 64) - 1
 _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 # Extensions worth enabling when a driver has them (some are core in newer versions: harmless to name).
 _EXTENSIONS = (
@@ -168,20 +170,27 @@ class VulkanDevice(Device):
             lib.vkDestroyBuffer(self.vk, vk_buffer, NULL)
             self.gone("VkBuffer")
             raise
-        self.check(lib.vkBindBufferMemory(self.vk, vk_buffer, memory, 0), f"vkBindBufferMemory for {label}")
         buffer = Buffer(nbytes, home, label, handle=vk_buffer)
-        if flags & _VISIBLE:
-            pointer = ffi.new("void **")
-            self.check(
-                lib.vkMapMemory(self.vk, memory, 0, C.VK_WHOLE_SIZE & (1 << 64) - 1, 0, pointer),
-                "vkMapMemory",
-            )
-            buffer.host = np.frombuffer(ffi.buffer(pointer[0], nbytes), np.uint8)
         self._memory[buffer.uid] = vk_buffer, memory, bool(flags & _COHERENT) or not flags & _VISIBLE
         self.nbytes[home] += nbytes
+        self._bind(buffer)
+        if flags & _VISIBLE:
+            pointer = ffi.new("void **")
+            result = lib.vkMapMemory(self.vk, memory, 0, _WHOLE_SIZE, 0, pointer)
+            if result != C.VK_SUCCESS:
+                self.free(buffer)
+                self.check(result, f"vkMapMemory for {label}")
+            buffer.host = np.frombuffer(ffi.buffer(pointer[0], nbytes), np.uint8)
         if env.poison():
             self.fill(View(buffer, 0, (nbytes // 4,)), 0xFFFFFFFF)
         return buffer
+
+    def _bind(self, buffer: Buffer) -> None:
+        vk_buffer, memory, _ = self._memory[buffer.uid]
+        result = lib.vkBindBufferMemory(self.vk, vk_buffer, memory, 0)
+        if result != C.VK_SUCCESS:
+            self.free(buffer)
+            self.check(result, f"vkBindBufferMemory for {buffer.label}")
 
     def _vk_buffer(self, nbytes: int, label: str, chain: Any) -> tuple[Any, Any]:
         handle = ffi.new("VkBuffer *")
@@ -218,7 +227,7 @@ class VulkanDevice(Device):
                 )
             return bool(flags & _LOCAL), not flags & _VISIBLE, bool(flags & _COHERENT)
 
-        plain = [i for i, (flags, _) in enumerate(self._types) if allowed >> i & 1 and flags < 0x20]
+        plain = [i for i, (flags, _) in enumerate(self._types) if allowed >> i & 1 and flags < _VENDOR_FLAGS]
         best = max(plain, key=lambda i: score(self._types[i][0]))
         if home is Home.STAGING and not self._types[best][0] & _VISIBLE:
             raise UnsupportedFeature(f"{self.name}: no host-visible memory type")
@@ -235,12 +244,15 @@ class VulkanDevice(Device):
         vk_buffer, requirements = self._vk_buffer(pages.nbytes, label, external)
         try:
             allowed = requirements.memoryTypeBits & properties.memoryTypeBits
-            kinds = [i for i in range(len(self._types)) if allowed >> i & 1]
+            # Coherent ones alone: the pages are never mapped through Vulkan, so nothing could flush them.
+            kinds = [
+                i
+                for i, (flags, _) in enumerate(self._types)
+                if allowed >> i & 1 and flags & _COHERENT and flags < _VENDOR_FLAGS
+            ]
             if not kinds or requirements.size > pages.nbytes:
                 raise UnsupportedFeature(f"{self.name}: no memory type takes these host pages")
-            kind = max(
-                kinds, key=lambda i: (bool(self._types[i][0] & _CACHED), bool(self._types[i][0] & _COHERENT))
-            )
+            kind = max(kinds, key=lambda i: bool(self._types[i][0] & _CACHED))
             host = new("VkImportMemoryHostPointerInfoEXT", handleType=_IMPORT, pHostPointer=pointer)
             info = new("VkMemoryAllocateInfo", host, allocationSize=pages.nbytes, memoryTypeIndex=kind)
             memory = self._vk_memory(info, f"imported pages for {label}", pages.nbytes, self._types[kind][1])
@@ -248,10 +260,10 @@ class VulkanDevice(Device):
             lib.vkDestroyBuffer(self.vk, vk_buffer, NULL)
             self.gone("VkBuffer")
             raise
-        self.check(lib.vkBindBufferMemory(self.vk, vk_buffer, memory, 0), f"vkBindBufferMemory for {label}")
         buffer = Buffer(pages.nbytes, Home.PAGES, label, handle=vk_buffer, host=pages.bytes)
         self._memory[buffer.uid] = vk_buffer, memory, True
         self.nbytes[Home.PAGES] += pages.nbytes
+        self._bind(buffer)
         return buffer
 
     def free(self, buffer: Buffer) -> None:
@@ -272,7 +284,7 @@ class VulkanDevice(Device):
     def _sync(self, buffer: Buffer, call: Any, what: str) -> None:
         _, memory, coherent = self._memory[buffer.uid]
         if not coherent:
-            whole = new("VkMappedMemoryRange", memory=memory, size=(1 << 64) - 1)  # VK_WHOLE_SIZE
+            whole = new("VkMappedMemoryRange", memory=memory, size=_WHOLE_SIZE)
             self.check(call(self.vk, 1, whole), what)
 
     # ---- transfers outside of recordings ----
@@ -305,6 +317,8 @@ class VulkanDevice(Device):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
+            if buffer.home not in HOST_HOMES:  # recordings order the host behind writes of those homes alone
+                self._once(lambda cmd: None, "read")
             self.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
         upload, out = self._upload_buffer(), np.empty(view.nbytes, np.uint8)
@@ -342,7 +356,17 @@ class VulkanDevice(Device):
 
     def _once(self, record: Any, what: str) -> None:
         """Record, submit and wait for one command, ordered against everything before and after it."""
-        command = self.command_buffers(1)
+        command, fence = self.command_buffers(1), ffi.new("VkFence *")
+        try:
+            self._submit_once(command, fence, record, what)
+        finally:
+            if not self.abandoned:  # else both are in use for good
+                if fence[0] != NULL:
+                    lib.vkDestroyFence(self.vk, fence[0], NULL)
+                    self.gone("VkFence")
+                self.free_command_buffers(command, 1)
+
+    def _submit_once(self, command: Any, fence: Any, record: Any, what: str) -> None:
         begin = new("VkCommandBufferBeginInfo", flags=C.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT)
         self.check(lib.vkBeginCommandBuffer(command[0], begin), "vkBeginCommandBuffer")
         every = C.VK_ACCESS_MEMORY_READ_BIT | C.VK_ACCESS_MEMORY_WRITE_BIT
@@ -353,7 +377,6 @@ class VulkanDevice(Device):
         record(command[0])
         lib.vkCmdPipelineBarrier(command[0], device_stages, both, 0, 1, barrier, 0, NULL, 0, NULL)
         self.check(lib.vkEndCommandBuffer(command[0]), "vkEndCommandBuffer")
-        fence = ffi.new("VkFence *")
         self.check(lib.vkCreateFence(self.vk, new("VkFenceCreateInfo"), NULL, fence), "vkCreateFence")
         self.made("VkFence")
         submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=command)
@@ -362,9 +385,6 @@ class VulkanDevice(Device):
         if result != C.VK_SUCCESS:
             self.abandoned = result == C.VK_TIMEOUT
             self.check(result, f"{what} within {env.timeout_s()} s")
-        lib.vkDestroyFence(self.vk, fence[0], NULL)
-        self.gone("VkFence")
-        self.free_command_buffers(command, 1)
 
     def command_buffers(self, n: int) -> Any:
         """A VkCommandBuffer[n] of this device's pool."""

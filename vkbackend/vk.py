@@ -68,18 +68,13 @@ def check(result: int, what: str) -> None:
         raise OutOfDeviceMemory(f"{what}: out of memory ({name}); use a smaller context or more devices")
     if result == C.VK_TIMEOUT:
         raise Timeout(f"{what}: no answer in time")
-    if result in (
-        C.VK_ERROR_EXTENSION_NOT_PRESENT,
-        C.VK_ERROR_FEATURE_NOT_PRESENT,
-        C.VK_ERROR_LAYER_NOT_PRESENT,
-    ):
+    if result in _UNSUPPORTED:
         raise UnsupportedFeature(f"{what}: {name}")
     raise VkbackendError(f"{what}: {name}")
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:
-    """A zeroed `struct *` with sType set, `chain` as pNext and `fields` assigned; keeps what it points to
-    alive."""
+    """A zeroed `struct *` with sType set, `chain` as pNext and `fields` assigned; keeps these alive."""
     pointer = ffi.new(f"{struct} *")
     names = {name for name, _ in ffi.typeof(struct).fields}
     if "sType" in names:
