@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 import vkbackend
+from vkbackend import env
 from vkbackend.errors import VkbackendError
 from vkbackend.tools import devices, generate, model_info
 from vkbackend.tools.console import printable
@@ -48,18 +49,37 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def bind_values(argv: Sequence[str]) -> list[str]:
+    """`argv` with free text tied to its option: argparse would take "-1,2" or "- a list" for an option."""
+    long_names = {"-p": "--prompt", "-ts": "--tensor-split"}
+    long_names |= {name: name for name in long_names.values()}
+    out: list[str] = []
+    words = iter(argv)
+    for word in words:
+        value = next(words, None) if word in long_names else None
+        out.append(word if value is None else f"{long_names[word]}={value}")
+    return out
+
+
+def shows_tracebacks() -> bool:
+    try:
+        return env.debug() > 0
+    except VkbackendError:  # DEBUG itself is what is wrong
+        return False
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
             stream.reconfigure(errors="backslashreplace")
-    args = build_parser().parse_args(argv)
+    args = build_parser().parse_args(bind_values(sys.argv[1:] if argv is None else argv))
     try:
         args.run(args)
         sys.stdout.flush()
         return 0
     except VkbackendError as error:
-        if os.environ.get("DEBUG", "0") not in ("", "0"):
+        if shows_tracebacks():
             traceback.print_exc()
         sys.stderr.write(f"error: {printable(str(error))}\n")
         return 2

@@ -136,6 +136,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="type of the V cache: f16, f32 (default: f16)")  # fmt: skip
 
 
+def demo_model() -> str:
+    """The path of the embedded demo model."""
+    return str(files("vkbackend.models") / "demo" / "demo.gguf")
+
+
 def read_prompt(args: argparse.Namespace) -> str:
     """The prompt of -p or -f; one newline at the end of a file is dropped."""
     if args.file is None:
@@ -183,7 +188,7 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
     """Load the model under a progress bar."""
     path = args.model
     if path is None:
-        path = str(files("vkbackend.models") / "demo" / "demo.gguf")
+        path = demo_model()
         err.print("no model given (-m): using the embedded demo model", style="yellow")
     columns = TextColumn("loading"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
     with Progress(*columns, console=err) as bar:
@@ -237,7 +242,8 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
     n_predict = whole_number("--n-predict", args.n_predict, -1, 1 << 31, " (-1: no limit)")
     infos = chosen_devices(words, split)
-    err.print(device_table([info for info in infos if info is not None], "devices"))
+    if vulkan := [info for info in infos if info is not None]:
+        err.print(device_table(vulkan, "devices"))
     with open_model(args, words, split, err) as llm:
         show_memory(llm, err)
         ids = llm.tokenize(prompt)

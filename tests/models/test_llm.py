@@ -1,0 +1,303 @@
+"""What `LLM` adds to the engine, on a runner without a model: text, streams, threads, arguments, the end."""
+
+import gc
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_runner
+import numpy as np
+import pytest
+from fake_runner import LOST, N_VOCAB, SLOW, continuation, row_of
+from gguf_files import F32, U32, array, gguf_bytes, key, vocabulary
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vkbackend import LLM
+from vkbackend.errors import DeviceLost, GGUFError, InvalidArgument, UnsupportedModel, VkbackendError
+from vkbackend.models.stop_text import StopText
+
+WORDS = [f"\u2581w{i}." for i in range(32)]  # ids 8..39; 3..7 are the bytes of a snowman and two more
+TOKENS = ["<unk>", "<s>", "</s>", "<0xE2>", "<0x98>", "<0x83>", "<0x41>", "<0x42>", *WORDS]
+TYPES = [2, 3, 3, *[6] * 5, *[1] * 32]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A vocabulary of 40 tokens for a runner with 50."""
+    monkeypatch.setitem(sys.modules, "vkbackend.models.runner", fake_runner.MODULE)
+    extra = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
+    path = tmp_path / "words.gguf"
+    path.write_bytes(vocabulary("llama", TOKENS, types=TYPES, extra=extra))
+    return path
+
+
+Make = Callable[..., LLM]
+
+
+@pytest.fixture
+def make(model: Path) -> Iterator[Make]:
+    opened: list[LLM] = []
+
+    def open_llm(**options: Any) -> LLM:
+        opened.append(LLM(model, **{"n_ctx": 64, **options}))
+        return opened[-1]
+
+    yield open_llm
+    for llm in opened:
+        llm.close()
+
+
+def engine_of(llm: LLM) -> Any:
+    """The scheduler inside an LLM that runs in this process."""
+    return llm._engine._engine  # type: ignore[union-attr]
+
+
+# ---- text ----
+
+
+def test_generate_is_the_joined_stream(make: Make) -> None:
+    llm = make()
+    prompt = llm.tokenize("w1. w2.")
+    assert prompt[0] == 1
+    done = llm.generate("w1. w2.", 12, temperature=0)
+    chunks = list(llm.stream(prompt, 12, temperature=0))
+    expected = continuation(prompt, 12)
+    assert done.tokens == [c.token for c in chunks] == expected[: len(done.tokens)]
+    assert done.text == "".join(c.text for c in chunks) == llm._text().decode(done.tokens, at_start=False)
+    assert done.prompt_tokens == prompt and done.finish_reason == chunks[-1].finish_reason
+    assert (
+        [c.finish_reason for c in chunks[:-1]]
+        == [None] * (len(chunks) - 1)
+        == [c.timings for c in chunks[:-1]]
+    )
+    assert done.timings["prompt_n"] == len(prompt) and done.timings["decode_n"] == len(done.tokens) - 1
+    assert done.timings["decode_tokens_per_second"] > 0 and done.timings["reduce_us"] == pytest.approx(5)
+
+
+def test_a_seed_repeats_the_run_and_is_reported(make: Make) -> None:
+    llm = make()
+    first = llm.generate([1, 9], 20, temperature=1.5, top_k=0, min_p=0)
+    again = llm.generate([1, 9], 20, temperature=1.5, top_k=0, min_p=0, seed=first.seed)
+    assert again.tokens == first.tokens
+    assert llm.generate([1, 9], 20, temperature=1.5, top_k=0, min_p=0).seed != first.seed
+
+
+def test_stop_strings_cut_the_text_and_free_the_slot(make: Make) -> None:
+    llm = make(n_ctx=40)
+    plain = llm.generate([1, 9], 20, temperature=0, ignore_eos=True)
+    stop = plain.text[8:12]
+    cut = llm.generate([1, 9], 20, temperature=0, ignore_eos=True, stop=["never there", stop])
+    assert cut.text == plain.text[: plain.text.index(stop)] and cut.finish_reason == "stop"
+    assert cut.tokens == plain.tokens[: len(cut.tokens)] and len(cut.tokens) < 20
+    assert cut.timings["prompt_n"] == 2
+    assert llm.generate([1, 9], 3, temperature=0).tokens == plain.tokens[:3]  # the only slot is free again
+
+
+@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
+def test_stop_text(text: str, stops: list[str], data: st.DataObject) -> None:
+    """However a text is cut into pieces, the same part of it comes out."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    finder, out = StopText(stops), ""
+    for i, piece in enumerate(pieces):
+        out += finder.push(piece, last=i == len(pieces) - 1)
+        if finder.found:
+            break
+    ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(stop) for stop in stops)]
+    if not ends:
+        assert not finder.found and out == text
+    else:
+        assert (
+            finder.found and text.startswith(out) and any(text[len(out) :].startswith(stop) for stop in stops)
+        )
+        assert not any(stop in out for stop in stops)
+
+
+def test_rows_beyond_the_vocabulary_have_no_text(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        fake_runner, "row_of", lambda tokens: np.eye(N_VOCAB, dtype=np.float32)[44 - len(tokens)]
+    )
+    done = make().generate([9], 8, temperature=0)  # 43, 42, ... 36: the vocabulary ends at 39
+    assert done.tokens == [*range(43, 35, -1)] and done.text == " w31. w30. w29. w28."
+
+
+def test_without_a_tokenizer_ids_work_and_text_raises(make: Make, model: Path) -> None:
+    model.write_bytes(
+        gguf_bytes([key("general.architecture", 8, "llama"), key("tokenizer.ggml.eos_token_id", U32, 5)])
+    )
+    llm = make()
+    done = llm.generate([1, 2], 6, temperature=0, ignore_eos=True)
+    assert done.tokens == continuation([1, 2], 6) and done.text == ""
+    assert llm.logits([1, 2]).shape == (2, N_VOCAB) and llm._stop_ids == {5}
+    for call in (lambda: llm.generate("text", 1), lambda: llm.tokenize("text"), lambda: llm.detokenize([1]),
+                 lambda: llm.generate([1], 1, stop="x")):  # fmt: skip
+        with pytest.raises(UnsupportedModel, match="no usable tokenizer"):
+            call()
+
+
+# ---- streams, slots and threads ----
+
+
+def test_streams_read_in_turn_run_together(make: Make) -> None:
+    llm = make(n_slots=2)
+    streams = [llm.stream([1, i], 10, temperature=0, ignore_eos=True) for i in (8, 9)]
+    pairs = list(zip(*streams, strict=True))
+    for k, i in enumerate((8, 9)):
+        assert [pair[k].token for pair in pairs] == continuation([1, i], 10)
+    assert any(len(runs) == 2 for runs in engine_of(llm).runner.steps)
+    assert len(engine_of(llm).runner.steps) <= 12
+
+
+def test_closing_a_stream_frees_its_slot(make: Make) -> None:
+    llm = make(n_slots=1)
+    for end in (lambda s: s.close(), lambda s: gc.collect()):
+        stream = llm.stream([1, 8], temperature=0, ignore_eos=True)
+        next(stream)
+        end(stream)
+        del stream
+        assert llm.generate([1, 9], 4, temperature=0, ignore_eos=True).tokens == continuation([1, 9], 4)
+    assert not llm._mail and not engine_of(llm).busy
+
+
+def test_logits_wait_their_turn(make: Make) -> None:
+    llm = make(n_slots=1)
+    stream = llm.stream([1, 8], 20, temperature=0, ignore_eos=True)
+    first = next(stream)
+    assert np.array_equal(llm.logits([3, 4, 5]), [row_of([3]), row_of([3, 4]), row_of([3, 4, 5])])
+    assert [first.token, *(c.token for c in stream)] == continuation([1, 8], 20)
+
+
+def test_many_threads(make: Make) -> None:
+    llm = make(n_slots=3)
+    results: dict[int, Any] = {}
+
+    def work(i: int) -> None:
+        results[i] = [llm.generate([1, SLOW, i], 8, temperature=0, ignore_eos=True).tokens for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == {i: [continuation([1, SLOW, i], 8)] * 3 for i in range(8)}
+
+
+def test_a_lost_device_reaches_every_stream(make: Make) -> None:
+    llm = make(n_slots=2)
+    stream = llm.stream([1, 8], 10, ignore_eos=True)
+    next(stream)
+    with pytest.raises(DeviceLost, match="Vulkan7"):
+        llm.generate([1, LOST], 2)
+    with pytest.raises(DeviceLost, match="Vulkan7"):
+        list(stream)
+    with pytest.raises(DeviceLost, match="Vulkan7"):
+        llm.logits([1])
+
+
+# ---- the end ----
+
+
+def test_close(make: Make) -> None:
+    llm = make()
+    runner, stream = engine_of(llm).runner, llm.stream([1, 8], 10, ignore_eos=True)
+    next(stream)
+    llm.close()
+    llm.close()
+    assert runner.closed == 1
+    for call in (lambda: next(stream), lambda: llm.generate([1], 1), lambda: llm.stream([1], 1), llm.memory,
+                 lambda: llm.logits([1]), lambda: llm.tokenize("a"), lambda: llm.detokenize([1])):  # fmt:skip
+        with pytest.raises(VkbackendError, match="closed"):
+            call()
+
+
+def test_close_waits_for_a_step_in_another_thread(make: Make) -> None:
+    llm = make(n_ctx=1000)
+    runner, started, ended = engine_of(llm).runner, threading.Event(), []
+
+    def work() -> None:
+        try:
+            for _ in llm.stream([SLOW], ignore_eos=True):
+                started.set()
+        except VkbackendError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(10)
+    llm.close()
+    thread.join(10)
+    assert runner.closed == 1 and len(ended) == 1 and "closed" in ended[0]
+
+
+def test_a_dropped_llm_releases_everything(make: Make, model: Path) -> None:
+    llm = LLM(model)
+    runner = engine_of(llm).runner
+    with llm as same:
+        assert same is llm and llm.memory()[0]["weights"] == 1
+    assert runner.closed == 1
+    llm = LLM(model)
+    runner = engine_of(llm).runner
+    del llm
+    gc.collect()
+    assert runner.closed == 1
+
+
+# ---- arguments ----
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"devices": value} for value in ([], "", "0,", [None], [True], 0, ["0", " "], 1.5)]
+    + [{"devices": [0, 0], "tensor_split": value}
+       for value in ([1], [1, 1, 1], [0, 0], [-1, 2], [1, math.nan], [1, math.inf], "1,1", ["a", 1], 3)]
+    + [{"n_ctx": value} for value in (-1, 1.5, "512", None, True, 1 << 40)]
+    + [{"n_slots": value} for value in (0, 129, -1, 2.0)]
+    + [{"n_ubatch": value} for value in (0, 513)]
+    + [{"type_k": 1}, {"type_v": None}, {"tensor_split": [1, 1]}],
+    ids=repr,
+)  # fmt: skip
+def test_bad_options(make: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        make(**options)
+
+
+@pytest.mark.parametrize("path", [None, 3, "", "/nowhere/model.gguf", "."])
+def test_bad_paths(model: Path, path: Any) -> None:
+    with pytest.raises((InvalidArgument, GGUFError)):
+        LLM(path)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([], "no tokens"), ([1] * 65, "65 tokens and the context holds 64"), ([50], "0..49"), ([-1], "-1"),
+     ([1.5], "token ids"), ([True], "token ids"), (None, "token ids"), (5, "token ids"), (b"ab", "token ids"),
+     (np.zeros((2, 2), int), "token ids"), (["1"], "token ids"), ("w1." * 65, "the context holds 64")],
+)  # fmt: skip
+def test_bad_prompts(make: Make, prompt: Any, message: str) -> None:
+    """Found before anything is computed, also by `stream`."""
+    llm = make()
+    for call in (llm.generate, llm.stream, *([llm.logits] if not isinstance(prompt, str) else [])):
+        with pytest.raises(InvalidArgument, match=message):
+            call(prompt)
+    assert not engine_of(llm).runner.steps and not llm._mail
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_tokens": -1}, {"max_tokens": 1.0}, {"max_tokens": math.nan}, {"temperature": -1},
+     {"top_p": math.nan}, {"stop": ""}, {"stop": ["a", ""]}, {"stop": [3]}, {"seed": -1}, {"top_k": -1}],
+    ids=repr,
+)  # fmt: skip
+def test_bad_generation_options(make: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(options))):
+        make().stream([1], **options)
+
+
+def test_plain_forms_are_taken(make: Make) -> None:
+    llm = make(devices="0, 1", tensor_split=(np.float32(1), 3), n_slots=np.int64(2))
+    assert llm.generate(np.array([1, 8]), np.int32(2), temperature=0).tokens == continuation([1, 8], 2)
+    assert llm.generate("", 1).prompt_tokens == [1]  # BOS alone
