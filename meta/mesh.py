@@ -90,8 +90,8 @@ class Mesh:
                 probe = View(Buffer(1 << 62, Home.KV, name), 0, (n_cells, end - begin), dtype)
                 if probe.nbytes > (limit := device.limits.max_storage_range):
                     raise PlanError(
-                        f"{name} of {n_cells} positions takes {probe.nbytes} bytes on {device.name}, which can "
-                        f"read {limit} at once; use a smaller context, fewer slots or more devices"
+                        f"{name} of {n_cells} positions takes {probe.nbytes} bytes on {device.name}, "
+                        f"which reads {limit} at once; use a smaller context, fewer slots or more devices"
                     )
                 pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, Home.KV, name)))]
             weight.pieces.append(pieces)
