@@ -1,0 +1,228 @@
+"""The split-state algebra: each rule and each refused combination; slices of a weight rejoin to the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vkbackend.errors import PlanError
+from vkbackend.executors import NumpyDevice, array_of
+from vkbackend.formats import block_of, dequantize
+from vkbackend.limits import Limits
+from vkbackend.memory import ALIGN
+from vkbackend.meta import split as rules
+from vkbackend.meta.load import Load, load_weights, piece_nbytes, piece_shapes, slice_of
+from vkbackend.meta.plan import Dim, normalise, share_out
+from vkbackend.meta.split import MIRRORED, State, check_tiling, holders, partial, scaled, split
+
+HALVES, THIRDS, LEFT = ((0, 8), (8, 16)), ((0, 5), (5, 16)), ((0, 16), (16, 16))
+ROWS, COLUMNS = split(0, HALVES), split(1, HALVES)
+SUM = partial((0, 1))
+
+
+def attend(q: State, k: State, v: State) -> State:
+    """Four heads over two kv heads, keys of 8 and values of 16."""
+    return rules.attention(q, k, v, heads=4, kv_heads=2, head_dim_k=8, head_dim_v=16)
+
+
+Q, K, V = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16))), split(1, ((0, 16), (16, 32)))
+
+RULES: list[tuple[str, Callable[[], State], State]] = [
+    ("linear, all mirrored", lambda: rules.linear(MIRRORED, MIRRORED), MIRRORED),
+    ("linear, rows of w", lambda: rules.linear(MIRRORED, ROWS), COLUMNS),
+    ("linear, columns of w", lambda: rules.linear(COLUMNS, COLUMNS), SUM),
+    ("linear, one writer", lambda: rules.linear(split(1, LEFT), split(1, LEFT)), partial((0,))),
+    ("elementwise, mirrored", lambda: rules.elementwise("f", MIRRORED, MIRRORED), MIRRORED),
+    ("elementwise, alike", lambda: rules.elementwise("f", COLUMNS, COLUMNS), COLUMNS),
+    ("add, mirrored", lambda: rules.add(MIRRORED, MIRRORED), MIRRORED),
+    ("add, split", lambda: rules.add(COLUMNS, COLUMNS), COLUMNS),
+    ("add, sums", lambda: rules.add(partial((0,)), partial((2, 0))), partial((0, 2))),
+    ("add, sum and base", lambda: rules.add(SUM, MIRRORED), SUM),
+    ("add, base and sum", lambda: rules.add(MIRRORED, SUM), SUM),
+    ("rows_op", lambda: rules.rows_op("norm", MIRRORED), MIRRORED),
+    ("per_head, mirrored", lambda: rules.per_head("rope", MIRRORED, 8), MIRRORED),
+    ("per_head, between heads", lambda: rules.per_head("rope", COLUMNS, 8), COLUMNS),
+    ("per_head, empty share", lambda: rules.per_head("rope", split(1, LEFT), 8), split(1, LEFT)),
+    ("attention, mirrored", lambda: attend(MIRRORED, MIRRORED, MIRRORED), MIRRORED),
+    ("attention, groups", lambda: attend(Q, K, V), split(1, ((0, 32), (32, 64)))),
+    (
+        "attention, empty share",
+        lambda: attend(*(split(1, ((0, n), (n, n))) for n in (32, 16, 32))),
+        split(1, ((0, 64), (64, 64))),
+    ),
+]
+
+REFUSED: list[tuple[str, Callable[[], State], str]] = [
+    ("linear, sum", lambda: rules.linear(SUM, MIRRORED), r"linear of x PARTIAL.*, w MIRRORED"),
+    (
+        "linear, split x alone",
+        lambda: rules.linear(COLUMNS, MIRRORED),
+        r"x SPLIT\(axis 1, 0:8 8:16\), w MIRRORED",
+    ),
+    ("linear, columns of w alone", lambda: rules.linear(MIRRORED, COLUMNS), r"x MIRRORED, w SPLIT\(axis 1"),
+    ("linear, split differently", lambda: rules.linear(COLUMNS, split(1, THIRDS)), "0:8 8:16.*0:5 5:16"),
+    ("linear, split rows of x", lambda: rules.linear(ROWS, COLUMNS), "linear"),
+    ("linear, both rows", lambda: rules.linear(COLUMNS, ROWS), "linear"),
+    ("elementwise, sums", lambda: rules.elementwise("silu_mul", SUM, SUM), "silu_mul of x0 PARTIAL"),
+    ("elementwise, mixed", lambda: rules.elementwise("f", MIRRORED, COLUMNS), "x0 MIRRORED, x1 SPLIT"),
+    ("elementwise, split differently", lambda: rules.elementwise("f", COLUMNS, split(1, THIRDS)), "f of"),
+    ("add, sum and split", lambda: rules.add(SUM, COLUMNS), "add of"),
+    ("add, split and sum", lambda: rules.add(COLUMNS, SUM), "add of"),
+    ("add, mirrored and split", lambda: rules.add(MIRRORED, COLUMNS), "add of"),
+    ("rows_op, split", lambda: rules.rows_op("rms_norm", COLUMNS), "rms_norm of x SPLIT"),
+    ("rows_op, sum", lambda: rules.rows_op("rms_norm", SUM), "rms_norm of x PARTIAL"),
+    ("per_head, through a head", lambda: rules.per_head("rope", split(1, THIRDS), 8), "rope with heads of 8"),
+    ("per_head, rows", lambda: rules.per_head("rope", ROWS, 8), "rope with heads of 8"),
+    ("per_head, sum", lambda: rules.per_head("rope", SUM, 8), "rope with heads of 8"),
+    (
+        "attention, k of another group",
+        lambda: attend(Q, split(1, ((0, 0), (0, 16))), V),
+        "attention of q SPLIT",
+    ),
+    ("attention, v of another group", lambda: attend(Q, K, split(1, ((0, 0), (0, 32)))), "attention"),
+    ("attention, v through a head", lambda: attend(Q, K, split(1, ((0, 20), (20, 32)))), "attention"),
+    ("attention, q through a head", lambda: attend(split(1, ((0, 20), (20, 32))), K, V), "attention"),
+    ("attention, k through a head", lambda: attend(Q, split(1, ((0, 9), (9, 16))), V), "attention"),
+    ("attention, mirrored k", lambda: attend(Q, MIRRORED, V), "attention"),
+    ("attention, sum", lambda: attend(SUM, K, V), "attention"),
+]
+
+
+@pytest.mark.parametrize(("derive", "want"), [r[1:] for r in RULES], ids=[r[0] for r in RULES])
+def test_rule(derive: Callable[[], State], want: State) -> None:
+    assert derive() == want
+
+
+@pytest.mark.parametrize(("derive", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_combination_without_a_rule(derive: Callable[[], State], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        derive()
+
+
+@pytest.mark.parametrize(
+    "ranges", [((0, 3), (4, 8)), ((0, 5), (4, 8)), ((1, 8),), ((0, 7),), ((0, 9), (9, 8)), ()]
+)
+def test_ranges_that_do_not_tile(ranges: rules.Ranges) -> None:
+    with pytest.raises(PlanError, match=r"foo: .* do not tile 0\.\.8"):
+        check_tiling(ranges, 8, "foo")
+
+
+def test_small_helpers() -> None:
+    check_tiling(((0, 0), (0, 8), (8, 8)), 8, "foo")
+    assert holders(((0, 0), (0, 8), (8, 8), (8, 9))) == (1, 3)
+    assert scaled(((0, 1), (1, 1), (1, 4)), 3) == ((0, 3), (3, 3), (3, 12))
+
+
+# ---- slices rejoin ----
+
+
+class Bytes:
+    """A source of weights that holds them by name."""
+
+    def __init__(self, **tensors: np.ndarray) -> None:
+        self._tensors = tensors
+
+    def data(self, name: str) -> np.ndarray:
+        return self._tensors[name]
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
+    """(load, devices, largest binding in bytes): any format, axis, shares and alignment of the cut."""
+    dtype = draw(st.sampled_from(["f32", "f16", "q8_0", "q4_0"]))
+    block = block_of(dtype)[0]
+    n_devices = draw(st.integers(1, 5))
+    shares = draw(
+        st.lists(st.sampled_from([0, 1, 2, 3, 7.5]), min_size=n_devices, max_size=n_devices).filter(any)
+    )
+    n_out, n_in = draw(st.integers(1, 40)), block * draw(st.integers(1, 5 if block > 1 else 70))
+    shape = (n_in,) if draw(st.integers(0, 5)) == 0 else (n_out, n_in)
+    axis = draw(st.sampled_from(range(-1, len(shape))))
+    state = MIRRORED
+    if axis >= 0:
+        grain = block if axis == len(shape) - 1 else 1
+        ranges = share_out(Dim(shape[axis], grain), normalise(shares, n_devices), draw(st.integers(0, 4)))
+        state = split(axis, ranges)
+    # From one row per piece to one piece for everything.
+    row = -(-n_in // block) * block_of(dtype)[1]
+    return (
+        Load("w", shape, dtype, state),
+        n_devices,
+        ALIGN + row * draw(st.integers(1, 45)) + draw(st.integers(0, 9)),
+    )
+
+
+def stored(load: Load, seed: int = 3) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(size=load.shape).astype(np.float32)
+    return (
+        quantize(values.reshape(-1, load.shape[-1]), GGMLQuantizationType[load.dtype.upper()])
+        .reshape(-1)
+        .view(np.uint8)
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads())
+def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
+    load, n_devices, max_range = case
+    raw = stored(load)
+    want = dequantize(raw, load.dtype, load.shape).reshape(-1, load.shape[-1])
+    devices = [NumpyDevice(f"numpy.{d}", Limits(max_storage_range=max_range)) for d in range(n_devices)]
+    progress: list[tuple[int, int]] = []
+    weights, pages = load_weights(devices, [load], Bytes(w=raw), lambda *done: progress.append(done))
+    assert not pages
+    got = np.full((n_devices, *want.shape), np.nan, np.float32)
+    for d, device in enumerate(devices):
+        rows, columns = slice_of(load, d)
+        assert [first for first, _ in weights["w"].pieces[d]] == [
+            first for first, _ in piece_shapes(load, d, piece_nbytes(device))
+        ]
+        for first, view in weights["w"].pieces[d]:
+            assert view.offset % ALIGN == 0 and view.nbytes <= max_range
+            local = array_of(view).reshape(-1, view.shape[-1])
+            got[d, rows.start + first : rows.start + first + len(local), columns] = local
+    if load.state == MIRRORED:
+        assert all(np.array_equal(own, want) for own in got)
+    else:  # every element on exactly one device
+        assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
+        assert np.array_equal(np.nansum(got, 0), want)
+    if progress:  # the views' word padding is no progress
+        assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+        assert 0 <= progress[-1][1] - progress[-1][0] < 4 * sum(map(len, weights["w"].pieces))
+
+
+@settings(max_examples=50, deadline=None)
+@given(loads().filter(lambda case: len(case[0].shape) == 2))
+def test_host_tables_are_whole_on_every_device(case: tuple[Load, int, int]) -> None:
+    load, n_devices, max_range = case
+    row = math.prod(load.shape[1:]) // block_of(load.dtype)[0] * block_of(load.dtype)[1]
+    limits = Limits(max_storage_range=max_range + 4 * row)
+    devices = [NumpyDevice(f"numpy.{d}", limits) for d in range(n_devices)]
+    raw = stored(load)
+    weights, pages = load_weights(devices, [replace(load, state=MIRRORED, host=True)], Bytes(w=raw))
+    assert len(pages) == 1 and pages[0].bytes[: raw.size].tobytes() == raw.tobytes()
+    for pieces in weights["w"].pieces:
+        # A binding begins at an aligned offset, so up to 252 bytes before the piece count as well.
+        assert all(view.nbytes + view.offset % ALIGN <= limits.max_storage_range for _, view in pieces)
+        assert [first for first, _ in pieces] == list(np.cumsum([0, *(v.shape[0] for _, v in pieces)])[:-1])
+        got = np.concatenate([array_of(view) for _, view in pieces])
+        assert np.array_equal(got, dequantize(raw, load.dtype, load.shape))
+
+
+def test_a_cut_through_a_block_is_refused() -> None:
+    load = Load("blk.0.w", (4, 64), "q8_0", split(1, ((0, 16), (16, 64))))
+    with pytest.raises(PlanError, match=r"blk\.0\.w: columns 0:16 cut q8_0 blocks of 32"):
+        slice_of(load, 0)
+
+
+def test_a_row_beyond_one_binding_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"w: a row of 64 f32 exceeds one binding of 255 bytes"):
+        piece_shapes(Load("w", (4, 64), "f32", MIRRORED), 0, 255)
