@@ -46,9 +46,13 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranges of units per device, for each dimension of one layer (or of the tensors outside layers)."""
+    """Ranges of units per device, for each dimension of one layer (or of the tensors outside layers).
+
+    `experts`: the ffn ranges of each expert, where the layer has experts.
+    """
 
     ranges: Mapping[str, Ranges]
+    experts: tuple[Ranges, ...] = ()
 
     def state(self, role: Role, shape: tuple[int, ...], name: str) -> State:
         """The split state of a weight of `shape` [n_out, n_in]; raises PlanError if its size does not fit the

@@ -1,0 +1,192 @@
+"""Two ways to share a model out over devices: ours, and llama.cpp's arithmetic for those who need its
+placement.
+
+Both give head ranges, FFN columns (per expert where there are experts) and vocabulary rows per layer. Ours
+cuts in the smallest units the quant blocks allow and gives the busiest device of every layer the least
+possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.errors import InvalidArgument, PlanError
+from vkbackend.meta.plan import Plan, normalise
+from vkbackend.meta.split import Ranges, scaled
+
+POLICIES = ("balanced", "llama.cpp")
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Head counts and sizes of a layer; `block`: elements of a quant block of attn_output, cut along its
+    columns."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    block: int = 1
+
+    @property
+    def group(self) -> int:
+        """q heads per kv head."""
+        return self.n_head // self.n_head_kv
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """FFN columns of a layer (of each expert, if n_expert > 0); `block`: of ffn_down, cut along its
+    columns."""
+
+    n_ff: int
+    block: int = 1
+    n_expert: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What there is to share in one layer. Layers of one `kind` rotate together in llama.cpp's policy."""
+
+    attention: Attention
+    ffn: FeedForward
+    kind: str = ""
+
+
+def plan_model(
+    layers: Sequence[Layer],
+    n_vocab: int,
+    n_devices: int,
+    tensor_split: Sequence[float] | None = None,
+    policy: str = "balanced",
+) -> tuple[list[Plan], Plan]:
+    """(a plan per layer, the plan of the tensors outside layers); `tensor_split` None: even shares.
+
+    Raises PlanError where a dimension has no whole unit, InvalidArgument for an unknown policy.
+    """
+    if policy not in POLICIES:
+        raise InvalidArgument(f"split policy {policy!r} is unknown; there are: {', '.join(POLICIES)}")
+    shares = normalise(tensor_split, n_devices)
+    if policy == "llama.cpp":
+        return _llama_cpp(layers, n_vocab, n_devices, tensor_split)
+    held = [0.0] * n_devices
+    plans = [_balanced(layer, shares, held) for layer in layers]
+    return plans, Plan({"vocab": _take(n_vocab, 1, shares, held)})
+
+
+# ---- ours ----
+
+
+def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
+    ranges = attention_ranges(layer.attention, shares, held)
+    ffn = layer.ffn
+    unit = ffn_unit(ffn)
+    experts = tuple(_take(ffn.n_ff, unit, shares, held) for _ in range(max(1, ffn.n_expert)))
+    return Plan(ranges | {"ffn": experts[0]}, experts if ffn.n_expert else ())
+
+
+def ffn_unit(ffn: FeedForward) -> int:
+    """Columns that stay together: whole blocks of ffn_down, and fours where that divides (vector loads)."""
+    wide = math.lcm(ffn.block, 4)
+    return wide if ffn.n_ff % wide == 0 else ffn.block
+
+
+def attention_ranges(attention: Attention, shares: Sequence[float], held: list[float]) -> dict[str, Ranges]:
+    """Whole kv groups, or, where some device would get none, q heads with a copy of the kv heads they use
+    on each device: whichever leaves the busiest device less to read."""
+    a = attention
+    group_unit = min(a.block // math.gcd(a.block, a.group * a.head_dim_v), a.n_head_kv)
+    kv = _take(a.n_head_kv, group_unit, shares, list(held))
+    whole = {"kv_heads": kv, "heads": scaled(kv, a.group)}
+    chosen = whole
+    if a.group > 1 and a.n_head_kv // group_unit < sum(share > 0 for share in shares):
+        unit = min(a.block // math.gcd(a.block, a.head_dim_v), a.n_head)
+        heads = _take(a.n_head, unit, shares, list(held))
+        copies = tuple((b // a.group, -(-e // a.group)) if e > b else (0, 0) for b, e in heads)
+        replicated = {"kv_heads": copies, "heads": heads}
+        chosen = min(whole, replicated, key=lambda ranges: attention_cost(ranges, shares))
+    for d, (begin, end) in enumerate(chosen["heads"]):
+        held[d] += (end - begin) * a.head_dim_k
+    return chosen
+
+
+def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float]) -> float:
+    """Heads that the busiest device reads weights for, per share (a head of k or v is as wide as one of
+    q)."""
+    heads, kv = ranges["heads"], ranges["kv_heads"]
+    return max(
+        2 * ((heads[d][1] - heads[d][0]) + (kv[d][1] - kv[d][0])) / share
+        for d, share in enumerate(shares)
+        if share > 0
+    )
+
+
+def _take(size: int, unit: int, shares: Sequence[float], held: list[float]) -> Ranges:
+    """Ranges that tile `size` in units so that the largest count per share is the least possible.
+
+    That is D'Hondt's rule: the next unit goes to the device whose count per share stays lowest with it;
+    ties go to whoever holds least per share so far (`held`, in elements, updated). What makes no whole
+    unit goes with the last unit.
+    """
+    units, n = size // unit, len(shares)
+    if not units:
+        raise PlanError(f"a dimension of {size} has no whole unit of {unit}")
+    counts = [math.floor(shares[d] * units + 1e-9) for d in range(n)]  # D'Hondt never gives less
+    candidates = [d for d in range(n) if shares[d] > 0]
+    for _ in range(units - sum(counts)):
+        counts[
+            min(candidates, key=lambda d: (round((counts[d] + 1) / shares[d], 6), held[d] / shares[d], d))
+        ] += 1
+    last = max(d for d in range(n) if counts[d])
+    ranges, at = [], 0
+    for d in range(n):
+        end = at + counts[d] * unit + (size % unit if d == last else 0)
+        ranges.append((at, end))
+        held[d] += end - at
+        at = end
+    return tuple(ranges)
+
+
+# ---- llama.cpp's ----
+
+
+def _llama_cpp(
+    layers: Sequence[Layer], n_vocab: int, n: int, shares: Sequence[float] | None
+) -> tuple[list[Plan], Plan]:
+    """Cumulative shares in float32, floored to a grain; the remainder goes to a device that rotates by
+    layer."""
+    seen: dict[str, int] = {}
+    plans = []
+    for layer in layers:
+        rotation = seen.get(layer.kind, 0) % n
+        seen[layer.kind] = seen.get(layer.kind, 0) + 1
+        a, ffn = layer.attention, layer.ffn
+        columns = a.group * a.head_dim_k
+        padded = a.block
+        while padded < 128 and padded * n < columns:
+            padded *= 2
+        grain = math.lcm(columns, padded) // columns  # kv heads
+        kv = _cumulative(a.n_head_kv * a.head_dim_k, grain * a.head_dim_k, n, shares, rotation)
+        kv_heads = tuple((b // a.head_dim_k, e // a.head_dim_k) for b, e in kv)
+        columns_ffn = _cumulative(ffn.n_ff, math.lcm(ffn.block, 128), n, shares, rotation)
+        ranges = {"kv_heads": kv_heads, "heads": scaled(kv_heads, a.group), "ffn": columns_ffn}
+        plans.append(Plan(ranges, (columns_ffn,) * ffn.n_expert))
+    return plans, Plan({"vocab": _cumulative(n_vocab, 1, n, shares, len(layers) % n)})
+
+
+def _cumulative(size: int, grain: int, n: int, shares: Sequence[float] | None, rotation: int) -> Ranges:
+    order = [(j + rotation) % n for j in range(n)]
+    sums = np.cumsum([np.float32(shares[d] if shares else 0) for d in order], dtype=np.float32)
+    lengths, low = [0] * n, 0
+    for j in range(n - 1):
+        even = np.float32(size * (j + 1) // n)
+        high = int(np.float32(np.float32(size) * sums[j]) / sums[-1] if sums[-1] else even)
+        high -= high % grain
+        lengths[order[j]], low = high - low, high
+    lengths[order[-1]] = size - low
+    ends = np.cumsum(lengths).tolist()
+    return tuple((end - length, end) for end, length in zip(ends, lengths, strict=True))
