@@ -1,4 +1,4 @@
-"""Derived barriers order every conflict, none is superfluous, and the checker misses each one that is dropped."""
+"""Derived barriers order every conflict, none is superfluous, and the checker misses each that is dropped."""
 
 from __future__ import annotations
 
