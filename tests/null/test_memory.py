@@ -23,7 +23,7 @@ from vkbackend.recording import Recording, derive_barriers
 
 @given(st.lists(st.integers(0, 5000), max_size=40), st.integers(5120, 20_000))
 def test_packing(sizes: list[int], limit: int) -> None:
-    """Aligned, in order, without overlap, no chunk above the limit, none begun before the last one is full."""
+    """Aligned, in order, without overlap, no chunk above the limit, none begun before the last is full."""
     packing = pack(sizes, limit)
     assert len(packing.places) == len(sizes)
     used = [0] * len(packing.chunks)
