@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vkbackend.errors import InvalidArgument, PlanError
-from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, scaled, split
+from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, scaled, split, split_experts
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
     """What a weight's slices follow: `axis` (0 rows, 1 columns) of `dim`, or nothing (mirrored).
 
-    `dim` names a dimension of the plan: "heads", "kv_heads", "ffn", "vocab".
+    `dim` names a dimension of the plan: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of a
+    stack of experts [n_expert, n_out, n_in].
     """
 
     dim: str = ""
@@ -59,8 +60,10 @@ class Plan:
         plan."""
         if not role.dim:
             return MIRRORED
+        if role.dim == "experts":
+            return split_experts(role.axis, self.experts)
         ranges = self.ranges[role.dim]
-        units, size = ranges[-1][1], shape[role.axis]
+        units, size = max(end for _, end in ranges), shape[role.axis]
         if size % units:
             raise PlanError(f"{name}: axis {role.axis} of {shape} is not a multiple of {units} {role.dim}")
         return split(role.axis, scaled(ranges, size // units))

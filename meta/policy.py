@@ -16,7 +16,7 @@ import numpy as np
 
 from vkbackend.errors import InvalidArgument, PlanError
 from vkbackend.meta.plan import Plan, normalise
-from vkbackend.meta.split import Ranges, scaled
+from vkbackend.meta.split import Ranges, kv_heads_of, scaled
 
 POLICIES = ("balanced", "llama.cpp")
 
@@ -106,8 +106,7 @@ def attention_ranges(attention: Attention, shares: Sequence[float], held: list[f
     if a.group > 1 and a.n_head_kv // group_unit < sum(share > 0 for share in shares):
         unit = min(a.block // math.gcd(a.block, a.head_dim_v), a.n_head)
         heads = _take(a.n_head, unit, shares, list(held))
-        copies = tuple((b // a.group, -(-e // a.group)) if e > b else (0, 0) for b, e in heads)
-        replicated = {"kv_heads": copies, "heads": heads}
+        replicated = {"kv_heads": kv_heads_of(heads, a.group), "heads": heads}
         chosen = min(whole, replicated, key=lambda ranges: attention_cost(ranges, shares))
     for d, (begin, end) in enumerate(chosen["heads"]):
         held[d] += (end - begin) * a.head_dim_k

@@ -30,6 +30,7 @@ class State:
     axis: int = -1
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # PARTIAL: the devices that hold a share
+    experts: tuple[Ranges, ...] = ()  # a stack of experts: the ranges of each; `ranges` are the first one's
 
     def __str__(self) -> str:
         if self.kind is Kind.SPLIT:
@@ -42,6 +43,11 @@ MIRRORED = State(Kind.MIRRORED)
 
 def partial(writers: Sequence[int]) -> State:
     return State(Kind.PARTIAL, writers=tuple(writers))
+
+
+def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
+    """A stack [n_expert, n_out, n_in] split on axis 1 or 2, every expert in its own way."""
+    return State(Kind.SPLIT, axis, experts[0], experts=tuple(experts))
 
 
 def split(axis: int, ranges: Ranges) -> State:
@@ -69,6 +75,15 @@ def holders(ranges: Ranges) -> tuple[int, ...]:
 def scaled(ranges: Ranges, factor: int) -> Ranges:
     """Ranges of units as ranges of `factor` elements per unit."""
     return tuple((begin * factor, end * factor) for begin, end in ranges)
+
+
+def kv_heads_of(heads: Ranges, group: int) -> Ranges:
+    """The kv heads that ranges of q heads use; where a group is cut, both sides hold its kv head."""
+    at, ranges = 0, []
+    for begin, end in heads:
+        at = -(-end // group) if end > begin else at
+        ranges.append((begin // group if end > begin else at, at))
+    return tuple(ranges)
 
 
 # ---- rules ----
@@ -128,14 +143,13 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 def attention(
     q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
 ) -> State:
-    """Split by head groups: each device's q heads attend to the kv heads it holds; the result is split by
-    heads."""
+    """Split by heads: a device holds the kv heads that its q heads use; the result is split by q heads."""
     if q == k == v == MIRRORED:
         return MIRRORED
     if all(s.kind is Kind.SPLIT and s.axis == 1 for s in (q, k, v)):
-        group = heads // kv_heads
-        held = tuple((b // head_dim_k, e // head_dim_k) for b, e in k.ranges)  # kv heads
-        want = scaled(held, group * head_dim_k), scaled(held, head_dim_k), scaled(held, head_dim_v)
+        q_heads = tuple((b // head_dim_k, e // head_dim_k) for b, e in q.ranges)
+        needed = kv_heads_of(q_heads, heads // kv_heads)
+        want = scaled(q_heads, head_dim_k), scaled(needed, head_dim_k), scaled(needed, head_dim_v)
         if (q.ranges, k.ranges, v.ranges) == want:
-            return split(1, scaled(held, group * head_dim_v))
+            return split(1, scaled(q_heads, head_dim_v))
     raise _no_rule("attention", q=q, k=k, v=v)

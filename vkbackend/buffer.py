@@ -22,6 +22,7 @@ class Home(Enum):
     WEIGHTS = "weights"  # device local, written once
     KV = "kv"  # device local, lives as long as the model
     SCRATCH = "scratch"  # device local, reused within a step
+    HOST = "host"  # weights and caches placed in pinned host memory: the device reads them over its bus
     STAGING = "staging"  # host visible, HOST_CACHED where there is such a type: the host reads and writes it
     PAGES = "pages"  # pinned host pages imported into the device
 

@@ -218,6 +218,8 @@ class VulkanDevice(Device):
         else: device local, not host visible where there is a choice (that window may be small)."""
 
         def score(flags: int) -> tuple[bool, ...]:
+            if home is Home.HOST:
+                return bool(flags & _VISIBLE), not flags & _LOCAL, bool(flags & _COHERENT), True
             if home is Home.STAGING:
                 return (
                     bool(flags & _VISIBLE),
@@ -229,7 +231,7 @@ class VulkanDevice(Device):
 
         plain = [i for i, (flags, _) in enumerate(self._types) if allowed >> i & 1 and flags < _VENDOR_FLAGS]
         best = max(plain, key=lambda i: score(self._types[i][0]))
-        if home is Home.STAGING and not self._types[best][0] & _VISIBLE:
+        if home in (Home.STAGING, Home.HOST) and not self._types[best][0] & _VISIBLE:
             raise UnsupportedFeature(f"{self.name}: no host-visible memory type")
         return best
 
