@@ -10,7 +10,7 @@ layout(constant_id = 2) const uint HEAD_V = 64;
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, part_off;
-    uint n_heads, n_kv, n_rows, blocks_per_slot, n_splits;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits;
     float scale;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -41,7 +41,7 @@ void main() {
     const uint head = gl_WorkGroupID.x;
     const uint split = gl_WorkGroupID.y;
     const uint row = gl_WorkGroupID.z;
-    const uint kv_head = head / (n_heads / n_kv);
+    const uint kv_head = (q_first + head) / group;
     const uint slot = step_params.rows[row].y;
 
     const uint n_keys = row < step_n_rows() ? step_params.rows[row].x + 1 : 0;

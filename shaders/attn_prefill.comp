@@ -11,7 +11,7 @@ layout(constant_id = 3) const uint TQ = 4; // 4, 8 or 16
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, y_off;
-    uint n_heads, n_kv, n_rows, blocks_per_slot;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot;
     float scale;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -51,7 +51,7 @@ void zero_rows(uint first, uint head) {
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint head = gl_WorkGroupID.y;
-    const uint kv_head = head / (n_heads / n_kv);
+    const uint kv_head = (q_first + head) / group;
 
     uint tile = gl_WorkGroupID.x;
     uint r = 0;

@@ -189,6 +189,8 @@ class AttnDecode(Case):
     n_splits: int = 1
     type_k: str = "f16"
     type_v: str = "f16"
+    group: int | None = None
+    q_first: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
@@ -197,7 +199,9 @@ class AttnDecode(Case):
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_decode(rec, limits, *args, scale=self.head_k**-0.5)
+            ops.attn_decode(
+                rec, limits, *args, scale=self.head_k**-0.5, group=self.group, q_first=self.q_first
+            )
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -223,6 +227,8 @@ class AttnPrefill(Case):
     pad: int = 0
     type_k: str = "f16"
     type_v: str = "f16"
+    group: int | None = None
+    q_first: int = 0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + self.pad
@@ -231,7 +237,9 @@ class AttnPrefill(Case):
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_prefill(rec, limits, *args, scale=self.head_k**-0.5)
+            ops.attn_prefill(
+                rec, limits, *args, scale=self.head_k**-0.5, group=self.group, q_first=self.q_first
+            )
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -401,6 +409,7 @@ def _cases() -> _Sweep:
         AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "f32"),
         AttnDecode(((0, 40, 1),), 1, 1, 576, 512, 1, "f16", "f32"),
         AttnDecode(((0, 70, 1),), 2, 1, 16, 24, 2, "f32", "f16"),
+        AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
         AttnCombine(),
         AttnCombine(3, 2, 1, 64),
         AttnCombine(2, 1, 31, 576),
@@ -412,6 +421,7 @@ def _cases() -> _Sweep:
         AttnPrefill(((0, 0, 9),), 1, 1, 576, 512, 1, "f16", "f32"),
         AttnPrefill(((0, 60, 9),), 2, 2, 80, 40, 7, "f32", "f32"),
         AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
+        AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
     ]
     s.quick += [SiluMul(1), SiluMul(1031), SiluMul(640, span=120.0), Add(1), Add(1031)]
     s.quick += [

@@ -1,4 +1,4 @@
-"""The op set: what each shader is called with (`OPS`), and one function per op that records a dispatch of it.
+"""The op set: one function per op that records a dispatch of it; `OPS` (opspec.py) is their table.
 
 A function checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants
 and grid, and appends a `Dispatch`. Activations are contiguous f32 rows. Knows no model and no second device.
@@ -8,140 +8,25 @@ One function per op makes the file long.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.recording import Dispatch, Recording
+from vkbackend.opspec import OPS as OPS
+from vkbackend.opspec import floor_pow2, fold, record, rows_of
+from vkbackend.recording import Recording
 
 CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves
 MAX_HEAD = 576
-PUSH_NBYTES = 128
-
-
-@dataclass(frozen=True, slots=True)
-class OpSpec:
-    """The interface of one shader. `args` are storage bindings in order, "name:r" or "name:w"."""
-
-    name: str
-    args: tuple[str, ...]
-    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), behind one word offset per arg
-    consts: tuple[str, ...] = ("LOCAL",)  # specialization constants, ids 0, 1, ...
-    step: bool = False  # StepParams is one more, uniform binding behind the storage bindings
-
-    @property
-    def arg_names(self) -> tuple[str, ...]:
-        return tuple(arg.partition(":")[0] for arg in self.args)
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """Indices of the args the shader writes."""
-        return tuple(i for i, arg in enumerate(self.args) if arg.endswith(":w"))
-
-    def __post_init__(self) -> None:
-        assert 4 * (len(self.args) + len(self.push)) <= PUSH_NBYTES, (
-            f"{self.name}: push constants exceed 128 bytes"
-        )
-        assert len(self.args) <= 8 and self.consts[0] == "LOCAL", self
-
-
-def _spec(name: str, args: str, push: str, consts: str = "", step: bool = False) -> OpSpec:
-    fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
-    return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step)
-
-
-OPS: dict[str, OpSpec] = {
-    spec.name: spec
-    for spec in (
-        _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
-        _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W"),
-        _spec("mat_vec", "w:r x:r y:w", "k n n_rows y_stride", "TPR N"),
-        _spec("mat_mul", "w:r x:r y:w", "k n n_rows y_stride", "RN"),
-        _spec("rope", "x:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows", "HALF_SPLIT"),
-        _spec("kv_store", "x:r cells:r cache:w", "width n_rows blocks_per_slot", step=True),
-        _spec(
-            "attn_decode",
-            "q:r k:r v:r cells:r part:w",
-            "n_heads n_kv n_rows blocks_per_slot n_splits scale:f",
-            "HEAD_K HEAD_V",
-            step=True,
-        ),
-        _spec("attn_combine", "part:r y:w", "n_heads n_rows n_splits", "HEAD_V"),
-        _spec(
-            "attn_prefill",
-            "q:r k:r v:r cells:r y:w",
-            "n_heads n_kv n_rows blocks_per_slot scale:f",
-            "HEAD_K HEAD_V TQ",
-            step=True,
-        ),
-        _spec("silu_mul", "gate:r up:r y:w", "n"),
-        _spec("add", "a:r b:r y:w", "n"),
-        _spec(
-            "add_partials",
-            "residual:r own:r slots:r w:r h:w y:w",
-            "n n_rows n_slots own_index slot_stride writers eps:f",
-            "HAS_RESIDUAL HAS_NORM",
-        ),
-    )
-}
-
-
-# ---- helpers ----
-
-
-def fold(limits: Limits, count: int) -> tuple[int, int]:
-    """Workgroup counts in x and y that cover `count`, few enough for each axis."""
-    max_x = min(limits.max_groups[0], 65_535)
-    return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
-
-
-def _rows(view: View, width: int) -> int:
-    """Rows of `width` f32 elements in a view of any shape."""
-    total = math.prod(view.shape)
-    assert view.dtype == "f32" and total % width == 0, f"{view!r} is not f32 rows of {width}"
-    return total // width
-
-
-def _record(
-    rec: Recording,
-    op: str,
-    variant: str,
-    args: tuple[View, ...],
-    push: dict[str, int | float],
-    consts: dict[str, int],
-    groups: tuple[int, int, int],
-    step: View | None = None,
-    label: str = "",
-    flops: int = 0,
-) -> None:
-    spec = OPS[op]
-    assert tuple(push) == tuple(name for name, _ in spec.push), (op, tuple(push))
-    assert tuple(consts) == spec.consts and len(args) == len(spec.args), (op, tuple(consts))
-    assert (step is not None) == spec.step, op
-    rec.dispatch(
-        Dispatch(
-            op,
-            variant,
-            args,
-            spec.written,
-            tuple(push.items()),
-            tuple(consts.items()),
-            groups,
-            step,
-            label or op,
-            flops,
-        )
-    )
 
 
 def _elementwise(rec: Recording, limits: Limits, op: str, a: View, b: View, y: View, label: str) -> None:
     n = math.prod(y.shape)
-    assert _rows(a, 1) == _rows(b, 1) == _rows(y, 1) == n, (op, a.shape, b.shape, y.shape)
+    assert rows_of(a, 1) == rows_of(b, 1) == rows_of(y, 1) == n, (op, a.shape, b.shape, y.shape)
     groups = (*fold(limits, -(-n // 128)), 1)
-    _record(rec, op, "f32", (a, b, y), {"n": n}, {"LOCAL": 128}, groups, label=label, flops=n)
+    record(rec, op, "f32", (a, b, y), {"n": n}, {"LOCAL": 128}, groups, label=label, flops=n)
 
 
 # ---- rows in, rows out ----
@@ -164,7 +49,7 @@ def embed(
     A table that exceeds one binding comes in pieces, in order: w then holds the rows from `first` on.
     """
     n_vocab, n_embd = w.shape
-    n_rows = _rows(y, n_embd)
+    n_rows = rows_of(y, n_embd)
     push: dict[str, int | float] = {
         "n_embd": n_embd,
         "n_vocab": n_vocab,
@@ -173,7 +58,7 @@ def embed(
         "first": first,
     }
     groups = (*fold(limits, -(-n_embd // (4 * 64))), n_rows)
-    _record(rec, "embed", w.dtype, (w, y), push, {"LOCAL": 64}, groups, step, label)
+    record(rec, "embed", w.dtype, (w, y), push, {"LOCAL": 64}, groups, step, label)
 
 
 def rms_norm(
@@ -181,10 +66,10 @@ def rms_norm(
 ) -> None:
     """y = x / sqrt(mean(x^2) + eps) * w over the last axis of x; w [n] or None for no weight."""
     n = x.shape[-1]
-    n_rows = _rows(x, n)
-    assert _rows(y, n) == n_rows and (w is None or (w.shape == (n,) and w.dtype == "f32")), (x, w, y)
+    n_rows = rows_of(x, n)
+    assert rows_of(y, n) == n_rows and (w is None or (w.shape == (n,) and w.dtype == "f32")), (x, w, y)
     local = 32 if n <= 256 else 128
-    _record(
+    record(
         rec,
         "rms_norm",
         "f32",
@@ -201,7 +86,7 @@ def mat(
     rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
 ) -> None:
     """y[r, i] = sum over k of w[i, k] * x[r, k]: mat_vec for up to 8 rows of x, mat_mul above."""
-    op = mat_vec if _rows(x, w.shape[1]) <= MAX_VEC_ROWS else mat_mul
+    op = mat_vec if rows_of(x, w.shape[1]) <= MAX_VEC_ROWS else mat_mul
     op(rec, limits, w, x, y, y_stride=y_stride, label=label)
 
 
@@ -218,10 +103,10 @@ def mat_vec(
     if limits.is_cpu:  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
         local, tpr = 32, 1
     else:  # at least two rounds of 4 elements for each thread of a row
-        local, tpr = 128, min(64, max(4, _floor_pow2(k // 8)))
+        local, tpr = 128, min(64, max(4, floor_pow2(k // 8)))
     consts = {"LOCAL": local, "TPR": tpr, "N": n_rows}
     groups = (*fold(limits, -(-n // (local // tpr))), 1)
-    _record(rec, "mat_vec", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    record(rec, "mat_vec", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
 def mat_mul(
@@ -233,22 +118,23 @@ def mat_mul(
     rn = 2 if n_rows <= 16 else 4
     groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
     consts = {"LOCAL": 128, "RN": rn}
-    _record(rec, "mat_mul", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    record(rec, "mat_mul", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
 def _mat_push(
     limits: Limits, w: View, x: View, y: View, y_stride: int | None
 ) -> tuple[dict[str, int | float], int]:
     n, k = w.shape
-    n_rows = _rows(x, k)
+    n_rows = rows_of(x, k)
     y_stride = n if y_stride is None else y_stride
     assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by rows"
-    assert y_stride >= n and _rows(y, 1) >= (n_rows - 1) * y_stride + n, (w.shape, x.shape, y.shape, y_stride)
+    assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (
+        w.shape,
+        x.shape,
+        y.shape,
+        y_stride,
+    )
     return {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}, n_rows
-
-
-def _floor_pow2(value: int) -> int:
-    return 1 << (max(value, 1).bit_length() - 1)
 
 
 # ---- attention ----
@@ -264,8 +150,8 @@ def rope(
     n_rows, n_heads, head_dim = x.shape
     n_rot = 2 * cos_sin.shape[-2]
     assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (x.shape, cos_sin.shape)
-    assert _rows(y, head_dim) == n_rows * n_heads, (x.shape, y.shape)
-    _record(
+    assert rows_of(y, head_dim) == n_rows * n_heads, (x.shape, y.shape)
+    record(
         rec,
         "rope",
         "f32",
@@ -287,11 +173,11 @@ def kv_store(
     position p of slot s lives in cell cells[s, p / 32] * 32 + p % 32.
     """
     width = math.prod(cache.shape[1:])
-    n_rows = _rows(x, width)
+    n_rows = rows_of(x, width)
     assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
     push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
     groups = (*fold(limits, -(-width // 128)), n_rows)
-    _record(rec, "kv_store", cache.dtype, (x, cells, cache), push, {"LOCAL": 64}, groups, step, label)
+    record(rec, "kv_store", cache.dtype, (x, cells, cache), push, {"LOCAL": 64}, groups, step, label)
 
 
 def attn_splits(limits: Limits, n_rows: int, n_heads: int, blocks_per_slot: int) -> int:
@@ -311,18 +197,22 @@ def attn_decode(
     step: View,
     *,
     scale: float,
+    group: int | None = None,
+    q_first: int = 0,
     label: str = "",
 ) -> None:
     """Each row's heads attend to positions 0..pos of the row's slot; follow with attn_combine.
 
     q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], f16 or f32 each;
-    part f32 [n_rows, n_heads, n_splits, head_v + 2] holds (sum of p * v, max, sum of p) per split.
+    part f32 [n_rows, n_heads, n_splits, head_v + 2] holds (sum of p * v, max, sum of p) per split. Head h
+    reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv, another
+    serves a device whose q heads are not whole groups.
     """
     n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
-    push, head_k = _attn_push(q, k, v, cells, head_v)
+    push, head_k = _attn_push(q, k, v, cells, head_v, group, q_first)
     assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
     local = 32 if limits.is_cpu else 128  # a multiple of CELL_BLOCK
-    _record(
+    record(
         rec,
         "attn_decode",
         f"{k.dtype}-{v.dtype}",
@@ -339,11 +229,11 @@ def attn_decode(
 def attn_combine(rec: Recording, limits: Limits, part: View, y: View, *, label: str = "") -> None:
     """y [n_rows, n_heads, head_v] from the splits that attn_decode left in part."""
     n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
-    assert _rows(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
+    assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
     push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits}
     local = 32 if limits.is_cpu else 64
     groups = (n_heads, 1, n_rows)
-    _record(
+    record(
         rec, "attn_combine", "f32", (part, y), push, {"LOCAL": local, "HEAD_V": head_v}, groups, label=label
     )
 
@@ -359,18 +249,20 @@ def attn_prefill(
     step: View,
     *,
     scale: float,
+    group: int | None = None,
+    q_first: int = 0,
     label: str = "",
 ) -> None:
     """Causal attention of the step's runs; shapes as attn_decode, y [n_rows, n_heads, head_v]."""
     n_rows, n_heads, head_v = y.shape
-    push, head_k = _attn_push(q, k, v, cells, head_v)
+    push, head_k = _attn_push(q, k, v, cells, head_v, group, q_first)
     assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
     tq = (
         16 if head_k <= 128 else 8 if head_k <= 320 else 4
     )  # the q tile takes at most 10 KiB of shared memory
     n_tiles = -(-n_rows // tq) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
     local = 32 if limits.is_cpu else 128  # 1 to 4 times CELL_BLOCK
-    _record(
+    record(
         rec,
         "attn_prefill",
         f"{k.dtype}-{v.dtype}",
@@ -384,14 +276,20 @@ def attn_prefill(
     )
 
 
-def _attn_push(q: View, k: View, v: View, cells: View, head_v: int) -> tuple[dict[str, int | float], int]:
+def _attn_push(
+    q: View, k: View, v: View, cells: View, head_v: int, group: int | None, q_first: int
+) -> tuple[dict[str, int | float], int]:
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
-    assert n_heads % n_kv == 0 and math.prod(v.shape[1:]) == n_kv * head_v, (q.shape, k.shape, v.shape)
+    assert math.prod(k.shape[1:]) == n_kv * head_k and math.prod(v.shape[1:]) == n_kv * head_v, (k, v)
+    if group is None:
+        assert n_heads % n_kv == 0, f"{n_heads} q heads are not whole groups of {n_kv} kv heads"
+        group = n_heads // n_kv
+    assert 0 <= q_first < group and (q_first + n_heads - 1) // group < n_kv, (q_first, group, n_heads, n_kv)
     assert k.shape[0] == v.shape[0] and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, v, cells)
-    push: dict[str, int | float] = {"n_heads": n_heads, "n_kv": n_kv, "n_rows": n_rows}
-    return {**push, "blocks_per_slot": cells.shape[1]}, head_k
+    push: dict[str, int | float] = {"n_heads": n_heads, "n_kv": n_kv, "group": group, "q_first": q_first}
+    return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k
 
 
 # ---- elementwise and reduce tail ----
@@ -429,7 +327,7 @@ def add_partials(
     h may be residual.
     """
     n = h.shape[-1]
-    n_rows = _rows(h, n)
+    n_rows = rows_of(h, n)
     n_slots, slot_stride = slots.shape
     assert n_slots <= 32 and slot_stride >= n_rows * n and writers < 1 << n_slots, (
         slots.shape,
@@ -437,13 +335,13 @@ def add_partials(
         writers,
     )
     assert (w is None) == (y is None) and (own is None) == (own_index is None), (w, y, own, own_index)
-    assert all(other is None or _rows(other, n) == n_rows for other in (residual, own, y)), (
+    assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own, y)), (
         residual,
         own,
         h,
         y,
     )
-    _record(
+    record(
         rec,
         "add_partials",
         "f32",

@@ -124,7 +124,8 @@ def kv_store(
 
 def attn_decode(
     q: Array, k: Array, v: Array, cells: Array, part: Array, step: StepParams, *, n_heads: int, n_kv: int,
-    n_rows: int, blocks_per_slot: int, n_splits: int, scale: float, head_k: int, head_v: int, **_: Any,
+    group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, scale: float, head_k: int,
+    head_v: int, **_: Any,
 ) -> None:  # fmt: skip
     """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max)."""
     queries = _f64(q, n_rows, n_heads, head_k)
@@ -136,7 +137,7 @@ def attn_decode(
         for split in range(n_splits):
             own = at[split * per_split : (split + 1) * per_split]
             if len(own):
-                score, values = _scores(queries[row], k, v, own, n_kv, scale)
+                score, values = _scores(queries[row], k, v, own, n_kv, group, q_first, scale)
                 top = score.max(axis=1, keepdims=True)
                 prob = np.exp(score - top)
                 out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
@@ -159,26 +160,28 @@ def attn_combine(
 
 def attn_prefill(
     q: Array, k: Array, v: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_kv: int,
-    n_rows: int, blocks_per_slot: int, scale: float, head_k: int, head_v: int, **_: Any,
+    group: int, q_first: int, n_rows: int, blocks_per_slot: int, scale: float, head_k: int, head_v: int,
+    **_: Any,
 ) -> None:  # fmt: skip
     """y = softmax(scale * q k) v over positions 0..pos of each row's slot; zeros for rows of no run."""
     queries = _f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, head_v))
     for row in range(min(n_rows, step.n_rows)):
         at = _cells_of(step, row, cells, blocks_per_slot)
-        score, values = _scores(queries[row], k, v, at, n_kv, scale)
+        score, values = _scores(queries[row], k, v, at, n_kv, group, q_first, scale)
         prob = np.exp(score - score.max(axis=1, keepdims=True))
         out[row] = np.einsum("hj,jhd->hd", prob / prob.sum(axis=1, keepdims=True), values)
     y.reshape(out.shape)[:] = out
 
 
-def _scores(query: Array, k: Array, v: Array, at: Array, n_kv: int, scale: float) -> tuple[Array, Array]:
+def _scores(
+    query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float
+) -> tuple[Array, Array]:
     """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of one row's query over the cells `at`."""
-    n_heads = len(query)
+    kv_head = (q_first + np.arange(len(query))) // group
 
     def heads(cache: Array) -> Array:
-        rows = cache.reshape(cache.shape[0], n_kv, -1)[at].astype(np.float64)
-        return np.repeat(rows, n_heads // n_kv, axis=1)
+        return cache.reshape(cache.shape[0], n_kv, -1)[at].astype(np.float64)[:, kv_head]
 
     return scale * np.einsum("hd,jhd->hj", query, heads(k)), heads(v)
 

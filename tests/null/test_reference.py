@@ -109,12 +109,13 @@ def test_kv_store(dtype: type) -> None:
             assert np.isnan(cache[at]).all(), at
 
 
-def attention_by_scalars(q: np.ndarray, k: np.ndarray, v: np.ndarray, n_kv: int, scale: float) -> np.ndarray:
+def attention_by_scalars(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, n_kv: int, kv_heads: list[int], scale: float
+) -> np.ndarray:
     """One row: q [heads, head_k], k [keys, n_kv * head_k], v [keys, n_kv * head_v]."""
     n_heads, head_k, head_v = len(q), q.shape[1], v.shape[1] // n_kv
     out = np.zeros((n_heads, head_v))
-    for h in range(n_heads):
-        g = h * n_kv // n_heads
+    for h, g in enumerate(kv_heads):
         scores = [
             scale * float(q[h].astype(float) @ row[g * head_k : (g + 1) * head_k]) for row in k.astype(float)
         ]
@@ -124,10 +125,11 @@ def attention_by_scalars(q: np.ndarray, k: np.ndarray, v: np.ndarray, n_kv: int,
     return out
 
 
+@pytest.mark.parametrize(("q_first", "kv_heads"), [(0, [0, 0, 1, 1]), (1, [0, 1, 1])])
 @pytest.mark.parametrize("n_splits", [1, 2, 3])
-def test_attention(n_splits: int) -> None:
+def test_attention(n_splits: int, q_first: int, kv_heads: list[int]) -> None:
     """Prefill, and decode joined over its splits, of rows in two slots; no key of a later position counts."""
-    heads, n_kv, head_k, head_v, rows = 4, 2, 8, 16, 6
+    heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)
     q = f32(rows, heads, head_k, span=2)
@@ -135,6 +137,8 @@ def test_attention(n_splits: int) -> None:
     common = {"n_heads": heads, "n_rows": rows}
     kv: dict[str, Any] = {
         "n_kv": n_kv,
+        "group": 2,
+        "q_first": q_first,
         "blocks_per_slot": 2,
         "scale": 0.3,
         "head_k": head_k,
@@ -149,7 +153,7 @@ def test_attention(n_splits: int) -> None:
     for run in runs:
         for i in range(run.n_rows):
             row, at = run.first_row + i, [cell(run.slot, p) for p in range(run.first_pos + i + 1)]
-            want = attention_by_scalars(q[row], k[at], v[at], n_kv, 0.3)
+            want = attention_by_scalars(q[row], k[at], v[at], n_kv, kv_heads, 0.3)
             np.testing.assert_allclose(prefill[row], want, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(decode[row], want, rtol=1e-5, atol=1e-6)
     assert not prefill[5:].any() and not decode[5:].any()

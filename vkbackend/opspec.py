@@ -1,0 +1,135 @@
+"""What each shader is called with, as data (`OPS`), and what the op functions record a dispatch of it with.
+
+The table is the single place that says which storage bindings, push constants and specialization constants a
+shader has; sources, twins and cases are tested against it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vkbackend.buffer import View
+from vkbackend.limits import Limits
+from vkbackend.recording import Dispatch, Recording
+
+PUSH_NBYTES = 128  # what every Vulkan device has
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """The interface of one shader. `args` are storage bindings in order, "name:r" or "name:w"."""
+
+    name: str
+    args: tuple[str, ...]
+    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), behind one word offset per arg
+    consts: tuple[str, ...] = ("LOCAL",)  # specialization constants, ids 0, 1, ...
+    step: bool = False  # StepParams is one more, uniform binding behind the storage bindings
+
+    @property
+    def arg_names(self) -> tuple[str, ...]:
+        return tuple(arg.partition(":")[0] for arg in self.args)
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Indices of the args the shader writes."""
+        return tuple(i for i, arg in enumerate(self.args) if arg.endswith(":w"))
+
+    def __post_init__(self) -> None:
+        assert 4 * (len(self.args) + len(self.push)) <= PUSH_NBYTES, (
+            f"{self.name}: push constants exceed 128 bytes"
+        )
+        assert len(self.args) <= 8 and self.consts[0] == "LOCAL", self
+
+
+def _spec(name: str, args: str, push: str, consts: str = "", step: bool = False) -> OpSpec:
+    fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
+    return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step)
+
+
+OPS: dict[str, OpSpec] = {
+    spec.name: spec
+    for spec in (
+        _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
+        _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W"),
+        _spec("mat_vec", "w:r x:r y:w", "k n n_rows y_stride", "TPR N"),
+        _spec("mat_mul", "w:r x:r y:w", "k n n_rows y_stride", "RN"),
+        _spec("rope", "x:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows", "HALF_SPLIT"),
+        _spec("kv_store", "x:r cells:r cache:w", "width n_rows blocks_per_slot", step=True),
+        _spec(
+            "attn_decode",
+            "q:r k:r v:r cells:r part:w",
+            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits scale:f",
+            "HEAD_K HEAD_V",
+            step=True,
+        ),
+        _spec("attn_combine", "part:r y:w", "n_heads n_rows n_splits", "HEAD_V"),
+        _spec(
+            "attn_prefill",
+            "q:r k:r v:r cells:r y:w",
+            "n_heads n_kv group q_first n_rows blocks_per_slot scale:f",
+            "HEAD_K HEAD_V TQ",
+            step=True,
+        ),
+        _spec("silu_mul", "gate:r up:r y:w", "n"),
+        _spec("add", "a:r b:r y:w", "n"),
+        _spec(
+            "add_partials",
+            "residual:r own:r slots:r w:r h:w y:w",
+            "n n_rows n_slots own_index slot_stride writers eps:f",
+            "HAS_RESIDUAL HAS_NORM",
+        ),
+    )
+}
+
+
+# ---- helpers ----
+
+
+def fold(limits: Limits, count: int) -> tuple[int, int]:
+    """Workgroup counts in x and y that cover `count`, few enough for each axis."""
+    max_x = min(limits.max_groups[0], 65_535)
+    return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
+
+
+def rows_of(view: View, width: int) -> int:
+    """Rows of `width` f32 elements in a view of any shape."""
+    total = math.prod(view.shape)
+    assert view.dtype == "f32" and total % width == 0, f"{view!r} is not f32 rows of {width}"
+    return total // width
+
+
+def record(
+    rec: Recording,
+    op: str,
+    variant: str,
+    args: tuple[View, ...],
+    push: dict[str, int | float],
+    consts: dict[str, int],
+    groups: tuple[int, int, int],
+    step: View | None = None,
+    label: str = "",
+    flops: int = 0,
+) -> None:
+    spec = OPS[op]
+    assert tuple(push) == tuple(name for name, _ in spec.push), (op, tuple(push))
+    assert tuple(consts) == spec.consts and len(args) == len(spec.args), (op, tuple(consts))
+    assert (step is not None) == spec.step, op
+    rec.dispatch(
+        Dispatch(
+            op,
+            variant,
+            args,
+            spec.written,
+            tuple(push.items()),
+            tuple(consts.items()),
+            groups,
+            step,
+            label or op,
+            flops,
+        )
+    )
+
+
+def floor_pow2(value: int) -> int:
+    return 1 << (max(value, 1).bit_length() - 1)
