@@ -5,17 +5,16 @@ Never a full host copy: a slice is a strided view of the file's bytes, copied on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.memory import ALIGN, HostPages, allocate
-from vkbackend.meta.split import Kind, State
+from vkbackend.memory import HostPages, allocate
+from vkbackend.meta.slices import Load, expert_pieces, expert_slices, piece_nbytes, piece_shapes, slice_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
@@ -30,80 +29,29 @@ class Source(Protocol):
         """uint8 bytes of a tensor, not copied."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One weight to load: where it comes from, its type and shape, and how it lies on the devices.
-
-    `host` places it in pinned host memory that every device reads (embedding tables).
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    state: State
-    host: bool = False
-
-
-def slice_of(load: Load, device: int) -> tuple[slice, slice]:
-    """(rows, columns) that `device` holds, in elements; a vector counts as one row."""
-    n_rows, n_columns = (1, *load.shape)[-2:]
-    if load.state.kind is not Kind.SPLIT:
-        return slice(0, n_rows), slice(0, n_columns)
-    begin, end = load.state.ranges[device]
-    if load.state.axis == len(load.shape) - 2:
-        return slice(begin, end), slice(0, n_columns)
-    block = block_of(load.dtype)[0]
-    if begin % block or end % block:
-        raise PlanError(f"{load.name}: columns {begin}:{end} cut {load.dtype} blocks of {block}")
-    return slice(0, n_rows), slice(begin, end)
-
-
-def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first local row, shape) of the pieces of a device's slice: none exceeds what one binding may span."""
-    rows, cols = slice_of(load, device)
-    n_rows, n_cols = rows.stop - rows.start, cols.stop - cols.start
-    if not n_rows or not n_cols:
-        return []
-    if len(load.shape) == 1:
-        return [(0, (n_cols,))]
-    per_piece = max_range // row_nbytes(load.dtype, n_cols)
-    if not per_piece:
-        raise PlanError(
-            f"{load.name}: a row of {n_cols} {load.dtype} exceeds one binding of {max_range} bytes"
-        )
-    return [(at, (min(per_piece, n_rows - at), n_cols)) for at in range(0, n_rows, per_piece)]
-
-
-def piece_nbytes(device: Device) -> int:
-    """The largest piece: one binding spans it from any word on, and one allocation takes it.
-
-    A binding begins at an aligned offset, so up to ALIGN bytes of it may lie before the piece.
-    """
-    return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN
-
-
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
 ) -> tuple[dict[str, Weight], list[HostPages]]:
     """Allocate and fill every weight; returns them by name, and the host pages that must outlive them."""
-    shapes = {
-        (load.name, d): piece_shapes(load, d, piece_nbytes(device))
+    weights = {
+        load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
         for load in loads
-        for d, device in enumerate(devices)
     }
-    weights: dict[str, Weight] = {}
     pages: list[HostPages] = []
-    for load in loads:
-        weights[load.name] = Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
+    own = [load for load in loads if not load.shared]
     for d, device in enumerate(devices):
-        wanted = [
-            (load, first, shape) for load in loads if not load.host for first, shape in shapes[load.name, d]
-        ]
-        views = allocate(device, [(shape, load.dtype) for load, _, shape in wanted], Home.WEIGHTS, "weights")
-        for (load, first, _), view in zip(wanted, views, strict=True):
-            weights[load.name].pieces[d].append((first, view))
+        for home in (Home.WEIGHTS, Home.HOST):
+            wanted = [
+                (load, first, shape)
+                for load in own
+                if load.home is home
+                for first, shape in piece_shapes(load, d, piece_nbytes(device))
+            ]
+            views = allocate(device, [(shape, load.dtype) for load, _, shape in wanted], home, home.value)
+            for (load, first, _), view in zip(wanted, views, strict=True):
+                weights[load.name].pieces[d].append((first, view))
     total = sum(view.nbytes for w in weights.values() for pieces in w.pieces for _, view in pieces)
-    total += sum(source.data(load.name).nbytes for load in loads if load.host)
+    total += sum(source.data(load.name).nbytes for load in loads if load.shared)
     done = 0
 
     def advance(nbytes: int) -> None:
@@ -114,12 +62,15 @@ def load_weights(
 
     for load in loads:
         raw = source.data(load.name)
-        if load.host:
-            pages += _load_host(devices, load, weights[load.name], raw)
+        if load.shared:
+            pages += _load_shared(devices, load, weights[load.name], raw)
             advance(raw.nbytes)
             continue
         for d, device in enumerate(devices):
-            _fill(device, load, d, weights[load.name].pieces[d], raw, advance)
+            if len(load.shape) == 3:
+                _fill_experts(device, load, d, weights[load.name], raw, advance)
+            else:
+                _fill(device, load, d, weights[load.name].pieces[d], raw, advance)
     return weights, pages
 
 
@@ -147,7 +98,54 @@ def _fill(
             advance(part.nbytes)
 
 
-def _load_host(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
+def _fill_experts(
+    device: Device, load: Load, d: int, weight: Weight, raw: np.ndarray, advance: Callable[[int], None]
+) -> None:
+    """Each expert's slice behind the one before, and per piece the prefix sums of the FFN columns held."""
+    elements, nbytes = block_of(load.dtype)
+    stored = raw.reshape(*load.shape[:2], -1)
+    slices = expert_slices(load, d)
+    by_columns = load.state.axis == 2
+
+    def matrices(first: int, count: int) -> Iterator[np.ndarray]:
+        for e in range(first, first + count):
+            rows, cols = slices[e]
+            yield stored[e, rows, cols.start // elements * nbytes : cols.stop // elements * nbytes].reshape(
+                -1
+            )
+
+    for (first, count, _), (_, view) in zip(
+        expert_pieces(load, d, piece_nbytes(device)), weight.pieces[d], strict=True
+    ):
+        offset = view.offset
+        for part in _words(matrices(first, count)):
+            device.write(View(view.buffer, offset, (-(-part.nbytes // 4),)), part)
+            offset += part.nbytes
+            advance(part.nbytes)
+        columns = [cut[by_columns] for cut in slices[first : first + count]]
+        held = [cut.stop - cut.start for cut in columns]
+        starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
+        table = View(
+            device.buffer(starts.nbytes, Home.WEIGHTS, f"{load.name} starts"), 0, starts.shape, "u32"
+        )
+        device.write(table, starts)
+        weight.starts.setdefault(d, []).append(table)
+
+
+def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same bytes in runs that are whole words but for the last, so that each begins on a word."""
+    rest = np.empty(0, np.uint8)
+    for part in parts:
+        joined = np.concatenate([rest, part]) if rest.size else part
+        whole = joined.size // 4 * 4
+        if whole:
+            yield joined[:whole]
+        rest = joined[whole:]
+    if rest.size:
+        yield rest
+
+
+def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
     """One copy in pinned pages that all devices read; a device that cannot import them gets a host-visible
     copy."""
     align = max([4096, *(d.info.limits["host_import_align"] for d in devices if hasattr(d, "info"))])
@@ -158,9 +156,12 @@ def _load_host(devices: Sequence[Device], load: Load, weight: Weight, raw: np.nd
             buffer: Buffer = device.import_pages(pages, load.name)
             imported = True
         except (UnsupportedFeature, OutOfDeviceMemory):
-            buffer = device.buffer(raw.nbytes, Home.STAGING, load.name)
+            buffer = device.buffer(raw.nbytes, Home.HOST, load.name)
             np.asarray(buffer.host)[: raw.nbytes] = raw
             device.flush(buffer)
+        if len(load.shape) == 1:
+            weight.pieces[d].append((0, View(buffer, 0, load.shape, load.dtype)))
+            continue
         # Pieces begin on whole rows and on words: 4 rows of any format are a multiple of 4 bytes.
         row_bytes = row_nbytes(load.dtype, load.shape[1])
         step = max(4, piece_nbytes(device) // row_bytes // 4 * 4)

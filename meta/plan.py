@@ -18,8 +18,8 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, scaled, 
 class Role:
     """What a weight's slices follow: `axis` (0 rows, 1 columns) of `dim`, or nothing (mirrored).
 
-    `dim` names a dimension of the plan: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of a
-    stack of experts [n_expert, n_out, n_in].
+    `dim` names a dimension of the plan: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN
+    columns of a stack of experts [n_expert, n_out, n_in].
     """
 
     dim: str = ""

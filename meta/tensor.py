@@ -28,6 +28,8 @@ class Weight:
     """A matrix [n_out, n_in] or vector [n]: per device its slice, as (first local row, view) pieces.
 
     A slice has several pieces where one storage binding cannot span it, and none where the share is empty.
+    Pieces of a stack of experts count experts instead of rows; `starts` then has, per device and piece,
+    the prefix sums of the FFN columns that each of its experts has there (u32 [experts + 1]).
     """
 
     name: str
@@ -35,6 +37,7 @@ class Weight:
     dtype: str
     state: State
     pieces: list[list[tuple[int, View]]]
+    starts: dict[int, list[View]] = field(default_factory=dict)
 
     def whole(self, device: int) -> View:
         """The one piece of a weight that is never cut (norms, caches)."""

@@ -160,7 +160,7 @@ class Runner:
 
     def _as_load(self, spec: WeightSpec, types: dict[str, str]) -> Load:
         state = self._plan_of(spec).state(spec.role, spec.shape, spec.name)
-        return Load(spec.name, spec.shape, types[spec.name], state, spec.host)
+        return Load(spec.name, spec.shape, types[spec.name], state, Home.HOST if spec.host else Home.WEIGHTS)
 
     def _check_budget(self, loads: Sequence[Load], type_k: str, type_v: str) -> None:
         """Refuse before loading what cannot fit: weights and caches against the heap, per physical device."""
@@ -174,7 +174,7 @@ class Runner:
             weights = sum(
                 int(np.prod(shape[:-1])) * row_nbytes(load.dtype, shape[-1])
                 for load in loads
-                if not load.host
+                if not load.shared
                 for _, shape in piece_shapes(load, d, device.limits.max_storage_range)
             )
             kv = 0

@@ -13,6 +13,7 @@ from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vkbackend.buffer import Home
 from vkbackend.errors import PlanError
 from vkbackend.executors import NumpyDevice, array_of
 from vkbackend.formats import block_of, dequantize
@@ -207,7 +208,7 @@ def test_host_tables_are_whole_on_every_device(case: tuple[Load, int, int]) -> N
     limits = Limits(max_storage_range=max_range + 4 * row)
     devices = [NumpyDevice(f"numpy.{d}", limits) for d in range(n_devices)]
     raw = stored(load)
-    weights, pages = load_weights(devices, [replace(load, state=MIRRORED, host=True)], Bytes(w=raw))
+    weights, pages = load_weights(devices, [replace(load, state=MIRRORED, home=Home.HOST)], Bytes(w=raw))
     assert len(pages) == 1 and pages[0].bytes[: raw.size].tobytes() == raw.tobytes()
     for pieces in weights["w"].pieces:
         # A binding begins at an aligned offset, so up to 252 bytes before the piece count as well.

@@ -1,0 +1,112 @@
+"""Which part of a weight each device holds, and in which pieces: sizes only, nothing is allocated or
+copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vkbackend.buffer import Home
+from vkbackend.errors import PlanError
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.memory import ALIGN
+from vkbackend.meta.split import MIRRORED, Kind, State
+from vkbackend.runtime import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One weight to load: where it comes from, its type and shape, and how it lies on the devices.
+
+    `home` is Home.WEIGHTS, or Home.HOST for pinned host memory: a mirrored tensor then is one copy that
+    every device reads (embedding tables), a split one stays split, each device reading its own slice.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    state: State
+    home: Home = Home.WEIGHTS
+
+    @property
+    def shared(self) -> bool:
+        """One copy for all devices."""
+        return self.home is Home.HOST and self.state.kind is not Kind.SPLIT
+
+
+def expert_slices(load: Load, device: int) -> list[tuple[slice, slice]]:
+    """(rows, columns) of each expert of a stack [n_expert, n_out, n_in] that `device` holds, in elements."""
+    experts = load.state.experts or (load.state.ranges,) * load.shape[0]
+    slices = []
+    for ranges in experts:
+        one = Load(load.name, load.shape[1:], load.dtype, State(Kind.SPLIT, load.state.axis - 1, ranges))
+        slices.append(
+            slice_of(one if load.state.kind is Kind.SPLIT else replace(one, state=MIRRORED), device)
+        )
+    return slices
+
+
+def slice_of(load: Load, device: int) -> tuple[slice, slice]:
+    """(rows, columns) that `device` holds, in elements; a vector counts as one row."""
+    n_rows, n_columns = (1, *load.shape)[-2:]
+    if load.state.kind is not Kind.SPLIT:
+        return slice(0, n_rows), slice(0, n_columns)
+    begin, end = load.state.ranges[device]
+    if load.state.axis == len(load.shape) - 2:
+        return slice(begin, end), slice(0, n_columns)
+    block = block_of(load.dtype)[0]
+    if begin % block or end % block:
+        raise PlanError(f"{load.name}: columns {begin}:{end} cut {load.dtype} blocks of {block}")
+    return slice(0, n_rows), slice(begin, end)
+
+
+def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
+    """(first local row, shape) of the pieces of a device's slice: none exceeds what one binding may span."""
+    if len(load.shape) == 3:
+        return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
+    rows, cols = slice_of(load, device)
+    n_rows, n_cols = rows.stop - rows.start, cols.stop - cols.start
+    if not n_rows or not n_cols:
+        return []
+    if len(load.shape) == 1:
+        return [(0, (n_cols,))]
+    per_piece = max_range // row_nbytes(load.dtype, n_cols)
+    if not per_piece:
+        raise PlanError(
+            f"{load.name}: a row of {n_cols} {load.dtype} exceeds one binding of {max_range} bytes"
+        )
+    return [(at, (min(per_piece, n_rows - at), n_cols)) for at in range(0, n_rows, per_piece)]
+
+
+def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(first expert, experts, shape) of the pieces of a stack: whole experts one behind another.
+
+    Cut by rows a piece is [rows of all its experts, n_in], cut by columns a flat run of [n_out, columns]
+    matrices.
+    """
+    slices = expert_slices(load, device)
+    sizes = [(r.stop - r.start) * (c.stop - c.start) for r, c in slices]
+    if not sum(sizes):
+        return []
+    elements, nbytes = block_of(load.dtype)
+    if max(sizes) // elements * nbytes > max_range:
+        raise PlanError(f"{load.name}: one expert exceeds one binding of {max_range} bytes")
+    by_columns = load.state.kind is Kind.SPLIT and load.state.axis == 2
+    pieces: list[tuple[int, int, tuple[int, ...]]] = []
+    first = 0
+    while first < len(sizes):
+        count, total = 0, 0
+        while first + count < len(sizes) and (total + sizes[first + count]) // elements * nbytes <= max_range:
+            total += sizes[first + count]
+            count += 1
+        shape = (total,) if by_columns else (total // load.shape[2], load.shape[2])
+        pieces.append((first, count, shape))
+        first += count
+    return pieces
+
+
+def piece_nbytes(device: Device) -> int:
+    """The largest piece: one binding spans it from any word on, and one allocation takes it.
+
+    A binding begins at an aligned offset, so up to ALIGN bytes of it may lie before the piece.
+    """
+    return min(device.limits.max_storage_range, device.limits.max_allocation_nbytes) - ALIGN
