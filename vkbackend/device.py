@@ -12,7 +12,7 @@ import numpy as np
 from vkbackend import env
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
-from vkbackend.instance import DeviceInfo, compute_family, extensions_of, feature_structs
+from vkbackend.instance import DeviceInfo, compute_family, extensions_of, feature_structs, instance
 from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
 from vkbackend.program import Programs
@@ -78,7 +78,6 @@ class VulkanDevice(Device):
     def _create(self) -> None:
         present = extensions_of(self.info.physical)
         wanted = [name for name in _EXTENSIONS if name in present]
-        api = API_1_2 if tuple(map(int, self.info.api.split(".")[:2])) >= (1, 2) else 0
         head = None
         for name, (struct, fields) in feature_structs(self._api_version(), present).items():
             for ours, theirs in fields.items():
@@ -102,7 +101,7 @@ class VulkanDevice(Device):
         handle = ffi.new("VkDevice *")
         self.check(lib.vkCreateDevice(self.info.physical, create, NULL, handle), "vkCreateDevice")
         self.vk = handle[0]
-        self._suffix = "" if api else "KHR"
+        self._suffix = "" if self._api_version() >= API_1_2 else "KHR"
         queue = ffi.new("VkQueue *")
         lib.vkGetDeviceQueue(self.vk, self.family, 0, queue)
         self.vk_queue = queue[0]
@@ -118,8 +117,9 @@ class VulkanDevice(Device):
         ]
 
     def _api_version(self) -> int:
+        """What both the device and the loader speak."""
         major, minor, patch = map(int, self.info.api.split("."))
-        return major << 22 | minor << 12 | patch
+        return min(major << 22 | minor << 12 | patch, instance().version)
 
     def check(self, result: int, what: str) -> None:
         """Raise the typed error of a failed call, naming this device; remembers a lost device."""

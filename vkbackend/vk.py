@@ -87,18 +87,6 @@ def new(struct: str, chain: Any = None, **fields: Any) -> Any:
     return pointer
 
 
-def array(ctype: str, items: Any) -> Any:
-    """A C array of `items`; struct pointers are copied by value (their pointers stay owned by the
-    originals)."""
-    items = list(items)
-    values = ffi.new(f"{ctype}[]", len(items))
-    by_value = ffi.typeof(ctype).kind == "struct"
-    for i, item in enumerate(items):
-        values[i] = item[0] if by_value else item
-    _keep_alive[values] = items
-    return values
-
-
 def string(chars: Any) -> str:
     """Python text of a char array or pointer; bytes that are not UTF-8 are replaced."""
     return bytes(ffi.string(chars)).decode("utf-8", "replace")
@@ -107,7 +95,9 @@ def string(chars: Any) -> str:
 def strings(names: list[str]) -> Any:
     """A `const char * []` of `names`."""
     owned = [ffi.new("char[]", name.encode()) for name in names]
-    return array("const char *", owned)
+    pointers = ffi.new("const char *[]", owned)
+    _keep_alive[pointers] = owned
+    return pointers
 
 
 def enumerate_all(call: Any, ctype: str, *args: Any, what: str) -> list[Any]:
