@@ -1,4 +1,4 @@
-"""A model traced and run on numpy devices: exchanges, hazards, lazy sums, any number of devices, any shares."""
+"""A model traced and run on numpy devices: exchanges, hazards, lazy sums, any device count and shares."""
 
 from __future__ import annotations
 
