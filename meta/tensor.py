@@ -73,12 +73,6 @@ class Tensor:
         assert view is not None, f"device {device} holds nothing of a tensor that is {self.state}"
         return view
 
-    def widths(self) -> list[int]:
-        """Columns that each device holds."""
-        if self.state.kind is Kind.SPLIT:
-            return [end - begin for begin, end in self.state.ranges]
-        return [self.width if view is not None else 0 for view in self.views]
-
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
