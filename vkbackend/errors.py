@@ -43,3 +43,7 @@ class Timeout(VkbackendError):
 
 class PlanError(VkbackendError):
     """No plan exists: split states without a rule, or shares that cannot be satisfied."""
+
+
+class StateError(VkbackendError):
+    """A saved state is missing, truncated or malformed, or belongs to another model, cache or sequence."""

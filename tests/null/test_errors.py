@@ -61,7 +61,7 @@ def test_unknown_results_and_success(vk: Any) -> None:
 
 def test_every_public_error_is_a_vkbackend_error() -> None:
     public = [value for value in vars(errors).values() if isinstance(value, type)]
-    assert len(public) == 9 and all(issubclass(value, VkbackendError) for value in public)
+    assert len(public) == 10 and all(issubclass(value, VkbackendError) for value in public)
     assert issubclass(errors.InvalidArgument, ValueError)
 
 

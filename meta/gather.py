@@ -1,0 +1,114 @@
+"""The inverse of slice-on-load: tensors rejoined from the devices' slices, and rows put back into them.
+
+Everything is driven by `extents`, the one place that knows where a device keeps which bytes of a tensor. Works
+in pieces of a few MiB; nothing may be running on the devices meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.buffer import View
+from vkbackend.errors import PlanError
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.meta.load import Load, slice_of
+from vkbackend.meta.tensor import Weight
+from vkbackend.runtime import Device
+
+PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once; as large as a device's upload staging
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A rectangle of a stored tensor, seen as a matrix of bytes [n_rows, row bytes]: rows begin:end, bytes
+    begin:end of each. On the device they lie one row behind another from the start of `view`.
+    """
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    view: View
+
+
+def matrix_of(weight: Weight) -> tuple[int, int]:
+    """(rows, bytes per row) of a tensor as stored; a vector is one row."""
+    return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
+
+
+def extents(weight: Weight, device: int) -> list[Extent]:
+    """What `device` holds of `weight`; nothing where its share is empty. Extents of devices may overlap."""
+    rows, columns = slice_of(Load(weight.name, weight.shape, weight.dtype, weight.state), device)
+    elements, nbytes = block_of(weight.dtype)
+    own = columns.start // elements * nbytes, columns.stop // elements * nbytes
+    held = []
+    for first, view in weight.pieces[device]:
+        begin = rows.start + first
+        held.append(Extent((begin, begin + math.prod(view.shape[:-1])), own, view))
+    return held
+
+
+def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int) -> np.ndarray:
+    """Rows begin..end as stored: uint8 [end - begin, row bytes]. What several devices hold is taken from the
+    first. Raises PlanError where no device holds a byte of it.
+    """
+    out = np.empty((end - begin, matrix_of(weight)[1]), np.uint8)
+    missing = np.ones(out.shape, bool)
+    for d, device in enumerate(devices):
+        for extent in extents(weight, d):
+            low, high = max(begin, extent.rows[0]), min(end, extent.rows[1])
+            window = slice(low - begin, max(low, high) - begin), slice(*extent.columns)
+            if missing[window].any():
+                wide = extent.columns[1] - extent.columns[0]
+                at, n = (low - extent.rows[0]) * wide, (high - low) * wide
+                part = _read(device, extent.view, at, n).reshape(high - low, wide)
+                np.copyto(out[window], part, where=missing[window])
+                missing[window] = False
+    if missing.any():
+        raise PlanError(f"no device holds all of rows {begin}:{end} of {weight.name}, {weight.state}")
+    return out
+
+
+def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np.ndarray) -> None:
+    """Write rows from `begin` on, `data` uint8 [n, row bytes] as stored, to every device that holds a part of
+    them.
+    """
+    end = begin + len(data)
+    for d, device in enumerate(devices):
+        for extent in extents(weight, d):
+            low, high = max(begin, extent.rows[0]), min(end, extent.rows[1])
+            wide = extent.columns[1] - extent.columns[0]
+            if low < high and wide:
+                part = data[low - begin : high - begin, slice(*extent.columns)]
+                _write(device, extent.view, (low - extent.rows[0]) * wide, part)
+
+
+def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
+    """The whole tensor, in pieces of consecutive rows as `gather_rows` returns them."""
+    n_rows, row_bytes = matrix_of(weight)
+    step = max(1, PIECE_NBYTES // row_bytes)
+    for begin in range(0, n_rows, step):
+        yield gather_rows(devices, weight, begin, min(begin + step, n_rows))
+
+
+def gather(devices: Sequence[Device], weight: Weight) -> np.ndarray:
+    """The whole tensor as stored in a file: uint8 [bytes]."""
+    return np.concatenate([piece.reshape(-1) for piece in stream(devices, weight)])
+
+
+# ---- bytes from and to any address: views begin on whole words ----
+
+
+def _read(device: Device, view: View, at: int, nbytes: int) -> np.ndarray:
+    lead = at % 4
+    words = -(-(lead + nbytes) // 4)
+    return device.read(View(view.buffer, view.offset + at - lead, (words,), "u32"))[lead : lead + nbytes]
+
+
+def _write(device: Device, view: View, at: int, data: np.ndarray) -> None:
+    if lead := at % 4:
+        data = np.concatenate([_read(device, view, at - lead, lead), data.reshape(-1)])
+    target = View(view.buffer, view.offset + at - lead, (-(-data.nbytes // 4),), "u32")
+    device.write(target, np.ascontiguousarray(data))

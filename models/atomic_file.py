@@ -1,0 +1,36 @@
+"""Writing a file so that its name always stands for a whole one: the old until the new is complete."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vkbackend.errors import VkbackendError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iterator[Path]:
+    """Yields the name of a new file in the folder of `path`, which takes its place when the block ends well.
+
+    When it does not, `path` is as before and nothing is left over. Raises `error` for what the system refuses.
+    """
+    target = Path(os.path.realpath(path))
+    part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
+    if target.exists() and not target.is_file():
+        raise error(f"{path}: is not a regular file and cannot be replaced by one; give another name")
+    try:
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        yield part
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except OSError as cause:
+        raise error(
+            f"{path}: cannot be written: {cause.strerror or cause}; give a name in a folder with space"
+        ) from None
+    finally:
+        with suppress(OSError):
+            os.unlink(part)  # still there only where something failed
