@@ -52,9 +52,9 @@ TRAITS = {
     "brave": "bravest",
     "clever": "cleverest",
     "gentle": "gentlest",
-    "cheerful": "most cheerful",
-    "patient": "most patient",
-    "thoughtful": "most thoughtful",
+    "wise": "wisest",
+    "merry": "merriest",
+    "bold": "boldest",
 }
 HOMES = """
 a white house by the sea
