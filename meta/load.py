@@ -148,7 +148,7 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
     """One copy in pinned pages that all devices read; a device that cannot import them gets a host-visible
     copy."""
-    align = max([4096, *(d.info.limits["host_import_align"] for d in devices if hasattr(d, "info"))])
+    align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     pages.bytes[: raw.nbytes] = raw
     for d, device in enumerate(devices):

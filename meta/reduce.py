@@ -51,7 +51,7 @@ class ImportedPages(Provider):
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
         self._devices, self._slot = devices, aligned(slot_nbytes)
-        align = max([4096, *(d.info.limits["host_import_align"] for d in devices if hasattr(d, "info"))])
+        align = max(device.limits.host_import_align for device in devices)
         self.pages = HostPages(2 * len(devices) * self._slot, align)
         self._buffers: list[Buffer] = []
         try:

@@ -64,10 +64,13 @@ class VulkanDevice(Device):
         self._upload: Buffer | None = None
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
         self._create()
-        floor = Limits.floor()
-        self.limits = limits_of(info)
+        self.limits = have = limits_of(info)
         if env.floor():
-            self.limits = replace(floor, max_allocation_nbytes=self.limits.max_allocation_nbytes)
+            self.limits = replace(
+                Limits.floor(),
+                max_allocation_nbytes=have.max_allocation_nbytes,
+                host_import_align=have.host_import_align,
+            )
         self.programs = Programs(self)
         self.queue = (TimelineQueue if self.features.get("timeline") else FenceQueue)(self)
         env.log(
@@ -442,6 +445,7 @@ def limits_of(info: DeviceInfo) -> Limits:
         uniform_align=have["uniform_align"],
         max_storage_range=have["max_storage_range"],
         max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
+        host_import_align=max(have["host_import_align"], 4096),
         subgroup_size=have["subgroup_size"],
         is_cpu=info.is_cpu,
     )

@@ -42,7 +42,7 @@ def validation() -> bool:
 def timeout_s() -> int:
     """VKBACKEND_TIMEOUT: seconds without progress after which a wait on a device is given up (default
     120)."""
-    return max(1, _integer("VKBACKEND_TIMEOUT", 120))
+    return min(max(1, _integer("VKBACKEND_TIMEOUT", 120)), 10**9)  # in nanoseconds it must fit 64 bits
 
 
 def poison() -> bool:

@@ -222,8 +222,8 @@ def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
     otherwise."""
     text = str(spec).strip()
     digits = text.lower().removeprefix("vulkan")
-    if digits.isdecimal() and int(digits) < len(present):
-        return present[int(digits)]
+    if found := [d for d in present if digits == str(d.index)]:
+        return found[0]
     is_name = text and not digits.isdecimal()
     matches = [d for d in present if text.lower() == d.uuid] or [
         d for d in present if is_name and text in d.name

@@ -19,6 +19,7 @@ class Limits:
     uniform_align: int = 256  # minUniformBufferOffsetAlignment, bytes
     max_storage_range: int = 1 << 27  # bytes of one storage binding
     max_allocation_nbytes: int = 1 << 30  # one allocation; the guarantee of Vulkan 1.1's maintenance3
+    host_import_align: int = 4096  # address and size of host pages, bytes; at least a page
     subgroup_size: int = 1
     is_cpu: bool = False
 

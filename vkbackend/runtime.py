@@ -70,6 +70,7 @@ class Device(ABC):
     counts: Counter[str]  # live objects by kind
     created: int  # objects ever made: must not move during decode
     nbytes: Counter[Home]  # memory in use by purpose
+    abandoned: bool = False  # stopped answering: nothing of it may be released any more
 
     @abstractmethod
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
@@ -91,6 +92,9 @@ class Device(ABC):
     @abstractmethod
     def read(self, view: View) -> np.ndarray:
         """The bytes of `view` as a fresh uint8 array."""
+
+    def drop_upload(self) -> None:  # noqa: B027 - a no-op where the host writes device memory itself
+        """Free what only `write` needs, once loading is over."""
 
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
