@@ -285,9 +285,9 @@ class Mesh:
             except VkbackendError:
                 done = True  # lost: nothing of it is pending any more
             if not done:
-                device.abandoned = True  # type: ignore[attr-defined]
+                device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")
-        if isinstance(error, VkbackendError) or any(getattr(d, "abandoned", False) for d in self.devices):
+        if isinstance(error, VkbackendError) or any(d.abandoned for d in self.devices):
             self._broken = str(error) or type(error).__name__
 
     def read_logits(self, out: np.ndarray, n_outputs: int) -> None:
@@ -301,7 +301,7 @@ class Mesh:
 
     def close(self) -> None:
         """Release recordings, memory and devices; a device that does not answer is left as it is."""
-        abandoned = [d for d in self.devices if getattr(d, "abandoned", False)]
+        abandoned = [d for d in self.devices if d.abandoned]
         for step in self._steps.values():
             for device, executable in zip(self.devices, step.executables, strict=True):
                 if device not in abandoned:

@@ -20,6 +20,7 @@ TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the 
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves
 MAX_HEAD = 576
+MAX_SLOTS = 32  # partials of one sum: a bit each in a push constant
 
 
 def _elementwise(rec: Recording, limits: Limits, op: str, a: View, b: View, y: View, label: str) -> None:
@@ -329,7 +330,7 @@ def add_partials(
     n = h.shape[-1]
     n_rows = rows_of(h, n)
     n_slots, slot_stride = slots.shape
-    assert n_slots <= 32 and slot_stride >= n_rows * n and writers < 1 << n_slots, (
+    assert n_slots <= MAX_SLOTS and slot_stride >= n_rows * n and writers < 1 << n_slots, (
         slots.shape,
         h.shape,
         writers,
