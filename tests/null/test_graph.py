@@ -158,6 +158,29 @@ def test_depth_and_provider_change_no_bit(shared: Path, provider: str, ahead: in
         assert np.array_equal(prefill(runner), want)
 
 
+@pytest.mark.parametrize("ahead", [0, 1, None])
+def test_an_interrupted_step_leaves_the_order_intact(
+    shared: Path, ahead: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not submitted must not be released: those numbers belong to the segments of the next step."""
+    with opened(shared, 2, ahead=ahead) as runner:
+        want = prefill(runner)
+        queue = runner.mesh.devices[1].queue
+        release, calls = queue.allow, []
+
+        def interrupt(number: int) -> None:
+            calls.append(number)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            release(number)
+
+        monkeypatch.setattr(queue, "allow", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prefill(runner)
+        monkeypatch.undo()
+        assert np.array_equal(prefill(runner), want)
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_memory_that_was_never_written_stays_invisible(shared: Path, n: int) -> None:
     """All memory of a numpy device begins as NaN. Between steps scratch and unused cells become NaN again."""
