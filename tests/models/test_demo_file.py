@@ -17,7 +17,7 @@ from vkbackend.tools.train_demo import BOS, EOS, N_SPECIAL, Vocabulary, tell_sto
 PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
 N_STORIES = 24
-MAX_LOSS = 0.33  # nats per token; 0.28 at the end of training
+MAX_LOSS = 0.25  # nats per token; the committed file gives 0.232
 MIN_MARGIN = 0.02  # logits; the closest choice of the story is 0.032 apart
 GREEDY_STORY = (
     "Once upon a time, there was a kind little girl named Mia. She lived in a white house by the sea. "
@@ -135,8 +135,8 @@ def test_weights_tell_the_stories(
 ) -> None:
     """On unseen stories the model is nearly as sure as the grammar allows, and it remembers hero and thing.
 
-    A wrong RoPE order, head order or tensor gives a loss above 1. Recall counts whole words: every token of
-    the word must be the best one where the grammar allows nothing else.
+    Rotating halves instead of adjacent pairs gives 3.8 nats, one layer's KV heads reversed 0.27. Recall counts
+    whole words: every token of the word must be the best one where the grammar allows nothing else.
     """
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
