@@ -135,8 +135,8 @@ def test_weights_tell_the_stories(
 ) -> None:
     """On unseen stories the model is nearly as sure as the grammar allows, and it remembers hero and thing.
 
-    Rotating halves instead of adjacent pairs gives 3.8 nats, one layer's KV heads reversed 0.27. Recall counts
-    whole words: every token of the word must be the best one where the grammar allows nothing else.
+    Rotating halves instead of adjacent pairs gives 3.8 nats, reversed KV heads in one layer 0.27. Recall
+    counts whole words: every token of the word must be the best one where the grammar allows nothing else.
     """
     rng = random.Random(HELD_OUT_SEED)
     losses: list[float] = []
