@@ -101,7 +101,7 @@ def _fill(
 def _fill_experts(
     device: Device, load: Load, d: int, weight: Weight, raw: np.ndarray, advance: Callable[[int], None]
 ) -> None:
-    """Each expert's slice behind the one before, and per piece the prefix sums of the FFN columns held."""
+    """Each expert's slice behind the one before, and the prefix sums of the FFN columns held of each."""
     elements, nbytes = block_of(load.dtype)
     stored = raw.reshape(*load.shape[:2], -1)
     slices = expert_slices(load, d)
@@ -122,14 +122,12 @@ def _fill_experts(
             device.write(View(view.buffer, offset, (-(-part.nbytes // 4),)), part)
             offset += part.nbytes
             advance(part.nbytes)
-        columns = [cut[by_columns] for cut in slices[first : first + count]]
-        held = [cut.stop - cut.start for cut in columns]
+    if weight.pieces[d]:
+        held = [cut[by_columns].stop - cut[by_columns].start for cut in slices]
         starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
-        table = View(
-            device.buffer(starts.nbytes, Home.WEIGHTS, f"{load.name} starts"), 0, starts.shape, "u32"
-        )
-        device.write(table, starts)
-        weight.starts.setdefault(d, []).append(table)
+        buffer = device.buffer(starts.nbytes, Home.WEIGHTS, f"{load.name} starts")
+        weight.starts[d] = View(buffer, 0, starts.shape, "u32")
+        device.write(weight.starts[d], starts)
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:

@@ -80,8 +80,8 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
     """(first expert, experts, shape) of the pieces of a stack: whole experts one behind another.
 
-    Cut by rows a piece is [rows of all its experts, n_in], cut by columns a flat run of [n_out, columns]
-    matrices.
+    Cut by rows a piece is [rows of all its experts, n_in]; cut by columns it has the bytes of [n_out, columns
+    of all its experts], as a run of [n_out, columns of one] matrices.
     """
     slices = expert_slices(load, device)
     sizes = [(r.stop - r.start) * (c.stop - c.start) for r, c in slices]
@@ -98,7 +98,8 @@ def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, in
         while first + count < len(sizes) and (total + sizes[first + count]) // elements * nbytes <= max_range:
             total += sizes[first + count]
             count += 1
-        shape = (total,) if by_columns else (total // load.shape[2], load.shape[2])
+        n_out, n_in = load.shape[1:]
+        shape = (n_out, total // n_out) if by_columns else (total // n_in, n_in)
         pieces.append((first, count, shape))
         first += count
     return pieces
