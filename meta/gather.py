@@ -1,13 +1,14 @@
 """The inverse of slice-on-load: tensors rejoined from the devices' slices, and rows put back into them.
 
-Everything is driven by `extents`, the one place that knows where a device keeps which bytes of a tensor. Works
-in pieces of a few MiB; nothing may be running on the devices meanwhile.
+Everything is driven by `extents`, the one place that knows where a device keeps which bytes of a tensor.
+Works in pieces of a few MiB; nothing may be running on the devices meanwhile.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from vkbackend.buffer import View
 from vkbackend.errors import PlanError
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.meta.load import Load, slice_of
+from vkbackend.meta.slices import Load, expert_slices, slice_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
@@ -25,28 +26,44 @@ PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once; as large as a 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A rectangle of a stored tensor, seen as a matrix of bytes [n_rows, row bytes]: rows begin:end, bytes
-    begin:end of each. On the device they lie one row behind another from the start of `view`.
+    begin:end of each. On the device its rows lie one behind another, from byte `offset` of `view` on.
     """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     view: View
+    offset: int = 0
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
-    """(rows, bytes per row) of a tensor as stored; a vector is one row."""
+    """(rows, bytes per row) of a tensor as stored; a vector is one row, experts follow one another."""
     return math.prod(weight.shape[:-1]), row_nbytes(weight.dtype, weight.shape[-1])
 
 
 def extents(weight: Weight, device: int) -> list[Extent]:
     """What `device` holds of `weight`; nothing where its share is empty. Extents of devices may overlap."""
-    rows, columns = slice_of(Load(weight.name, weight.shape, weight.dtype, weight.state), device)
+    pieces = weight.pieces[device]
+    load = Load(weight.name, weight.shape, weight.dtype, weight.state)
     elements, nbytes = block_of(weight.dtype)
-    own = columns.start // elements * nbytes, columns.stop // elements * nbytes
-    held = []
-    for first, view in weight.pieces[device]:
-        begin = rows.start + first
-        held.append(Extent((begin, begin + math.prod(view.shape[:-1])), own, view))
+
+    def stored(columns: slice) -> tuple[int, int]:
+        return columns.start // elements * nbytes, columns.stop // elements * nbytes
+
+    if len(weight.shape) < 3:
+        rows, columns = slice_of(load, device)
+        starts = [rows.start + first for first, _ in pieces]
+        return [
+            Extent((start, start + math.prod(view.shape[:-1])), stored(columns), view)
+            for start, (_, view) in zip(starts, pieces, strict=True)
+        ]
+    held, n_out = [], weight.shape[1]
+    ends = [*(first for first, _ in pieces[1:]), weight.shape[0]]
+    for (first, view), end in zip(pieces, ends, strict=True):
+        offset = 0
+        for e, (rows, columns) in list(enumerate(expert_slices(load, device)))[first:end]:
+            begin, stop = stored(columns)
+            held.append(Extent((e * n_out + rows.start, e * n_out + rows.stop), (begin, stop), view, offset))
+            offset += (rows.stop - rows.start) * (stop - begin)
     return held
 
 
@@ -62,7 +79,7 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
             window = slice(low - begin, max(low, high) - begin), slice(*extent.columns)
             if missing[window].any():
                 wide = extent.columns[1] - extent.columns[0]
-                at, n = (low - extent.rows[0]) * wide, (high - low) * wide
+                at, n = extent.offset + (low - extent.rows[0]) * wide, (high - low) * wide
                 part = _read(device, extent.view, at, n).reshape(high - low, wide)
                 np.copyto(out[window], part, where=missing[window])
                 missing[window] = False
@@ -82,7 +99,7 @@ def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np
             wide = extent.columns[1] - extent.columns[0]
             if low < high and wide:
                 part = data[low - begin : high - begin, slice(*extent.columns)]
-                _write(device, extent.view, (low - extent.rows[0]) * wide, part)
+                _write(device, extent.view, extent.offset + (low - extent.rows[0]) * wide, part)
 
 
 def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
@@ -96,6 +113,16 @@ def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
 def gather(devices: Sequence[Device], weight: Weight) -> np.ndarray:
     """The whole tensor as stored in a file: uint8 [bytes]."""
     return np.concatenate([piece.reshape(-1) for piece in stream(devices, weight)])
+
+
+@contextmanager
+def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
+    """The devices while much is read or written; their transfer buffers are freed at the end."""
+    try:
+        yield devices
+    finally:
+        for device in devices:
+            device.drop_upload()
 
 
 # ---- bytes from and to any address: views begin on whole words ----

@@ -81,11 +81,11 @@ def share_list(
     return shares
 
 
-def path_string(path: str | os.PathLike[str]) -> str:
+def path_string(path: str | os.PathLike[str], what: str = "a .gguf file") -> str:
     try:
         return os.fsdecode(path)
     except TypeError:
-        raise InvalidArgument(f"path={path!r}: expected the path of a .gguf file") from None
+        raise InvalidArgument(f"path={path!r}: expected the path of {what}") from None
 
 
 def word(name: str, value: Any) -> str:

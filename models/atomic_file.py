@@ -15,7 +15,8 @@ from vkbackend.errors import VkbackendError
 def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iterator[Path]:
     """Yields the name of a new file in the folder of `path`, which takes its place when the block ends well.
 
-    When it does not, `path` is as before and nothing is left over. Raises `error` for what the system refuses.
+    When it does not, `path` is as before and nothing is left over. Raises `error` for what the system
+    refuses.
     """
     target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")

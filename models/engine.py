@@ -10,13 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkbackend import errors
 from vkbackend.errors import DeviceLost, InvalidArgument, Timeout, VkbackendError
+from vkbackend.models import state
 from vkbackend.models.sampling import Sampler, SamplingParams
+from vkbackend.models.state import SlotContent
 from vkbackend.step import Run
 
 if TYPE_CHECKING:
@@ -56,7 +59,8 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
-    `stop_ids`.
+    `stop_ids`. With `slot` it waits for that one, and what the slot holds of the tokens is not computed
+    again.
     """
 
     id: int
@@ -64,6 +68,7 @@ class Generate:
     max_tokens: int | None
     sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,26 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveState:
+    """Write positions first..last (None: all) of what `slot` holds now to the file `path`."""
+
+    id: int
+    path: str
+    slot: int
+    first: int = 0
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Put a saved state into `slot`, which must be free; answered by the tokens that the slot then holds."""
+
+    id: int
+    path: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Forget request `id` and free its slot; answered by nothing."""
 
@@ -93,7 +118,7 @@ class Close:
     """Release everything and stop."""
 
 
-Request = Generate | Logits | Memory | Cancel | Close
+Request = Generate | Logits | Memory | SaveState | LoadState | Cancel | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +169,8 @@ class Event:
     done: bool = True
     token: int | None = None
     finish_reason: str | None = None
+    slot: int | None = None  # that the sequence runs in
+    tokens: tuple[int, ...] | None = None  # of a loaded state
     timings: Timings | None = None
     logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
     memory: list[dict[str, Any]] | None = None
@@ -168,6 +195,14 @@ def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
     if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
         raise InvalidArgument(f"token id {bad} is out of range: the model has ids 0..{n_vocab - 1}")
+
+
+def check_slot(slot: int, n_slots: int) -> None:
+    """Raises InvalidArgument for a slot that does not exist."""
+    if not 0 <= slot < n_slots:
+        raise InvalidArgument(
+            f"slot {slot} does not exist: the model was opened with n_slots={n_slots}, numbered from 0"
+        )
 
 
 # ---- the engine ----
@@ -195,6 +230,10 @@ class _Sequence:
     def n_generated(self) -> int:
         return len(self.tokens) - len(self.request.tokens)
 
+    @property
+    def wanted_slot(self) -> int | None:
+        return self.request.slot if isinstance(self.request, Generate) else None
+
 
 class Engine:
     """Runs requests on a runner. `submit` never blocks; each `step` runs one micro-batch and returns its
@@ -206,6 +245,7 @@ class Engine:
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._free = list(range(runner.n_slots))
+        self._contents = [SlotContent() for _ in self._free]  # of free slots: what their last sequence left
         self._events: list[Event] = []
         self._n_submitted = self._n_steps = 0
         self._broken: ErrorData | None = None
@@ -247,11 +287,20 @@ class Engine:
             self._cancel(request.id)
         elif isinstance(request, Memory):
             self._events.append(Event(request.id, memory=self.runner.memory()))
+        elif isinstance(request, SaveState | LoadState):
+            try:
+                self._events.append(Event(request.id, slot=request.slot, tokens=self._state(request)))
+            except VkbackendError as error:
+                if isinstance(error, DeviceLost | Timeout):
+                    self._broken = ErrorData.of(error)
+                self._events.append(Event(request.id, error=ErrorData.of(error)))
         else:
             try:
                 if self._broken:
                     raise self._broken.exception()
                 check_tokens(request.tokens, self.runner.n_vocab, self.runner.n_ctx)
+                if isinstance(request, Generate) and request.slot is not None:
+                    check_slot(request.slot, self.runner.n_slots)
             except VkbackendError as error:
                 self._events.append(Event(request.id, error=ErrorData.of(error)))
                 return
@@ -261,10 +310,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Give free slots to waiting requests, run one micro-batch, return what is new."""
-        while self._waiting and self._free:
-            sequence = self._waiting.popleft()
-            sequence.slot = self._free.pop(0)
-            self._running.append(sequence)
+        self._waiting = deque([sequence for sequence in self._waiting if not self._start(sequence)])
         if batch := self._compose():
             self._run(batch)
         events, self._events = self._events, []
@@ -283,7 +329,47 @@ class Engine:
         for sequence in [s for s in self._running if s.request.id == request_id]:
             self._release(sequence)
 
+    def _start(self, sequence: _Sequence) -> bool:
+        """Give a waiting sequence the slot it wants, or the lowest free one; False if there is none."""
+        wanted = sequence.wanted_slot
+        if not self._free or (wanted is not None and wanted not in self._free):
+            return False
+        sequence.slot = self._free[0] if wanted is None else wanted
+        self._free.remove(sequence.slot)
+        self._running.append(sequence)
+        if wanted is not None:
+            held = self._contents[wanted]
+            same = (a == b for a, b in zip(held.tokens[: held.n_stored], sequence.tokens, strict=False))
+            n_common = sum(takewhile(bool, same))
+            sequence.n_stored = min(n_common, len(sequence.tokens) - 1)  # the last one's logits are needed
+        return True
+
+    def _content(self, slot: int) -> SlotContent:
+        """What a slot holds, whether a sequence is at work in it or not."""
+        for sequence in self._running:
+            if sequence.slot == slot:
+                return SlotContent(sequence.tokens[: sequence.n_stored + 1], sequence.n_stored)
+        return self._contents[slot]
+
+    def _state(self, request: SaveState | LoadState) -> tuple[int, ...] | None:
+        """Save, or load and return the tokens of the slot; at once, between two steps."""
+        if self._broken:
+            raise self._broken.exception()
+        check_slot(request.slot, self.runner.n_slots)
+        content = self._content(request.slot)
+        if isinstance(request, SaveState):
+            state.save(self.runner, request.path, request.slot, content, request.first, request.last)
+            return None
+        if request.slot in {s.wanted_slot for s in self._waiting} or request.slot not in self._free:
+            raise InvalidArgument(
+                f"slot {request.slot} is in work, so no state can be loaded into it; end what runs there "
+                "(close its stream) or load into another slot"
+            )
+        state.load(self.runner, request.path, request.slot, content)
+        return tuple(content.tokens)
+
     def _release(self, sequence: _Sequence) -> None:
+        self._contents[sequence.slot] = self._content(sequence.slot)
         self._running.remove(sequence)
         self._free.append(sequence.slot)
         self._free.sort()  # the lowest slot first, so that equal requests in equal order get equal slots
@@ -350,7 +436,8 @@ class Engine:
                 n_prompt, n - n_prompt, step_s, reduces_now - reduces, reduce_s_now - reduce_s
             )
             if news:
-                self._events.append(Event(sequence.request.id, timings=sequence.timings, **news))
+                event = Event(sequence.request.id, slot=sequence.slot, timings=sequence.timings, **news)
+                self._events.append(event)
                 if news["done"]:
                     self._release(sequence)
 

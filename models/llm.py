@@ -36,10 +36,12 @@ from vkbackend.models.engine import (
     ErrorData,
     Event,
     Generate,
+    LoadState,
     Logits,
     Memory,
     Progress,
     Request,
+    SaveState,
     Timings,
     check_tokens,
 )
@@ -56,7 +58,7 @@ MAX_CONTEXT = 1 << 24
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One piece of a stream: the text that `token` completed, maybe empty. The last has finish_reason and
-    timings.
+    timings. `slot` is the one the sequence runs in.
     """
 
     text: str
@@ -65,14 +67,16 @@ class Chunk:
         None  # "stop": a stop token or string; "length": max_tokens or the end of the context
     )
     timings: dict[str, float] | None = None
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished generation. `tokens` are the generated ids, a stop token included; `seed` repeats the run.
+    """A finished generation. `tokens` are the generated ids, a stop token included; `seed` repeats the run;
+    `slot` holds the sequence until another one runs there.
 
-    timings: prompt_n, prompt_ms, prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second,
-    n_reduces, reduce_us (mean host time of one all-reduce).
+    timings: prompt_n (tokens of the prompt that were computed), prompt_ms, prompt_tokens_per_second,
+    decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host time of one all-reduce).
     """
 
     text: str
@@ -81,6 +85,7 @@ class Completion:
     timings: dict[str, float]
     prompt_tokens: list[int]
     seed: int
+    slot: int = 0
 
 
 class LLM:
@@ -137,6 +142,7 @@ class LLM:
                 self._stop_ids = _end_ids(gguf)
         self._engine = (RemoteEngine if process else LocalEngine)(options, progress)
         self.n_ctx, self.n_vocab = self._engine.info.n_ctx, self._engine.info.n_vocab
+        self.n_slots = self._engine.info.n_slots
         self.device_names = list(self._engine.info.devices)
 
     # ---- text ----
@@ -190,6 +196,7 @@ class LLM:
             timings=last.timings,
             prompt_tokens=list(request[0]),
             seed=_seed(request[2]),
+            slot=last.slot,
         )
 
     def stream(
@@ -206,20 +213,25 @@ class LLM:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        slot: int | None = None,
     ) -> Iterator[Chunk]:
         """Yield a Chunk per token as it is made; their texts joined are `Completion.text`.
 
         max_tokens: None goes on until a stop token or the end of the context. The sampling options are those
         of SamplingParams. stop: strings that end the text, themselves left out. ignore_eos: do not end at the
-        model's stop tokens. Streams that are read in turn are computed together; closing one frees its slot.
-        Arguments are checked here, before the first token: InvalidArgument, and UnsupportedModel for text
-        without a tokenizer.
+        model's stop tokens. slot: run in that slot (waiting for it), and compute only what it does not hold
+        already: the longest common beginning of the prompt and what ran or was loaded there is kept. Without
+        it the lowest free slot is taken and all is computed. Streams that are read in turn are computed
+        together; closing one frees its slot. Arguments are checked here, before the first token:
+        InvalidArgument, and UnsupportedModel for text without a tokenizer.
         """
         options = {
             "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
             "repeat_penalty": repeat_penalty, "repeat_last_n": repeat_last_n, "seed": seed,
         }  # fmt: skip
-        return self._stream(*self._request(prompt, max_tokens, stop=stop, ignore_eos=ignore_eos, **options))
+        return self._stream(
+            *self._request(prompt, max_tokens, stop=stop, ignore_eos=ignore_eos, slot=slot, **options)
+        )
 
     def _request(
         self,
@@ -228,15 +240,18 @@ class LLM:
         *,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        slot: int | None = None,
         **sampling: Any,
-    ) -> tuple[tuple[int, ...], int | None, SamplingParams, frozenset[int], tuple[str, ...]]:
+    ) -> tuple[tuple[int, ...], int | None, SamplingParams, frozenset[int], tuple[str, ...], int | None]:
         if max_tokens is not None:
             max_tokens = whole_number("max_tokens", max_tokens, 0, 1 << 62, ", or None for no limit")
         params, stops = SamplingParams(**sampling), stop_strings(stop)
         if stops:
             self._text()
+        if slot is not None:
+            slot = self._slot(slot)
         ids = self._prompt(prompt)
-        return ids, max_tokens, params, frozenset() if ignore_eos else self._stop_ids, stops
+        return ids, max_tokens, params, frozenset() if ignore_eos else self._stop_ids, stops, slot
 
     def _stream(
         self,
@@ -245,10 +260,11 @@ class LLM:
         params: SamplingParams,
         stop_ids: frozenset[int],
         stops: tuple[str, ...],
+        slot: int | None,
     ) -> Iterator[Chunk]:
         text = StopText(stops)
         decoder = self._tokenizer.stream(at_start=False) if self._tokenizer else None
-        events = _Answers(self, lambda id_: Generate(id_, ids, max_tokens, params, stop_ids))
+        events = _Answers(self, lambda id_: Generate(id_, ids, max_tokens, params, stop_ids, slot))
         try:
             for event in events:
                 piece = ""
@@ -260,11 +276,46 @@ class LLM:
                     piece += decoder.flush()
                 piece = text.push(piece, last=event.done)
                 reason = "stop" if text.found else event.finish_reason
-                yield Chunk(piece, event.token, reason, _report(event.timings) if reason else None)
+                timings = _report(event.timings) if reason else None
+                yield Chunk(piece, event.token, reason, timings, event.slot or 0)
                 if text.found:
                     return
         finally:
             events.close()
+
+    # ---- what a slot holds ----
+
+    def save_state(
+        self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
+    ) -> None:
+        """Save what a slot holds to a file (docs/state_format.md): K and V of its positions, and its tokens.
+
+        A slot holds its last sequence, prompt and generated tokens, until another one runs there; it may be
+        saved while a stream is at work in it. first, last: save these positions alone, last excluded (None:
+        all, and the newest token, which has not run yet). The file is replaced whole or not at all.
+        Raises InvalidArgument for a slot or positions that are not there, StateError.
+        """
+        slot, path = self._slot(slot), os.path.abspath(path_string(path, "a file to save to"))
+        first = whole_number("first", first, 0, MAX_CONTEXT)
+        last = last if last is None else whole_number("last", last, 0, MAX_CONTEXT, ", or None for all")
+        list(_Answers(self, lambda id_: SaveState(id_, path, slot, first, last)))
+
+    def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
+        """Put a saved state into a slot; returns the tokens of the sequence that the slot then holds.
+
+        `generate(tokens + more, slot=slot)` goes on from there and computes what is new alone. The model
+        and the cache types must be those the state was saved with; devices, split, slot and n_ctx may differ.
+        A file saved with `first` continues what the slot holds, which must be what it held then. Sampling is
+        no part of a state: a seeded run starts its random numbers anew. Raises StateError, and the slot keeps
+        what it had; InvalidArgument where a sequence is at work in it.
+        """
+        slot, path = self._slot(slot), os.path.abspath(path_string(path, "a saved state"))
+        (event,) = _Answers(self, lambda id_: LoadState(id_, path, slot))
+        assert event.tokens is not None
+        return list(event.tokens)
+
+    def _slot(self, slot: int) -> int:
+        return whole_number("slot", slot, 0, self.n_slots - 1, " (n_slots says how many there are)")
 
     def memory(self) -> list[dict[str, Any]]:
         """Per device, in order: {"device", "weights", "kv", "scratch", "staging"}, the last four in bytes."""

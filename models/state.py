@@ -1,0 +1,230 @@
+"""Saving and loading what a slot holds: K and V of its positions and their tokens, in a safetensors file.
+
+The file (docs/state_format.md) knows no device, split or cell: heads are in the model's order, so it loads on
+any number of devices, into any slot. A file is checked whole before the first byte of it reaches a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from vkbackend.errors import InvalidArgument, StateError
+from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
+from vkbackend.meta.tensor import Weight
+from vkbackend.models.atomic_file import replacing
+from vkbackend.models.gguf import GGUF
+from vkbackend.ops import CELL_BLOCK
+
+if TYPE_CHECKING:
+    from vkbackend.models.runner import Runner
+
+FORMAT, VERSION = "vkbackend.state", "1"
+MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.2 MiB
+SAMPLE_NBYTES = 256  # of each tensor, for the fingerprint
+_DTYPES = {"f16": ("F16", np.dtype("<f2")), "f32": ("F32", np.dtype("<f4"))}
+
+
+@dataclass(slots=True)
+class SlotContent:
+    """What a slot holds: K and V of positions 0..n_stored, which are `tokens[:n_stored]`.
+
+    One more token follows where the next is known but has not run: usually the last one sampled.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    n_stored: int = 0
+
+
+def fingerprint(gguf: GGUF) -> str:
+    """SHA-256 over what K and V depend on: hyper-parameters, and name, type, shape and first bytes of every
+    tensor. Equal for a file, its copy and its parts; other weights of the same shapes differ.
+    """
+    digest = hashlib.sha256(gguf.architecture.encode())
+    for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
+        value = gguf.metadata[key]
+        digest.update(repr((key, value.tolist() if isinstance(value, np.ndarray) else value)).encode())
+    for name, info in sorted(gguf.tensors.items()):
+        digest.update(repr((name, info.type, info.shape)).encode())
+        digest.update(gguf.data(name)[:SAMPLE_NBYTES].tobytes())
+    return digest.hexdigest()
+
+
+# ---- save ----
+
+
+def save(
+    runner: Runner,
+    path: str | os.PathLike[str],
+    slot: int,
+    content: SlotContent,
+    first: int,
+    last: int | None,
+) -> None:
+    """Write positions first..last (None: all there are) of a slot to `path`, which is replaced whole or not
+    at all. Needs host memory as large as the file. Raises InvalidArgument for a range that the slot does not
+    hold, StateError where the file cannot be written.
+    """
+    stop = content.n_stored if last is None else last
+    if not 0 <= first < stop <= content.n_stored:
+        raise InvalidArgument(
+            f"positions {first}..{stop} of slot {slot} cannot be saved: it holds {content.n_stored}; "
+            "give 0 <= first < last, and last at most that"
+        )
+    # Without `last`, the token that is known but has not run belongs to the sequence, too.
+    tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
+    tensors: dict[str, np.ndarray] = {"tokens": tokens}
+    with transfers(runner.mesh.devices) as devices:
+        for name, cache, shape in _caches(runner):
+            runs = _runs(runner, slot, first, stop, cache)
+            rows = np.concatenate([gather_rows(devices, cache, cell, cell + n) for _, cell, n in runs])
+            tensors[name] = rows.view(_DTYPES[cache.dtype][1]).reshape(stop - first, *shape)
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "first": str(first),
+        "last": str(stop),
+        "prefix_sha256": _hash(content.tokens[:first]),
+    } | _identity(runner)
+    try:
+        with replacing(path, StateError) as part:
+            save_file(tensors, part, metadata)
+    except SafetensorError as error:
+        raise StateError(f"{path}: cannot be written: {error}; give a name in a folder with space") from None
+
+
+# ---- load ----
+
+
+def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotContent) -> None:
+    """Put a saved range of positions into a slot and update its `content`.
+
+    A range that begins at 0 replaces what is there; any other must continue what the slot holds. Raises
+    StateError for a file that is damaged or does not fit, and the slot keeps what it had; where a device
+    fails in the middle it keeps the positions before the range.
+    """
+    _check_file(Path(path))
+    try:
+        with safe_open(path, framework="numpy") as file, transfers(runner.mesh.devices) as devices:
+            first, last, tokens = _check(runner, file, path, content)
+            del content.tokens[first:]
+            content.n_stored = first
+            for name, cache, _ in _caches(runner):
+                rows = file.get_slice(name)
+                for at, cell, n in _runs(runner, slot, first, last, cache):
+                    data = np.ascontiguousarray(rows[at : at + n]).reshape(n, -1).view(np.uint8)
+                    scatter_rows(devices, cache, cell, data)
+            content.tokens += tokens
+            content.n_stored = last
+    except (SafetensorError, OSError) as error:
+        raise StateError(f"{path}: not a whole safetensors file: {error}; save the state again") from None
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what is no regular file, and a header of impossible size, before a parser sees it."""
+    try:
+        found = path.stat()  # before it is opened: a named pipe would wait for a writer
+        if not stat.S_ISREG(found.st_mode):
+            raise StateError(f"{path}: is not a regular file; give the name of a saved state")
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise StateError(f"{path}: cannot be read: {error}; give the name of a saved state") from None
+    if not 2 <= header <= min(MAX_HEADER_NBYTES, found.st_size - 8):
+        raise StateError(
+            f"{path}: not a saved state, or truncated: its header has {header} bytes and the file "
+            f"{found.st_size}; save the state again"
+        )
+
+
+def _check(
+    runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
+) -> tuple[int, int, list[int]]:
+    """(first, last, tokens) of an open file in which everything is there and fits the runner and the slot."""
+    meta = file.metadata() or {}
+    if (found := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
+        raise StateError(
+            f"{path}: format {found[0]!r} version {found[1]!r}: only {FORMAT} version {VERSION} is read"
+        )
+    for key, here in _identity(runner).items():
+        if meta.get(key) != here:
+            what = "the same cache types" if key.startswith("type_") else "the model it was saved with"
+            raise StateError(f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {what}")
+    first, last = _position(meta, "first", path), _position(meta, "last", path)
+    if first >= last:
+        raise StateError(f"{path}: positions {first}..{last} are no range; the file is damaged")
+    if last > runner.n_ctx:
+        raise StateError(
+            f"{path}: holds positions up to {last} and the context {runner.n_ctx}; open the model with n_ctx "
+            f"(-c) of at least {last}"
+        )
+    if first > content.n_stored or meta.get("prefix_sha256") != _hash(content.tokens[:first]):
+        raise StateError(
+            f"{path}: continues a sequence after its first {first} tokens, and these are not what the slot "
+            "holds; load the file with the beginning first"
+        )
+    n = last - first
+    expected = {name: (_DTYPES[cache.dtype][0], [n, *shape]) for name, cache, shape in _caches(runner)}
+    names = set(file.keys())
+    if names != {"tokens", *expected}:
+        odd = sorted(names ^ {"tokens", *expected})
+        raise StateError(f"{path}: tensors are missing or not known: {', '.join(map(repr, odd[:4]))}")
+    n_tokens = (file.get_slice("tokens").get_shape() or [-1])[0]
+    expected["tokens"] = "I32", [n_tokens if n_tokens in (n, n + 1) else n]
+    for name, want in expected.items():
+        entry = file.get_slice(name)
+        if (got := (entry.get_dtype(), entry.get_shape())) != want:
+            raise StateError(f"{path}: {name} is {got[0]} {got[1]}, expected {want[0]} {want[1]}")
+    tokens = file.get_tensor("tokens").tolist()
+    if bad := [token for token in tokens if not 0 <= token < runner.n_vocab]:
+        raise StateError(f"{path}: token id {bad[0]} is out of range: the model has 0..{runner.n_vocab - 1}")
+    return first, last, tokens
+
+
+def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> int:
+    text = meta.get(key, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise StateError(f"{path}: {key} is {text!r}, expected a position; the file is damaged")
+    return int(text)
+
+
+# ---- shared ----
+
+
+def _identity(runner: Runner) -> dict[str, str]:
+    """What must be equal where a state is saved and where it is loaded."""
+    layer = runner.kv.layers[0]
+    return {"model_sha256": runner.fingerprint, "type_k": layer.k.dtype, "type_v": layer.v.dtype}
+
+
+def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int]]]:
+    """(name in the file, cache, (kv heads, head size)) of every cache, in the order of layers."""
+    for il, layer in enumerate(runner.kv.layers):
+        spec = runner.model.kv(il)
+        yield f"cache_k_l{il}", layer.k, (spec.n_head_kv, spec.head_dim_k)
+        yield f"cache_v_l{il}", layer.v, (spec.n_head_kv, spec.head_dim_v)
+
+
+def _runs(runner: Runner, slot: int, first: int, last: int, cache: Weight) -> Iterator[tuple[int, int, int]]:
+    """Positions first..last as runs of neighbouring cells: (offset from first, first cell, cells)."""
+    at = np.arange(first, last)
+    cells = runner.kv.table[slot].astype(np.int64)[at // CELL_BLOCK] * CELL_BLOCK + at % CELL_BLOCK
+    longest = max(1, PIECE_NBYTES // matrix_of(cache)[1])
+    cuts = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]
+    for begin, end in pairwise(cuts):
+        for start in range(begin, end, longest):
+            yield start, int(cells[start]), min(longest, end - start)
+
+
+def _hash(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest()
