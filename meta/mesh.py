@@ -67,6 +67,7 @@ class Mesh:
         self._inputs: list[Inputs] = []
         self._arenas: list[Buffer] = []
         self._steps: dict[tuple[int, int], Step] = {}
+        self._active: Mapping[str, tuple[int, ...]] = {}
         self._bases = [0] * len(self.devices)
         self._broken = ""
 
@@ -78,8 +79,10 @@ class Mesh:
         self.weights |= weights
         self._pages += pages
 
-    def cache(self, name: str, n_cells: int, width: int, dtype: str, ranges: Ranges) -> Weight:
-        """A cache [n_cells, width] split by columns, empty, in device memory of its own.
+    def cache(
+        self, name: str, n_cells: int, width: int, dtype: str, ranges: Ranges, home: Home = Home.KV
+    ) -> Weight:
+        """A cache [n_cells, width] split by columns, empty, in memory of its own.
 
         Raises PlanError where a device's share exceeds one binding: attention reads it as a whole.
         """
@@ -87,13 +90,13 @@ class Mesh:
         for device, (begin, end) in zip(self.devices, ranges, strict=True):
             pieces = []
             if end > begin:
-                probe = View(Buffer(1 << 62, Home.KV, name), 0, (n_cells, end - begin), dtype)
+                probe = View(Buffer(1 << 62, home, name), 0, (n_cells, end - begin), dtype)
                 if probe.nbytes > (limit := device.limits.max_storage_range):
                     raise PlanError(
                         f"{name} of {n_cells} positions takes {probe.nbytes} bytes on {device.name}, "
                         f"which reads {limit} at once; use a smaller context, fewer slots or more devices"
                     )
-                pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, Home.KV, name)))]
+                pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, home, name)))]
             weight.pieces.append(pieces)
         return weight
 
@@ -111,13 +114,22 @@ class Mesh:
             device.write(weight.whole(d), values)
 
     def prepare(
-        self, build: Build, n_rows: int, n_outputs: int, rope_widths: Mapping[str, int], vocab: Ranges
+        self,
+        build: Build,
+        n_rows: int,
+        n_outputs: int,
+        rope_widths: Mapping[str, int],
+        vocab: Ranges,
+        active: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Allocate what steps of up to `n_rows` rows and `n_outputs` output rows need, by planning the
         largest one.
 
-        `rope_widths`: floats per row of each RoPE table. `vocab`: vocabulary rows per device.
+        `rope_widths`: floats per row of each RoPE table. `vocab`: vocabulary rows per device. `active`: by
+        outermost graph scope, the devices that work there and so need what a reduce there gives (default:
+        all).
         """
+        self._active = active or {}
         offsets, total = {}, aligned(STEP_NBYTES)
         for name, width in rope_widths.items():
             offsets[name], total = total, total + aligned(4 * n_rows * width)
@@ -164,7 +176,7 @@ class Mesh:
 
     def _graph(self, n_rows: int, n_outputs: int, provider: Provider | None, build: Build) -> Graph:
         """The step's graph, built by the model and scheduled."""
-        graph = Graph(self.devices, self._inputs, provider, n_rows, n_outputs)
+        graph = Graph(self.devices, self._inputs, provider, n_rows, n_outputs, self._active)
         graph.begin()
         build(graph)
         graph.recordings = [by_depth(recording) for recording in graph.recordings]

@@ -7,6 +7,7 @@ a model that uses these functions does not know how many devices there are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from vkbackend import ops as device_ops
@@ -17,10 +18,21 @@ from vkbackend.meta.tensor import Graph, Tensor, Weight
 
 
 def _whole(x: Tensor) -> Tensor:
-    """x itself, or the sum it stands for."""
-    if x.state.kind is not Kind.PARTIAL:
-        return x
-    return x.whole or x.graph.all_reduce(x)[0]
+    """x itself, or the sum it stands for, on every device that works in this scope."""
+    if x.state.kind is Kind.PARTIAL:
+        if x.whole is None:
+            x.whole = x.graph.all_reduce(x)[0]
+        x = x.whole
+    if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
+        # Some device joins here: whoever holds the value hands it on, as a sum of one share.
+        first = next(d for d, view in enumerate(x.views) if view is not None)
+        views = [view if d == first else None for d, view in enumerate(x.views)]
+        x = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
+    return x
+
+
+def _holders(x: Tensor) -> list[int]:
+    return [d for d, view in enumerate(x.views) if view is not None]
 
 
 def _each(y: Tensor, *operands: Tensor | Weight) -> Iterator[tuple[Any, ...]]:
@@ -45,13 +57,13 @@ def embed(graph: Graph, table: Weight) -> Tensor:
 def outputs(x: Tensor) -> Tensor:
     """The rows of x whose logits are wanted [n_outputs, width]."""
     x, graph = _whole(x), x.graph
-    y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs")
-    for d, (recording, limits, source, out) in enumerate(_each(y, x)):
+    y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", _holders(x))
+    for d in _holders(y):
         device_ops.embed(
-            recording,
-            limits,
-            source,
-            out,
+            graph.recordings[d],
+            graph.devices[d].limits,
+            x.on(d),
+            y.on(d),
             graph.inputs[d].step,
             ids=device_ops.OUTPUTS,
             label=graph.label("outputs"),
@@ -64,24 +76,39 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
     same kernel."""
     graph = x.graph
     if x.state.kind is Kind.PARTIAL and x.whole is None:
-        _, y = graph.all_reduce(x, w, eps)
+        x.whole, y = graph.all_reduce(x, w, eps)
         assert y is not None
         return y
     x = _whole(x)
-    y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm")
+    y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm", _holders(x))
     for recording, limits, source, weight, out in _each(y, x, w):
         device_ops.rms_norm(recording, limits, source, weight, out, eps=eps, label=graph.label("rms_norm"))
     return y
 
 
-def linear(x: Tensor, w: Weight) -> Tensor:
-    """y = x w^T, w [n_out, n_in]."""
+def head_norm(x: Tensor, w: Weight, head_dim: int, eps: float) -> Tensor:
+    """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim]."""
+    x, graph = _whole(x), x.graph
+    y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", _holders(x))
+    for recording, limits, source, weight, out in _each(y, x, w):
+        heads = source.reshape(x.rows * source.shape[1] // head_dim, head_dim)
+        device_ops.rms_norm(recording, limits, heads, weight, out, eps=eps, label=graph.label("head_norm"))
+    return y
+
+
+def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
+    """y = x w^T + bias, w [n_out, n_in], bias [n_out]."""
     x, graph = _whole(x), x.graph
     name = w.name.rpartition(".")[0] or w.name
     y = graph.new(x.rows, w.shape[0], split.linear(x.state, w.state), name.rpartition(".")[2])
     for d, out in enumerate(y.views):
         if out is not None:
             _matmul(graph, d, w, x.views[d], out)
+    if bias:
+        y.state = split.add_bias(y.state, bias.state)
+        for d in y.state.writers[:1] or _holders(y):
+            recording, limits, out = graph.recordings[d], graph.devices[d].limits, y.on(d)
+            device_ops.add_bias(recording, limits, out, bias.whole(d), out, label=bias.name)
     return y
 
 
@@ -158,7 +185,7 @@ def attention(
 ) -> Tensor:
     """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows,
     heads * head_dim_v]."""
-    graph, rows = q.graph, q.rows
+    graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")
     for d, out in enumerate(y.views):
@@ -169,12 +196,15 @@ def attention(
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
         label = graph.label("attention")
+        # Where q heads are not whole groups, the first of them may be in the middle of its kv head's group.
+        first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
+        how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group, "label": label}
         if rows > device_ops.MAX_VEC_ROWS:
-            device_ops.attn_prefill(recording, limits, q_view, *caches, out, step, scale=scale, label=label)
+            device_ops.attn_prefill(recording, limits, q_view, *caches, out, step, **how)
             continue
         n_splits = device_ops.attn_splits(limits, rows, local, caches[2].shape[1])
         part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
-        device_ops.attn_decode(recording, limits, q_view, *caches, part, step, scale=scale, label=label)
+        device_ops.attn_decode(recording, limits, q_view, *caches, part, step, **how)
         device_ops.attn_combine(recording, limits, part, out, label=label)
     return y
 
@@ -182,6 +212,76 @@ def attention(
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020)."""
     return _elementwise("silu_mul", gate, up)
+
+
+def moe(
+    x: Tensor,
+    h: Tensor,
+    w_norm: Weight,
+    router: Weight,
+    gate: Weight,
+    up: Weight,
+    down: Weight,
+    *,
+    n_used: int,
+    eps: float,
+    scale: float = 1.0,
+) -> Tensor:
+    """Mixture of experts (Shazeer et al. 2017): the sum of the n_used likeliest experts' FFNs of x, weighted.
+
+    x is the norm of h by w_norm and eps; gate and up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff].
+    Weights are the router's softmax over all experts, at the chosen ones, made to sum to `scale`. The choice
+    is computed from h, which is bit-identical on all devices, in an order that makes it the same everywhere.
+    The sum is PARTIAL: what is exchanged for it are rows of n_embd, not n_used times as many.
+    """
+    x, h, graph = _whole(x), _whole(h), x.graph
+    n_expert, rows = router.shape[0], x.rows
+    y = graph.new(rows, x.width, split.moe(x.state, router.state, gate.state, up.state, down.state), "moe")
+    logits, weights, chosen = (
+        graph.new(rows, width, MIRRORED, f"moe_{name}", y.state.writers)
+        for name, width in (("logits", n_expert), ("weights", n_used), ("ids", n_used))
+    )
+    for d in y.state.writers:
+        recording, limits, norm, residual = (
+            graph.recordings[d],
+            graph.devices[d].limits,
+            w_norm.whole(d),
+            h.on(d),
+        )
+        ids, label = replace(chosen.on(d), dtype="u32"), graph.label("moe")
+        device_ops.moe_logits(recording, limits, residual, norm, router.whole(d), logits.on(d), label=label)
+        how = {"eps": eps, "scale": scale, "norm_w": True, "label": label}
+        device_ops.moe_topk(recording, limits, logits.on(d), residual, ids, weights.on(d), **how)
+        width = max(ranges[d][1] - ranges[d][0] for ranges in gate.state.experts)
+        a, b = (graph.scratch((rows, n_used, width), "moe columns") for _ in range(2))
+        each = graph.scratch((rows, n_used, x.width), "moe experts")
+        _experts(graph, d, gate, x.on(d), ids, a)
+        _experts(graph, d, up, x.on(d), ids, b)
+        device_ops.silu_mul(
+            recording, limits, a, b, a, label=label
+        )  # narrower experts leave a rest, not read
+        _experts(graph, d, down, a, ids, each)
+        device_ops.moe_sum(recording, limits, each, weights.on(d), y.on(d), label=label)
+    return y
+
+
+def _experts(graph: Graph, d: int, w: Weight, x: View, ids: View, out: View) -> None:
+    """out[r, u] = W_e x[r] (or x[r, u]) with the columns that device d holds of expert e = ids[r, u]."""
+    ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
+    for (first, piece), end in zip(w.pieces[d], ends, strict=True):
+        device_ops.mat_vec_id(
+            graph.recordings[d],
+            graph.devices[d].limits,
+            piece,
+            x,
+            ids,
+            w.starts[d],
+            out,
+            axis=w.state.axis - 1,
+            first=first,
+            count=end - first,
+            label=w.name,
+        )
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -213,7 +313,8 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _elementwise(op: str, a: Tensor, b: Tensor) -> Tensor:
     graph = a.graph
-    y = graph.new(a.rows, a.width, split.elementwise(op, a.state, b.state), op)
+    holders = [d for d in _holders(a) if b.views[d] is not None]
+    y = graph.new(a.rows, a.width, split.elementwise(op, a.state, b.state), op, holders)
     for recording, limits, left, right, out in _each(y, a, b):
         getattr(device_ops, op)(recording, limits, left, right, out, label=graph.label(op))
     return y

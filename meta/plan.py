@@ -114,16 +114,6 @@ def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
     return tuple(ranges)
 
 
-def make_plan(
-    dims: Mapping[str, Dim], derived: Mapping[str, tuple[str, int]], shares: Sequence[float], rotation: int
-) -> Plan:
-    """Share out every dimension; `derived` ones follow another: {"heads": ("kv_heads", heads per kv
-    head)}."""
-    ranges = {name: share_out(dim, shares, rotation) for name, dim in dims.items()}
-    ranges |= {name: scaled(ranges[base], factor) for name, (base, factor) in derived.items()}
-    return Plan(ranges)
-
-
 def table(plans: Sequence[Plan], names: Sequence[str], n_devices: int) -> str:
     """The plans as text, one line per run of equal layers."""
     lines, start = [], 0

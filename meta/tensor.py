@@ -7,7 +7,7 @@ and one view per device. The graph cuts the recordings where devices must exchan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.errors import PlanError
-from vkbackend.meta.split import MIRRORED, Kind, State
+from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 
@@ -28,8 +28,8 @@ class Weight:
     """A matrix [n_out, n_in] or vector [n]: per device its slice, as (first local row, view) pieces.
 
     A slice has several pieces where one storage binding cannot span it, and none where the share is empty.
-    Pieces of a stack of experts count experts instead of rows; `starts` then has, per device and piece,
-    the prefix sums of the FFN columns that each of its experts has there (u32 [experts + 1]).
+    Pieces of a stack of experts count experts instead of rows; `starts` then has, per device with a share,
+    the prefix sums of the FFN columns that it holds of each expert (u32 [n_expert + 1]).
     """
 
     name: str
@@ -37,7 +37,7 @@ class Weight:
     dtype: str
     state: State
     pieces: list[list[tuple[int, View]]]
-    starts: dict[int, list[View]] = field(default_factory=dict)
+    starts: dict[int, View] = field(default_factory=dict)
 
     def whole(self, device: int) -> View:
         """The one piece of a weight that is never cut (norms, caches)."""
@@ -104,10 +104,12 @@ class Graph:
     provider: Provider | None
     n_rows: int
     n_outputs: int
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices at work, by outermost scope
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
     _scope: str = ""
+    _section: str = ""  # the outermost scope
 
     def __post_init__(self) -> None:
         name = f"step rows={self.n_rows} outputs={self.n_outputs}"
@@ -117,10 +119,11 @@ class Graph:
     def scope(self, name: str) -> Iterator[None]:
         """Prefix the labels of everything built inside with `name`."""
         outer, self._scope = self._scope, f"{self._scope}{name}."
+        section, self._section = self._section, self._section or name
         try:
             yield
         finally:
-            self._scope = outer
+            self._scope, self._section = outer, section
 
     def label(self, name: str) -> str:
         return self._scope + name
@@ -129,13 +132,22 @@ class Graph:
     def n(self) -> int:
         return len(self.devices)
 
-    def new(self, rows: int, width: int, state: State, label: str) -> Tensor:
-        """A tensor of fresh scratch: whole on every device, or each device's share of the columns."""
+    def readers(self) -> tuple[int, ...]:
+        """The devices that need a value made whole in this scope."""
+        return self.active.get(self._section, tuple(range(self.n)))
+
+    def new(
+        self, rows: int, width: int, state: State, label: str, holders: Sequence[int] | None = None
+    ) -> Tensor:
+        """A tensor of fresh scratch: whole on the `holders` (default all), or each device's share of
+        columns."""
         label = self.label(label)
         tensor = Tensor(self, rows, width, state, [])
         widths = [e - b for b, e in state.ranges] if state.kind is Kind.SPLIT else [width] * self.n
+        if state.kind is Kind.PARTIAL:
+            holders = state.writers
         for d, local in enumerate(widths):
-            holds = local > 0 and (state.kind is not Kind.PARTIAL or d in state.writers)
+            holds = local > 0 and (holders is None or d in holders)
             tensor.views.append(View(Virtual(4 * rows * local, label), 0, (rows, local)) if holds else None)
         while label in self.values:
             label += "'"
@@ -163,40 +175,58 @@ class Graph:
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0
     ) -> tuple[Tensor, Tensor | None]:
-        """Make a PARTIAL tensor whole on every device; with `norm`, also its RMSNorm, in the same kernel.
+        """Make a PARTIAL tensor whole on the readers; with `norm`, also its RMSNorm, in the same kernel.
 
-        On one device nothing is exchanged: the only partial is the sum.
+        Nothing is exchanged where the only writer is the only reader. A reader that does not hold the
+        mirrored addend (it joins here) gets it through the first writer's slot.
         """
         if x.state.kind is not Kind.PARTIAL:
             raise PlanError(f"all_reduce of a tensor that is {x.state}")
-        h = self.new(x.rows, x.width, MIRRORED, "h")
-        y = self.new(x.rows, x.width, MIRRORED, "h_norm") if norm else None
-        reads = self._exchange(x) if self.n > 1 else None
-        for d, (device, recording) in enumerate(zip(self.devices, self.recordings, strict=True)):
-            own = x.views[d]
-            if reads is None:
-                assert own is not None
-                slots, own_index, writers = own.reshape(1, x.rows * x.width), None, 1
-            else:
-                slots, own_index, writers = reads[d]
+        readers = self.readers()
+        if x.state.writers != readers or len(readers) > 1:
+            if x.base and any(x.base.views[d] is None for d in readers):
+                x = self._fold_base(x)
+            slots = self._exchange(x, readers)
+        else:
+            [d] = readers
+            slots = {d: (x.on(d).reshape(1, x.rows * x.width), None, 1)}
+        h = self.new(x.rows, x.width, MIRRORED, "h", readers)
+        y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
+        for d in readers:
+            view, own_index, writers = slots[d]
             device_ops.add_partials(
-                recording,
-                device.limits,
-                x.base.views[d] if x.base else None,
-                own if own_index is not None else None,
-                slots,
+                self.recordings[d],
+                self.devices[d].limits,
+                x.base.on(d) if x.base else None,
+                x.on(d) if own_index is not None else None,
+                view,
                 norm.whole(d) if norm else None,
                 h.on(d),
-                y.views[d] if y else None,
+                y.on(d) if y else None,
                 own_index=own_index,
                 writers=writers,
                 eps=eps,
                 label=self.label("add_partials"),
             )
-        x.whole = h
         return h, y
 
-    def _exchange(self, x: Tensor) -> list[tuple[View, int | None, int]]:
+    def _fold_base(self, x: Tensor) -> Tensor:
+        """The same sum without an addend: a writer that holds the addend adds it to its share."""
+        assert x.base is not None
+        d = next(d for d in x.state.writers if x.base.views[d] is not None)
+        folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
+        folded.views[d] = self.new(x.rows, x.width, partial((d,)), "fold").on(d)
+        device_ops.add(
+            self.recordings[d],
+            self.devices[d].limits,
+            x.on(d),
+            x.base.on(d),
+            folded.on(d),
+            label=self.label("fold"),
+        )
+        return folded
+
+    def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, tuple[View, int | None, int]]:
         assert self.provider is not None
         reduce = Reduce(len(self.reduces) % 2, x.rows * x.width, x.state.writers)
         self.reduces.append(reduce)
@@ -206,7 +236,7 @@ class Graph:
                 slot = self.provider.slot(d, reduce.parity)
                 recording.copy(own, View(slot.buffer, slot.offset, own.shape), self.label("partial to slot"))
             recording.exchange(self.label("all_reduce"))
-        return [self.provider.readable(d, reduce) for d in range(self.n)]
+        return {d: self.provider.readable(d, reduce) for d in readers}
 
 
 def _head(view: View, nbytes: int) -> View:

@@ -3,14 +3,13 @@ lookup."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.formats import block_of
-from vkbackend.meta.plan import MIRROR, Dim, Role
+from vkbackend.meta.plan import MIRROR, Role
+from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Graph, Weight
 from vkbackend.models.gguf import GGUF
 from vkbackend.rope import RopeTable
@@ -79,9 +78,7 @@ class Model(Protocol):
     def weights(self) -> list[WeightSpec]: ...
     def kv(self, il: int) -> KVSpec: ...
     def ropes(self) -> dict[str, RopeTable]: ...
-    def dims(
-        self, il: int, types: Mapping[str, str]
-    ) -> tuple[dict[str, Dim], dict[str, tuple[str, int]]]: ...
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer: ...
     def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None: ...
 
 
@@ -134,21 +131,3 @@ def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None
         beta_fast=float(gguf.f32(f"{arch}.rope.scaling.yarn_beta_fast", 32.0)),
         beta_slow=float(gguf.f32(f"{arch}.rope.scaling.yarn_beta_slow", 1.0)),
     )
-
-
-# ---- plan dimensions ----
-
-
-def head_dims(n_head: int, n_head_kv: int, head_dim_v: int, output_type: str) -> tuple[Dim, tuple[str, int]]:
-    """(kv heads to share out, how q heads follow): a grain's columns of attn_output are whole quant
-    blocks."""
-    group = n_head // n_head_kv
-    block = block_of(output_type)[0]
-    grain = min(block // math.gcd(block, group * head_dim_v), n_head_kv)
-    return Dim(n_head_kv, grain), ("kv_heads", group)
-
-
-def ffn_dim(n_ff: int, down_type: str) -> Dim:
-    """FFN columns in quant blocks of ffn_down, and in fours where that divides (vector loads)."""
-    block = block_of(down_type)[0]
-    return Dim(n_ff, math.lcm(block, 4) if n_ff % math.lcm(block, 4) == 0 else block)

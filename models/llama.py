@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.formats import block_of
 from vkbackend.meta import ops
-from vkbackend.meta.plan import Dim, columns, rows
+from vkbackend.meta.plan import columns, rows
+from vkbackend.meta.policy import Attention, FeedForward, Layer
 from vkbackend.meta.tensor import Graph, Tensor
 from vkbackend.models.base import (
     MAX_HEAD_DIM,
@@ -21,8 +23,6 @@ from vkbackend.models.base import (
     Weights,
     WeightSpec,
     check_off,
-    ffn_dim,
-    head_dims,
     read_count,
     read_rope,
 )
@@ -122,11 +122,12 @@ class Model:
     def ropes(self) -> dict[str, RopeTable]:
         return {"rope": self.config.rope}
 
-    def dims(self, il: int, types: Mapping[str, str]) -> tuple[dict[str, Dim], dict[str, tuple[str, int]]]:
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
         c = self.config
-        kv_heads, heads = head_dims(c.n_head, c.n_head_kv, c.head_dim, types[f"blk.{il}.attn_output.weight"])
-        ffn = ffn_dim(c.n_ff, types[f"blk.{il}.ffn_down.weight"])
-        return {"kv_heads": kv_heads, "ffn": ffn}, {"heads": heads}
+        o_block, _ = block_of(types[f"blk.{il}.attn_output.weight"])
+        down_block, _ = block_of(types[f"blk.{il}.ffn_down.weight"])
+        attention = Attention(c.n_head, c.n_head_kv, c.head_dim, c.head_dim, o_block)
+        return Layer(attention, FeedForward(c.n_ff, down_block))
 
     def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None:
         h = ops.embed(graph, w("token_embd"))

@@ -3,7 +3,8 @@ sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,23 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.buffer import Home
-from vkbackend.errors import GGUFError, InvalidArgument, OutOfDeviceMemory, UnsupportedModel
+from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.executors import NumpyDevice
-from vkbackend.meta.load import Load
 from vkbackend.meta.mesh import Mesh
-from vkbackend.meta.plan import Dim, Plan, make_plan, normalise, table
+from vkbackend.meta.plan import normalise
 from vkbackend.models.base import MATRIX_TYPES, Model, Weights, WeightSpec
+from vkbackend.models.fit import check_fit
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.kv_cache import KVCache
+from vkbackend.models.layout import Options, lay_out, sizes
 from vkbackend.models.registry import load_model
+from vkbackend.models.state import fingerprint
+from vkbackend.ops import MAX_SLOTS
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams
 
 CACHE_TYPES = ("f16", "f32")
+MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
 LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 
@@ -43,6 +48,8 @@ def open_devices(specs: Sequence[str | int] | None) -> list[Device]:
             "the device list is empty; give at least one device, or none at all for the best one"
         )
     wanted: list[str | int] = [0] if specs is None else list(specs)
+    if len(wanted) > MAX_SLOTS:
+        raise InvalidArgument(f"{len(wanted)} devices were given; at most {MAX_SLOTS} can share one model")
     opened: list[Device] = []
     try:
         for n, spec in enumerate(wanted):
@@ -71,41 +78,37 @@ def _open_vulkan(spec: str | int, copy: int | None) -> Device:
 
 
 class Runner:
-    """Loads `path` on `devices`. `n_ctx` is per slot, 0 for the model's own; `progress(done, total)` in
-    bytes."""
+    """Loads `path` on `devices`; `progress(done, total)` in bytes.
+
+    `options` are the fields of layout.Options, and `ahead`, `provider`, `wire` and `keep_values` of the mesh.
+    """
 
     def __init__(
         self,
         path: str | Path,
         *,
         devices: Sequence[str | int] | None = None,
-        tensor_split: Sequence[float] | None = None,
-        n_ctx: int = 512,
-        n_slots: int = 1,
         n_ubatch: int = 512,
-        type_k: str = "f16",
-        type_v: str = "f16",
         progress: Callable[[int, int], None] | None = None,
-        **mesh_options: Any,
+        **options: Any,
     ) -> None:
-        _check_options(n_ctx, n_slots, n_ubatch, type_k, type_v)
+        mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
+        opts = _options(n_ubatch, options)
         with GGUF.open(path) as gguf:
-            model = load_model(gguf)
+            self.model = model = load_model(gguf)
+            self.fingerprint = fingerprint(gguf)
             types = check_weights(gguf, model)
-            n_devices = 1 if devices is None else len(devices)
-            shares = normalise(tensor_split, n_devices) if n_devices else ()
-            if devices is not None and n_devices:
-                # A device without a share would mirror work for nothing.
-                devices = [d for d, share in zip(devices, shares, strict=True) if share]
-                shares = tuple(s for s in shares if s)
-            self.model, self.n_vocab, self.n_slots = model, model.n_vocab, n_slots
-            self.n_ctx = n_ctx or model.n_ctx_train
-            self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * n_slots), MAX_ROWS)
+            opts = replace(opts, n_ctx=opts.n_ctx or model.n_ctx_train)
+            devices, opts = _with_a_share(devices, opts)
+            self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
+            self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
             fits = LOGITS_NBYTES // (4 * self.n_vocab)
-            self.max_outputs = min(self.n_ubatch, max(bucket(n_slots), 1 << max(fits, 1).bit_length() - 1))
+            self.max_outputs = min(
+                self.n_ubatch, max(bucket(self.n_slots), 1 << max(fits, 1).bit_length() - 1)
+            )
             self.mesh = Mesh(open_devices(devices), **mesh_options)
             try:
-                self._load(gguf, types, shares, type_k, type_v, progress)
+                self._load(gguf, types, opts, progress)
             except BaseException:
                 self.mesh.close()
                 raise
@@ -114,22 +117,19 @@ class Runner:
         self,
         gguf: GGUF,
         types: dict[str, str],
-        shares: Sequence[float],
-        type_k: str,
-        type_v: str,
+        options: Options,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        model, mesh = self.model, self.mesh
-        self.plans = [make_plan(*model.dims(il, types), shares, il) for il in range(model.n_layer)]
-        self.output_plan = make_plan({"vocab": Dim(model.n_vocab)}, {}, shares, model.n_layer)
-        names = [f"blk.{il}" for il in range(model.n_layer)]
-        env.log(1, "plan\n" + table([*self.plans, self.output_plan], [*names, "output"], len(mesh.devices)))
-        loads = [self._as_load(spec, types) for spec in model.weights()]
-        self._check_budget(loads, type_k, type_v)
-        mesh.load(loads, _Source(gguf, model.weights()), progress)
-        self.kv = KVCache(
-            mesh, model, self.plans, n_ctx=self.n_ctx, n_slots=self.n_slots, type_k=type_k, type_v=type_v
-        )
+        model, mesh, n = self.model, self.mesh, len(self.mesh.devices)
+        self.layout = layout = lay_out(model, types, n, options)
+        env.log(1, "plan\n" + layout.table())
+
+        def sizes_with(changed: Options) -> list[dict[str, int]]:
+            return sizes(lay_out(model, types, n, changed), model, changed)
+
+        check_fit(mesh.devices, options, sizes_with, model.n_layer)
+        mesh.load(layout.loads, _Source(gguf, model.weights()), progress)
+        self.kv = KVCache(mesh, model, layout, options)
         self._ropes = model.ropes()
         self._params = StepParams()
         self._rope_rows = {
@@ -146,55 +146,12 @@ class Runner:
             bucket(self.n_ubatch),
             self.max_outputs,
             {name: t.n_rot for name, t in self._ropes.items()},
-            self.output_plan.ranges["vocab"],
+            layout.output_plan.ranges["vocab"],
+            layout.active,
         )
         for device in mesh.devices:
-            if hasattr(device, "drop_upload"):
-                device.drop_upload()
+            device.drop_upload()
         mesh.step(1, 1)  # compiles what decode needs now, rather than in front of the first token
-
-    def _plan_of(self, spec: WeightSpec) -> Plan:
-        if spec.name.startswith("blk."):
-            return self.plans[int(spec.name.split(".")[1])]
-        return self.output_plan
-
-    def _as_load(self, spec: WeightSpec, types: dict[str, str]) -> Load:
-        state = self._plan_of(spec).state(spec.role, spec.shape, spec.name)
-        return Load(spec.name, spec.shape, types[spec.name], state, Home.HOST if spec.host else Home.WEIGHTS)
-
-    def _check_budget(self, loads: Sequence[Load], type_k: str, type_v: str) -> None:
-        """Refuse before loading what cannot fit: weights and caches against the heap, per physical device."""
-        from vkbackend.formats import row_nbytes
-        from vkbackend.meta.load import piece_shapes
-
-        needed: dict[str, list[int]] = {}
-        for d, device in enumerate(self.mesh.devices):
-            if not hasattr(device, "info"):
-                continue
-            weights = sum(
-                int(np.prod(shape[:-1])) * row_nbytes(load.dtype, shape[-1])
-                for load in loads
-                if not load.shared
-                for _, shape in piece_shapes(load, d, device.limits.max_storage_range)
-            )
-            kv = 0
-            for il, plan in enumerate(self.plans):
-                spec = self.model.kv(il)
-                begin, end = plan.ranges[spec.dim][d]
-                for width, dtype in ((spec.head_dim_k, type_k), (spec.head_dim_v, type_v)):
-                    kv += (end - begin) * row_nbytes(dtype, width) * self.n_ctx * self.n_slots
-            heap = max((h for h in device.info.heaps if h.device_local), key=lambda h: h.nbytes)
-            entry = needed.setdefault(device.info.uuid, [0, 0, heap.budget or heap.nbytes])
-            entry[0] += weights
-            entry[1] += kv
-            if entry[0] + entry[1] > entry[2]:
-                raise OutOfDeviceMemory(
-                    f"{device.name} ({device.info.name}) needs {entry[0] / 2**20:.0f} MiB for weights and "
-                    f"{entry[1] / 2**20:.0f} MiB for the KV cache, and has {entry[2] / 2**20:.0f} MiB; "
-                    f"use a smaller context than {self.n_ctx}, fewer slots, or more devices",
-                    requested=entry[0] + entry[1],
-                    budget=entry[2],
-                )
 
     # ---- steps ----
 
@@ -293,16 +250,44 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     return types
 
 
-def _check_options(n_ctx: int, n_slots: int, n_ubatch: int, type_k: str, type_v: str) -> None:
+def _options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
+    """Options from keyword arguments; raises InvalidArgument for a value out of range."""
+    if options.get("tensor_split") is not None:
+        options = {**options, "tensor_split": tuple(options["tensor_split"])}
+    opts = Options(**options)
     for name, value, low, high in (
-        ("n_ctx", n_ctx, 0, 1 << 24),
-        ("n_slots", n_slots, 1, MAX_RUNS),
+        ("n_ctx", opts.n_ctx, 0, 1 << 24),
+        ("n_slots", opts.n_slots, 1, MAX_RUNS),
         ("n_ubatch", n_ubatch, 1, MAX_ROWS),
+        ("n_gpu_layers", 0 if opts.n_gpu_layers is None else opts.n_gpu_layers, 0, 1 << 16),
+        ("main_gpu", opts.main_gpu, 0, 1 << 16),
     ):
         if not isinstance(value, int) or not low <= value <= high:
             raise InvalidArgument(f"{name} must be a whole number in {low}..{high}, got {value!r}")
-    for name, dtype in (("type_k", type_k), ("type_v", type_v)):
+    for name, dtype in (("type_k", opts.type_k), ("type_v", opts.type_v)):
         if dtype not in CACHE_TYPES:
             raise InvalidArgument(
                 f"{name} {dtype!r} is not a cache type; there are: {', '.join(CACHE_TYPES)}"
             )
+    return opts
+
+
+def _with_a_share(
+    devices: Sequence[str | int] | None, options: Options
+) -> tuple[Sequence[str | int] | None, Options]:
+    """The devices that will hold something: one without a share would only mirror work."""
+    if not devices:
+        normalise(options.tensor_split, 1)
+        return devices, options
+    shares = normalise(options.tensor_split, len(devices))
+    if options.split_mode == "none":
+        if not options.main_gpu < len(devices):
+            raise InvalidArgument(
+                f"main device {options.main_gpu} is not one of the {len(devices)} devices given"
+            )
+        return [devices[options.main_gpu]], replace(options, tensor_split=None, main_gpu=0)
+    if options.override_tensor or options.policy != "balanced":
+        return devices, options  # indices, or llama.cpp's remainders, may still name it
+    kept = [d for d, share in enumerate(shares) if share]
+    split = options.tensor_split and tuple(options.tensor_split[d] for d in kept)
+    return [devices[d] for d in kept], replace(options, tensor_split=split)

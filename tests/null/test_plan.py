@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vkbackend.errors import InvalidArgument, PlanError
-from vkbackend.meta.plan import MIRROR, Dim, Plan, columns, make_plan, normalise, rows, share_out, table
-from vkbackend.meta.split import MIRRORED, check_tiling, split
+from vkbackend.meta.plan import MIRROR, Dim, Plan, columns, normalise, rows, share_out, table
+from vkbackend.meta.split import MIRRORED, check_tiling, scaled, split
 
 SHARES = st.lists(st.floats(0, 1e6) | st.just(0.0), min_size=1, max_size=5).filter(any)
 
@@ -96,7 +96,8 @@ def test_a_dimension_without_a_grain() -> None:
 
 def plan_of_layer(rotation: int = 0) -> Plan:
     dims = {"kv_heads": Dim(3), "ffn": Dim(96, 32)}
-    return make_plan(dims, {"heads": ("kv_heads", 4)}, normalise([2, 1], 2), rotation)
+    ranges = {name: share_out(dim, normalise([2, 1], 2), rotation) for name, dim in dims.items()}
+    return Plan(ranges | {"heads": scaled(ranges["kv_heads"], 4)})
 
 
 def test_a_plan_cannot_disagree_with_itself() -> None:
@@ -112,7 +113,7 @@ def test_a_plan_cannot_disagree_with_itself() -> None:
 
 
 def test_the_plan_prints_runs_of_equal_layers() -> None:
-    plans = [plan_of_layer(0), plan_of_layer(0), make_plan({"ffn": Dim(96, 32)}, {}, (1.0, 0.0), 0)]
+    plans = [plan_of_layer(0), plan_of_layer(0), Plan({"ffn": share_out(Dim(96, 32), (1.0, 0.0))})]
     assert table(plans, ["blk.0", "blk.1", "blk.2"], 2).splitlines() == [
         "blk.0..blk.1: kv_heads 0:2; ffn 0:64; heads 0:8 | kv_heads 2:3; ffn 64:96; heads 8:12",
         "blk.2: ffn 0:96 | ffn 96:96",

@@ -1,0 +1,248 @@
+"""Where everything of a model goes, decided before anything is opened or allocated: plans, homes and
+sizes.
+
+Split (which device holds which slice) and placement (device memory or pinned host memory) are independent:
+a tensor placed on the host stays split, and every device reads its own slice from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vkbackend.buffer import Home
+from vkbackend.errors import InvalidArgument
+from vkbackend.formats import row_nbytes
+from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
+from vkbackend.meta.policy import Layer, plan_model
+from vkbackend.meta.slices import Load, expert_slices, slice_of
+from vkbackend.meta.split import Ranges, holders
+from vkbackend.models.base import Model, WeightSpec
+
+SPLIT_MODES = ("none", "layer", "tensor")
+CELL_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is laid out. Names follow llama.cpp's flags.
+
+    `n_gpu_layers` (None: all) leaves the first layers' weights and caches on the host; the output layer
+    counts as one and is the first to go to the devices. `override_tensor`: (regex, "CPU" | "host" | device
+    index) pairs, the first that matches a tensor's name wins. `split_mode`: tensor (slices of every
+    matrix), layer (whole layers, one device after another), none (`main_gpu` alone).
+    """
+
+    tensor_split: tuple[float, ...] | None = None
+    split_mode: str = "tensor"
+    main_gpu: int = 0
+    policy: str = "balanced"
+    n_gpu_layers: int | None = None
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    kv_offload: bool = True
+    n_ctx: int = 512  # per slot
+    n_slots: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The decisions: a plan per layer, the plan outside layers, what to load where, the caches' homes."""
+
+    n_devices: int
+    plans: list[Plan]
+    output_plan: Plan
+    loads: list[Load]
+    kv_homes: list[Home]
+    active: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # devices that work on a layer, by scope
+
+    def table(self) -> str:
+        names = [f"blk.{il}" for il in range(len(self.plans))]
+        return table([*self.plans, self.output_plan], [*names, "output"], self.n_devices)
+
+
+def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
+    """Decide everything for `n_devices` devices; raises InvalidArgument and PlanError."""
+    if options.split_mode not in SPLIT_MODES:
+        raise InvalidArgument(
+            f"split mode {options.split_mode!r} is unknown; there are: {', '.join(SPLIT_MODES)}"
+        )
+    normalise(options.tensor_split, n_devices)
+    layers = [model.layer(il, types) for il in range(model.n_layer)]
+    plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
+    specs = model.weights()
+    homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
+    first_on_device = 0 if options.n_gpu_layers is None else max(0, model.n_layer + 1 - options.n_gpu_layers)
+    loads = []
+    for spec in specs:
+        il = layer_of(spec.name)
+        plan = output_plan if il is None else plans[il]
+        on_host = spec.host or (model.n_layer if il is None else il) < first_on_device
+        home = homes.get(spec.name, Home.HOST if on_host else Home.WEIGHTS)
+        state = plan.state(spec.role, spec.shape, spec.name)
+        loads.append(Load(spec.name, spec.shape, types[spec.name], state, home))
+    kv_homes = [
+        Home.KV if options.kv_offload and il >= first_on_device else Home.HOST for il in range(model.n_layer)
+    ]
+    active = {f"blk.{il}": _active(plan) for il, plan in enumerate(plans)} | {"": _active(output_plan)}
+    return Layout(n_devices, plans, output_plan, loads, kv_homes, active)
+
+
+def layer_of(name: str) -> int | None:
+    """The layer a tensor belongs to, None outside layers."""
+    return int(name.split(".")[1]) if name.startswith("blk.") else None
+
+
+def _active(plan: Plan) -> tuple[int, ...]:
+    tiles = [*plan.ranges.values(), *plan.experts]
+    return tuple(sorted({d for ranges in tiles for d in holders(ranges)}))
+
+
+def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> tuple[list[Plan], Plan]:
+    if options.split_mode == "tensor":
+        return plan_model(layers, n_vocab, n, options.tensor_split, options.policy)
+    if options.split_mode == "none":
+        if not 0 <= options.main_gpu < n:
+            raise InvalidArgument(
+                f"main device {options.main_gpu} does not exist; there are {n} devices, from 0"
+            )
+        owners = [options.main_gpu] * (len(layers) + 1)
+    else:
+        ranges = share_out(Dim(len(layers) + 1), normalise(options.tensor_split, n))
+        owners = [d for d, (begin, end) in enumerate(ranges) for _ in range(begin, end)]
+    plans = [whole_on(layer, owner, n) for layer, owner in zip(layers, owners[:-1], strict=True)]
+    return plans, Plan({"vocab": _whole(n_vocab, owners[-1], n)})
+
+
+def whole_on(layer: Layer, device: int, n: int) -> Plan:
+    """The plan that gives all of a layer to one device."""
+    a, f = layer.attention, layer.ffn
+    sizes = {"kv_heads": a.n_head_kv, "heads": a.n_head, "ffn": f.n_ff}
+    ranges = {name: _whole(size, device, n) for name, size in sizes.items()}
+    return Plan(ranges, (ranges["ffn"],) * f.n_expert)
+
+
+def _whole(size: int, device: int, n: int) -> Ranges:
+    return tuple((0 if d <= device else size, size if d >= device else 0) for d in range(n))
+
+
+# ---- -ot ----
+
+
+def _override(
+    specs: Sequence[WeightSpec],
+    options: Options,
+    plans: list[Plan],
+    output_plan: Plan,
+    layers: Sequence[Layer],
+    n: int,
+) -> tuple[dict[str, Home], list[Plan], Plan]:
+    """Homes of the tensors that patterns place on the host, and plans in which others' dimensions went to
+    a device.
+
+    A pattern with a device index moves the whole dimension of the layer that the tensor is split along
+    (all of its attention, all of its FFN), because its other tensors must be cut alike.
+    """
+    plans = list(plans)
+    homes: dict[str, Home] = {}
+    patterns = [(text, _compile(text), target) for text, target in options.override_tensor]
+    matched: set[str] = set()
+    for spec in specs:
+        found = next(((text, target) for text, regex, target in patterns if regex.search(spec.name)), None)
+        if found is None:
+            continue
+        text, target = found
+        matched.add(text)
+        if target.lower() in ("cpu", "host"):
+            homes[spec.name] = Home.HOST
+            continue
+        if not target.isdecimal() or int(target) >= n:
+            raise InvalidArgument(
+                f"override {text}={target}: the target must be CPU, host or a device index below {n}"
+            )
+        if not spec.role.dim:
+            continue  # mirrored: it is on that device already
+        il = layer_of(spec.name)
+        if il is None:
+            output_plan = Plan({"vocab": _whole(spec.shape[0], int(target), n)})
+            continue
+        whole = whole_on(layers[il], int(target), n)
+        dims = ("heads", "kv_heads") if spec.role.dim in ("heads", "kv_heads") else ("ffn",)
+        experts = whole.experts if dims == ("ffn",) else plans[il].experts
+        plans[il] = replace(
+            plans[il],
+            ranges={**plans[il].ranges, **{dim: whole.ranges[dim] for dim in dims}},
+            experts=experts,
+        )
+    for text, _, target in patterns:
+        if text not in matched:
+            raise InvalidArgument(f"override {text}={target}: no tensor's name matches the pattern")
+    return homes, plans, output_plan
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise InvalidArgument(f"override pattern {text!r} is no regular expression: {error}") from error
+
+
+# ---- sizes ----
+
+
+def weight_nbytes(load: Load, device: int) -> int:
+    """Bytes of a weight that lie on `device` as a slice of its own (a shared host table counts nowhere)."""
+    if load.shared:
+        return 0
+    cuts = expert_slices(load, device) if len(load.shape) == 3 else [slice_of(load, device)]
+    return sum((r.stop - r.start) * row_nbytes(load.dtype, c.stop - c.start) for r, c in cuts)
+
+
+def sizes(layout: Layout, model: Model, options: Options) -> list[dict[str, int]]:
+    """Bytes per device: weights, kv, host (host-placed slices and caches); before padding."""
+    report = []
+    cells = -(-options.n_ctx // CELL_BLOCK) * CELL_BLOCK * options.n_slots
+    for d in range(layout.n_devices):
+        n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
+        for load in layout.loads:
+            n["weights" if load.home is Home.WEIGHTS else "host"] += weight_nbytes(load, d)
+        for il, plan in enumerate(layout.plans):
+            spec = model.kv(il)
+            begin, end = plan.ranges[spec.dim][d]
+            for width, dtype in ((spec.head_dim_k, options.type_k), (spec.head_dim_v, options.type_v)):
+                home = "kv" if layout.kv_homes[il] is Home.KV else "host"
+                n[home] += cells * row_nbytes(dtype, (end - begin) * width)
+        report.append(n)
+    return report
+
+
+def totals(layout: Layout, model: Model, options: Options) -> dict[str, Any]:
+    """The model's bytes over all devices, itemised: stored, mirrored again, replicated, shared host
+    tables."""
+    stored = sum(_nbytes(load) for load in layout.loads)
+    held = [sum(weight_nbytes(load, d) for d in range(layout.n_devices)) for load in layout.loads]
+    extra = {
+        load.name: n - _nbytes(load) for load, n in zip(layout.loads, held, strict=True) if not load.shared
+    }
+    return {
+        "model": stored,
+        "shared": sum(_nbytes(load) for load in layout.loads if load.shared),
+        "mirrored": sum(n for load, n in _pair(layout.loads, extra) if not load.state.ranges),
+        "replicated": sum(n for load, n in _pair(layout.loads, extra) if load.state.ranges),
+    }
+
+
+def _pair(loads: Sequence[Load], extra: Mapping[str, int]) -> list[tuple[Load, int]]:
+    return [(load, extra[load.name]) for load in loads if load.name in extra]
+
+
+def _nbytes(load: Load) -> int:
+    n = 1
+    for size in load.shape[:-1]:
+        n *= size
+    return n * row_nbytes(load.dtype, load.shape[-1])
