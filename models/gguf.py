@@ -7,6 +7,7 @@ Knows the container only: no architecture, no device. The header itself is parse
 import mmap
 import os
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from vkbackend.errors import GGUFError
 from vkbackend.models.gguf_header import (
+    ARRAY,
     BOOL,
     FLOATS,
     INTEGERS,
@@ -75,6 +77,12 @@ class Metadata(Mapping[str, Any]):
     def kind(self, key: str) -> tuple[int, bool]:
         """GGUF type id of a value (of its elements, for an array) and whether it is an array."""
         return self._values[key].type, self._values[key].is_array
+
+    def stored(self, key: str) -> bytes:
+        """A value as it lies in the file: its type (and length, for an array), then its bytes."""
+        v = self._values[key]
+        head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
+        return head + self._buf[v.start : v.stop]
 
     def _strings(self, key: str, v: Value) -> list[str]:
         raw, pos, out = self._buf[v.start : v.stop], 0, []

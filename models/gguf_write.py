@@ -1,0 +1,106 @@
+"""Writing a loaded model back to GGUF from the devices' slices: the metadata of the file it came from, byte
+for byte, and every tensor as the devices hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vkbackend.errors import GGUFError, InvalidArgument
+from vkbackend.meta.gather import stream, transfers
+from vkbackend.meta.tensor import Weight
+from vkbackend.models.atomic_file import replacing
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf_header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
+from vkbackend.runtime import Device
+
+Progress = Callable[[int, int], None]  # bytes written, bytes in all
+HOST_TENSORS = frozenset({"rope_freqs.weight"})  # the host turns these into RoPE rows: no device has them
+_TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    source: GGUF,
+    devices: Sequence[Device],
+    weights: Mapping[str, Weight],
+    progress: Progress | None = None,
+) -> int:
+    """Write the model of `source` to `path`, one file, its tensors from the `weights` on `devices`; returns
+    the bytes written. The parts of a split model are joined. Needs host memory for 16 MiB at a time.
+
+    Raises InvalidArgument where `path` is the source, GGUFError where a tensor of the source is not on the
+    devices as it was stored or the file cannot be written; `path` then is as before.
+    """
+    if any(os.path.exists(path) and os.path.samefile(path, part) for part in source.paths):
+        raise InvalidArgument(f"{path}: is the model that was loaded; give the copy another name")
+    for info in source.tensors.values():
+        _check(info, weights, source.paths[0])
+    alignment = source.u32("general.alignment", DEFAULT_ALIGNMENT)
+    header = _header(source, alignment)
+    total = len(header) + sum(_padded(info.nbytes, alignment) for info in source.tensors.values())
+    with replacing(path, GGUFError) as part, open(part, "wb") as file, transfers(devices):
+        file.write(header)
+        for info in source.tensors.values():
+            for piece in _bytes_of(info, source, devices, weights):
+                file.write(piece.data)
+                if progress:
+                    progress(file.tell(), total)
+            file.write(bytes(-file.tell() % alignment))
+        file.flush()
+    return total
+
+
+def _check(info: TensorInfo, weights: Mapping[str, Weight], path: Path) -> None:
+    if info.name in HOST_TENSORS:
+        return
+    weight = weights.get(info.name)
+    if weight is None or (weight.dtype, weight.shape) != (info.type, info.shape):
+        have = "nothing of it" if weight is None else f"{weight.dtype} {weight.shape}"
+        raise GGUFError(
+            f"{path}: {info.name} is {info.type} {info.shape}, and the devices hold {have}; "
+            "the model cannot be written back"
+        )
+
+
+def _bytes_of(
+    info: TensorInfo, source: GGUF, devices: Sequence[Device], weights: Mapping[str, Weight]
+) -> Iterator[np.ndarray]:
+    if info.name in HOST_TENSORS:
+        yield source.data(info.name)
+    else:
+        yield from stream(devices, weights[info.name])
+
+
+def _header(source: GGUF, alignment: int) -> bytes:
+    """Magic, counts, metadata and table of tensors, padded to where the data begins.
+
+    Values are copied as they are stored; offsets follow from the order of the table. What only describes the
+    parts of a split model is left out.
+    """
+    joined = len(source.paths) > 1
+    keys = [key for key in source.metadata if not (joined and key.startswith("split."))]
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(source.tensors), len(keys)))
+    for key in keys:
+        out += _string(key) + source.metadata.stored(key)
+    offset = 0
+    for info in source.tensors.values():
+        dims = tuple(reversed(info.shape))
+        out += _string(info.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+        out += struct.pack("<IQ", _TYPE_IDS[info.type], offset)
+        offset += _padded(info.nbytes, alignment)
+    return bytes(out) + bytes(-len(out) % alignment)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _padded(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment

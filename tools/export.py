@@ -1,0 +1,68 @@
+"""`vkbackend export`: load a model onto devices and write it back to GGUF from there.
+
+Every tensor is rejoined from the slices that the devices hold, so comparing the copy with the original checks
+loading and splitting; the parts of a split model become one file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from vkbackend.models.arguments import device_list, share_list
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf_write import write_gguf
+from vkbackend.models.runner import Runner
+from vkbackend.tools.console import console, printable, size
+from vkbackend.tools.generate import parse_split
+
+HELP = "Write a loaded model back to a GGUF file from its devices"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-m", "--model", metavar="FILE", required=True, help="the model, a .gguf file")
+    add("-o", "--output", metavar="FILE", required=True, help="the .gguf file to write")
+    add(
+        "-dev",
+        "--device",
+        metavar="LIST",
+        help="devices that share the model, comma-separated; one may be given several times "
+        "(default: the best device)",
+    )
+    add("-ts", "--tensor-split", metavar="LIST",
+        help="the share of each device, in any unit, such as 3,1 (default: equal shares)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> None:
+    words = device_list(args.device)
+    shares = share_list(parse_split(args.tensor_split), words)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
+    with (
+        GGUF.open(args.model) as source,
+        Progress(*columns, TransferSpeedColumn(), console=console(stderr=True)) as bar,
+    ):
+        loading, writing = bar.add_task("loading", total=None), bar.add_task("writing", total=None)
+        # The smallest context there is: only the weights are wanted.
+        runner = Runner(
+            args.model, devices=words, tensor_split=shares, n_ctx=1, n_ubatch=1,
+            progress=lambda done, total: bar.update(loading, completed=done, total=total),
+        )  # fmt: skip
+        try:
+            mesh, names = runner.mesh, runner.device_names()
+            total = write_gguf(
+                args.output, source, mesh.devices, mesh.weights,
+                lambda done, total: bar.update(writing, completed=done, total=total),
+            )  # fmt: skip
+        finally:
+            runner.close()
+    what = f"{len(source.tensors)} tensors, {size(total)}, from {', '.join(names)}"
+    sys.stdout.write(printable(f"{args.output}: {what}") + "\n")
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["export", *sys.argv[1:]]))
