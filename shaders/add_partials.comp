@@ -2,12 +2,15 @@
 #extension GL_GOOGLE_include_directive : require
 // Tail of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w.
 // The device's own partial comes from its own memory, the others from the slots. Plain adds in a fixed order, so h is
-// the same bits on all devices. One workgroup per row.
+// the same bits on all devices; with WIRE 1 each partial was rounded to bfloat16, so the own one is here.
+// One workgroup per row.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
+#include "lib/bf16.glsl"
 
 layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum alone, residual is not read
 layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read, y not written
+layout(constant_id = 3) const uint WIRE = 0; // what a slot holds: 0 floats, 1 pairs of bfloat16
 
 layout(push_constant) uniform Push {
     uint residual_off, own_off, slots_off, w_off, h_off, y_off;
@@ -16,10 +19,21 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Residual { float residual[]; };
 layout(set = 0, binding = 1) readonly buffer Own { float own[]; };
-layout(set = 0, binding = 2) readonly buffer Slots { float slots[]; };
+layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
 layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads back what it wrote itself
 layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+
+float slot_value(uint s, uint i) {
+    const uint base = slots_off + s * slot_stride;
+    if (WIRE != 0) return bf16_value(slots[base + i / 2], i);
+    return uintBitsToFloat(slots[base + i]);
+}
+
+float own_value(uint i) {
+    const float value = own[own_off + i];
+    return WIRE != 0 ? uintBitsToFloat(bf16_bits(floatBitsToUint(value)) << 16) : value;
+}
 
 void main() {
     const uint row = group_index();
@@ -30,7 +44,7 @@ void main() {
         precise float sum = 0.0;
         for (uint s = 0; s < n_slots; ++s) {
             if ((writers >> s & 1u) == 0u) continue;
-            sum = sum + (s == own_index ? own[own_off + at] : slots[slots_off + s * slot_stride + at]);
+            sum = sum + (s == own_index ? own_value(at) : slot_value(s, at));
         }
         if (HAS_RESIDUAL != 0) sum = residual[residual_off + at] + sum;
         h[h_off + at] = sum;

@@ -15,6 +15,7 @@ from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
+from vkbackend.tools import op_cases_moe
 from vkbackend.tools.op_setup import (
     Case,
     RunSpec,
@@ -303,9 +304,39 @@ class Add(Case):
 
 
 @dataclass(frozen=True)
+class AddBias(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    rows: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        shape = (self.rows, self.n)
+        tensors = {"x": uniform(rng, *shape), "b": uniform(rng, self.n), "y": output(*shape)}
+        return Setup(tensors, lambda rec, limits, v: ops.add_bias(rec, limits, v["x"], v["b"], v["y"]))
+
+
+@dataclass(frozen=True)
+class PackBf16(Case):
+    """Any bits, after those that decide: ties to even and odd, the largest float, inf, NaN of least payload,
+    subnormals, zeros of both signs."""
+
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        bits = rng.integers(0, 1 << 32, self.n, np.uint32)
+        special = [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0xFF800000, 0x7F800001, 0xFFFFFFFF]
+        special += [0x00000001, 0x00008000, 0x00018000, 0x80000000, 0]
+        bits[: len(special)] = special[: self.n]
+        tensors = {"x": Tensor((self.n,), "f32", bits), "y": output(-(-self.n // 2), dtype="u32")}
+        return Setup(tensors, lambda rec, limits, v: ops.pack_bf16(rec, limits, v["x"], v["y"]))
+
+
+@dataclass(frozen=True)
 class AddPartials(Case):
     """Slots outside `writers` and the own slot hold NaN: they must not be read, nor multiplied by zero."""
 
+    exact: ClassVar[tuple[str, ...]] = ("h", "residual")
     n: int = 64
     rows: int = 1
     n_slots: int = 2
@@ -314,6 +345,7 @@ class AddPartials(Case):
     residual: bool = True
     norm: bool = True
     in_place: bool = False
+    wire: str = "f32"
 
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.rows * self.n + 3
@@ -322,7 +354,10 @@ class AddPartials(Case):
             if s == self.own or not self.writers >> s & 1:
                 slots[s] = np.nan
         shape = (self.rows, self.n)
-        tensors = {"slots": Tensor(slots.shape, "f32", slots)}
+        if self.wire == "bf16":  # the upper halves of floats are bfloat16 already
+            halves = slots.view(np.uint16)[:, 1::2][:, : stride // 2 * 2]
+            slots = np.ascontiguousarray(halves).view(np.uint32)
+        tensors = {"slots": Tensor(slots.shape, "u32" if self.wire == "bf16" else "f32", slots)}
         if self.own is not None:
             tensors["own"] = uniform(rng, *shape)
         if self.residual:
@@ -337,7 +372,7 @@ class AddPartials(Case):
             h = v["residual"] if self.in_place else v["h"]
             ops.add_partials(
                 rec, limits, v.get("residual"), v.get("own"), v["slots"], v.get("w"), h, v.get("y"),
-                own_index=self.own, writers=self.writers, eps=1e-6,
+                own_index=self.own, writers=self.writers, eps=1e-6, wire=self.wire,
             )  # fmt: skip
 
         return Setup(tensors, record)
@@ -430,7 +465,12 @@ def _cases() -> _Sweep:
         AddPartials(257, 2, n_slots=3, own=None, writers=0b101),
         AddPartials(31, 2, n_slots=2, own=1, writers=0b01, residual=False),
         AddPartials(64, 4, n_slots=1, own=0, writers=0, norm=False),
+        AddPartials(257, 3, n_slots=4, own=2, writers=0b1101, wire="bf16"),
+        AddPartials(31, 1, n_slots=2, own=None, writers=0b11, norm=False, wire="bf16"),
     ]
+    s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
+    s.quick += op_cases_moe.quick()
+    s.wide += op_cases_moe.wide()
     for kind in _TYPES:
         k = 288
         s.wide += [MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)]

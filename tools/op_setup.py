@@ -88,9 +88,11 @@ class Placed:
 
 
 class Case:
-    """Base of the cases. `tolerance` is the largest NMSE against the twin, 0 for equal bits."""
+    """Base of the cases. `tolerance` is the largest NMSE against the twin, 0 for equal bits; outputs named in
+    `exact` always have equal bits."""
 
     tolerance: ClassVar[float] = 1e-10
+    exact: ClassVar[tuple[str, ...]] = ()
 
     def setup(self, rng: np.random.Generator) -> Setup:
         raise NotImplementedError

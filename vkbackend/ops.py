@@ -11,6 +11,12 @@ import math
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
+from vkbackend.ops_moe import COLUMNS as COLUMNS
+from vkbackend.ops_moe import ROWS as ROWS
+from vkbackend.ops_moe import mat_vec_id as mat_vec_id
+from vkbackend.ops_moe import moe_logits as moe_logits
+from vkbackend.ops_moe import moe_sum as moe_sum
+from vkbackend.ops_moe import moe_topk as moe_topk
 from vkbackend.opspec import OPS as OPS
 from vkbackend.opspec import floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording
@@ -306,6 +312,28 @@ def add(rec: Recording, limits: Limits, a: View, b: View, y: View, *, label: str
     _elementwise(rec, limits, "add", a, b, y, label)
 
 
+def add_bias(rec: Recording, limits: Limits, x: View, b: View, y: View, *, label: str = "") -> None:
+    """y = x + b for every row of x [n_rows, n]; b f32 [n]; y may be x."""
+    n = x.shape[-1]
+    n_rows = rows_of(x, n)
+    assert b.shape == (n,) and b.dtype == "f32" and rows_of(y, n) == n_rows, (x, b, y)
+    groups = (*fold(limits, -(-n * n_rows // 128)), 1)
+    push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
+    record(rec, "add_bias", "f32", (x, b, y), push, {"LOCAL": 128}, groups, label=label, flops=n * n_rows)
+
+
+def pack_bf16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
+    """y u32 [ceil(n / 2)] = x (n elements of any shape) as bfloat16 pairs, nearest, ties to even.
+
+    The first of a pair is the low half; NaN stays NaN; the last half of an odd n is zero.
+    """
+    n = rows_of(x, 1)
+    n_words = -(-n // 2)
+    assert y.dtype == "u32" and math.prod(y.shape) == n_words, (x, y)
+    groups = (*fold(limits, -(-n_words // 128)), 1)
+    record(rec, "pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, label=label, flops=n)
+
+
 def add_partials(
     rec: Recording,
     limits: Limits,
@@ -319,22 +347,22 @@ def add_partials(
     own_index: int | None,
     writers: int,
     eps: float = 0.0,
+    wire: str = "f32",
     label: str = "",
 ) -> None:
     """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w where w and y are given.
 
-    h, residual, own, y [n_rows, n]; slots f32 [n_slots, slot_stride], the first n_rows * n elements of a slot
-    are its partial; bit s of `writers` is set where slot s takes part; slot own_index is read from `own`.
+    h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words], a slot begins with its partial:
+    n_rows * n floats, or with wire="bf16" that many bfloat16 in pairs (pack_bf16); bit s of `writers` is set
+    where slot s takes part; slot own_index is read from `own`, f32 in either case and rounded to the wire.
     h may be residual.
     """
     n = h.shape[-1]
     n_rows = rows_of(h, n)
     n_slots, slot_stride = slots.shape
-    assert n_slots <= MAX_SLOTS and slot_stride >= n_rows * n and writers < 1 << n_slots, (
-        slots.shape,
-        h.shape,
-        writers,
-    )
+    assert wire in ("f32", "bf16") and slots.dtype in ("f32", "u32"), (wire, slots)
+    n_words = n_rows * n if wire == "f32" else -(-n_rows * n // 2)
+    assert n_slots <= MAX_SLOTS and slot_stride >= n_words and writers < 1 << n_slots, (slots, h, writers)
     assert (w is None) == (y is None) and (own is None) == (own_index is None), (w, y, own, own_index)
     assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own, y)), (
         residual,
@@ -360,6 +388,7 @@ def add_partials(
             "LOCAL": 32 if n <= 256 else 128,
             "HAS_RESIDUAL": int(residual is not None),
             "HAS_NORM": int(y is not None),
+            "WIRE": int(wire == "bf16"),
         },
         (*fold(limits, n_rows), 1),
         label=label,

@@ -73,11 +73,26 @@ OPS: dict[str, OpSpec] = {
         ),
         _spec("silu_mul", "gate:r up:r y:w", "n"),
         _spec("add", "a:r b:r y:w", "n"),
+        _spec("add_bias", "x:r b:r y:w", "n n_rows"),
+        _spec("moe_logits", "h:r w_norm:r w:r logits:w", "n_embd n_experts n_rows", "N"),
+        _spec(
+            "moe_topk",
+            "logits:r h:r ids:w weights:w",
+            "n_embd n_experts n_used n_rows eps:f scale:f norm_w",
+        ),
+        _spec(
+            "mat_vec_id",
+            "w:r x:r ids:r starts:r y:w",
+            "side first count n_used n_rows x_stride y_stride x_per_used",
+            "TPR AXIS",
+        ),
+        _spec("moe_sum", "x:r weights:r y:w", "n n_used n_rows"),
+        _spec("pack_bf16", "x:r y:w", "n"),
         _spec(
             "add_partials",
             "residual:r own:r slots:r w:r h:w y:w",
             "n n_rows n_slots own_index slot_stride writers eps:f",
-            "HAS_RESIDUAL HAS_NORM",
+            "HAS_RESIDUAL HAS_NORM WIRE",
         ),
     )
 }

@@ -2,6 +2,7 @@
 // unpacks bits itself. A new format is one block description and one function.
 //
 //     uint row_start(uint row, uint n)      where a row of n elements starts, in the format's own unit
+//     ROW_UNIT                              elements that rows are whole multiples of
 //     vec4 dequant4(uint start, uint k)     elements k..k+3 of a row, k a multiple of 4 (quantized formats: in a block)
 //     vec4 dequant4_tail(start, k, n)       the same with zeros from element n on
 //
@@ -23,6 +24,8 @@ float half_at(uint h) {
 #endif
 
 #if defined(TYPE_F32)
+const uint ROW_UNIT = 1;
+
 uint row_start(uint row, uint n) { return w_off + row * n; }
 
 float dequant1(uint start, uint k) { return uintBitsToFloat(w[start + k]); }
@@ -34,6 +37,8 @@ vec4 dequant4(uint start, uint k) {
 #define HAS_TAIL // rows need not be a multiple of 4 long
 
 #elif defined(TYPE_F16)
+const uint ROW_UNIT = 1;
+
 uint row_start(uint row, uint n) { return 2 * w_off + row * n; }
 
 float dequant1(uint start, uint k) { return half_at(start + k); }
@@ -46,6 +51,7 @@ vec4 dequant4(uint start, uint k) {
 
 #elif defined(TYPE_Q8_0)
 // block of 32: half d; int8 q[32]                      value = d * q
+const uint ROW_UNIT = 32;
 const uint BLOCK_HALVES = 17;
 
 uint row_start(uint row, uint n) { return 2 * w_off + row * (n / 32) * BLOCK_HALVES; }
@@ -59,6 +65,7 @@ vec4 dequant4(uint start, uint k) {
 
 #elif defined(TYPE_Q4_0)
 // block of 32: half d; 16 bytes, byte j holds element j low and element j + 16 high      value = d * (q - 8)
+const uint ROW_UNIT = 32;
 const uint BLOCK_HALVES = 9;
 
 uint row_start(uint row, uint n) { return 2 * w_off + row * (n / 32) * BLOCK_HALVES; }

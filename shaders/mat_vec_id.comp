@@ -1,0 +1,66 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// y[r, u] = W_e x for the experts e = ids[r, u], stored one behind another in w; workgroups (rows of W_e, -, (r, u)).
+// An expert holds the columns starts[e]..starts[e + 1] of its feed-forward network: that many rows of `side`
+// elements with AXIS 0 (gate, up), `side` rows of that many elements with AXIS 1 (down). TPR threads share a row.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
+layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+
+layout(push_constant) uniform Push {
+    uint w_off, x_off, ids_off, starts_off, y_off;
+    uint side, first, count, n_used, n_rows, x_stride, y_stride, x_per_used;
+};
+layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 1) readonly buffer X { float x[]; };
+layout(set = 0, binding = 2) readonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = 3) readonly buffer Starts { uint starts[]; };
+layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
+#include "lib/dequant.glsl"
+
+shared float tree[LOCAL];
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint lane = thread % TPR;
+    const uint pair = gl_WorkGroupID.z; // of row and used expert
+    const uint first_row = group_index() * (LOCAL / TPR);
+
+    const uint expert = ids[ids_off + pair];
+    if (expert - first >= count) return; // another piece of the stack has it
+    const uint begin = starts[starts_off + expert];
+    const uint own = starts[starts_off + expert + 1] - begin;
+    const uint before = begin - starts[starts_off + first]; // columns in front of it in this piece
+    const uint n = AXIS == 0 ? own : side;
+    const uint k = AXIS == 0 ? side : own;
+    if (first_row >= n) return;
+
+    const uint row = first_row + thread / TPR;
+    const uint safe_row = min(row, n - 1); // surplus threads repeat the last row and write nothing
+    const uint start = AXIS == 0
+        ? row_start(before + safe_row, k)
+        : row_start(side * (before / ROW_UNIT) + safe_row * (k / ROW_UNIT), ROW_UNIT); // a row of rows this long
+    const uint x_at = x_off + (x_per_used != 0 ? pair : pair / n_used) * x_stride;
+
+    float sum = 0.0;
+    const uint k4 = k & ~3u;
+    for (uint i = 4 * lane; i < k4; i += 4 * TPR) {
+        const uint at = x_at + i;
+        sum += dot(dequant4(start, i), vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
+    }
+#ifdef HAS_TAIL
+    for (uint i = k4 + lane; i < k; i += TPR) sum += dequant1(start, i) * x[x_at + i];
+#endif
+
+    if (TPR > 1) {
+        tree[thread] = sum;
+        barrier();
+        for (uint s = TPR / 2; s > 0; s >>= 1) {
+            if (lane < s) tree[thread] += tree[thread + s];
+            barrier();
+        }
+        sum = tree[thread];
+    }
+    if (lane == 0 && row < n) y[y_off + pair * y_stride + row] = sum;
+}

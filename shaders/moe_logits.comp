@@ -1,0 +1,54 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// Router: logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), a workgroup per expert and N rows.
+// All devices must choose the same experts, so these are the same bits on all of them: 32 lanes everywhere, each sums
+// its k in order, then a tree joins the lanes; no multiply fuses with its add. h is not normalised: the factor that
+// would do it is positive, so it changes no order, and needs a division and a root, which drivers round differently.
+// Subnormal products, which some drivers flush to zero, are lost in any sum above 2^-100.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint N = 1; // rows that share a read of the weights, at most 32
+
+layout(push_constant) uniform Push {
+    uint h_off, w_norm_off, w_off, logits_off;
+    uint n_embd, n_experts, n_rows;
+};
+layout(set = 0, binding = 0) readonly buffer H { float h[]; };
+layout(set = 0, binding = 1) readonly buffer WNorm { float w_norm[]; };
+layout(set = 0, binding = 2) readonly buffer W { float w[]; };
+layout(set = 0, binding = 3) writeonly buffer Logits { float logits[]; };
+
+shared float tree[N * LOCAL];
+
+void main() {
+    const uint lane = gl_LocalInvocationID.x;
+    const uint expert = group_index();
+    const uint first_row = gl_WorkGroupID.z * N;
+    if (expert >= n_experts) return;
+
+    precise float sum[N];
+    for (uint r = 0; r < N; ++r) sum[r] = 0.0;
+    for (uint k = lane; k < n_embd; k += LOCAL) {
+        precise const float weight = w_norm[w_norm_off + k] * w[w_off + expert * n_embd + k];
+        for (uint r = 0; r < N; ++r) {
+            const uint row = min(first_row + r, n_rows - 1); // surplus rows repeat the last and write nothing
+            precise const float product = h[h_off + row * n_embd + k] * weight;
+            sum[r] = sum[r] + product;
+        }
+    }
+
+    for (uint r = 0; r < N; ++r) tree[r * LOCAL + lane] = sum[r];
+    barrier();
+    for (uint s = LOCAL / 2; s > 0; s >>= 1) {
+        if (lane < s) {
+            for (uint r = 0; r < N; ++r) {
+                precise const float joined = tree[r * LOCAL + lane] + tree[r * LOCAL + lane + s];
+                tree[r * LOCAL + lane] = joined;
+            }
+        }
+        barrier();
+    }
+    if (lane < N && first_row + lane < n_rows) {
+        logits[logits_off + (first_row + lane) * n_experts + expert] = tree[lane * LOCAL];
+    }
+}

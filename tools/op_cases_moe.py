@@ -1,0 +1,186 @@
+"""Test cases of the ops of a mixture of experts, as op_cases.py, whose lists include these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend import ops
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording
+from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
+
+
+@dataclass(frozen=True)
+class MoeLogits(Case):
+    """Equal bits on every driver. Magnitudes differ widely, so that another order or a fused add shows; with
+    `near` the experts differ in the last bit of one weight."""
+
+    tolerance: ClassVar[float] = 0.0
+    n_embd: int = 64
+    n_experts: int = 8
+    rows: int = 1
+    near: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        w = rng.uniform(-1, 1, (self.n_experts, self.n_embd)).astype(np.float32)
+        if self.near:
+            w[:] = w[0]
+            changed = rng.integers(0, self.n_embd, self.n_experts)
+            w.view(np.uint32)[np.arange(self.n_experts), changed] ^= 1
+        shape = (self.rows, self.n_embd)
+        h = (np.exp2(rng.uniform(-12, 8, shape)) * rng.choice([-1, 1], shape)).astype(np.float32)
+        tensors = {
+            "h": Tensor(shape, "f32", h),
+            "w_norm": uniform(rng, self.n_embd),
+            "w": Tensor(w.shape, "f32", w),
+            "logits": output(self.rows, self.n_experts),
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            ops.moe_logits(rec, limits, v["h"], v["w_norm"], v["w"], v["logits"])
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class MoeTopk(Case):
+    """`values` different logits, few for many ties, zeros of both signs among them; with `nan` half of the
+    first row's logits and all of the last row's are NaN."""
+
+    exact: ClassVar[tuple[str, ...]] = ("ids",)
+    n_experts: int = 8
+    n_used: int = 2
+    rows: int = 3
+    n_embd: int = 64
+    values: int = 1 << 20
+    norm_w: bool = True
+    scale: float = 1.0
+    nan: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        shape = (self.rows, self.n_experts)
+        logits = (rng.integers(0, self.values, shape) - self.values // 2).astype(np.float32) * 8 / self.values
+        logits[(logits == 0) & (rng.random(shape) < 0.5)] = -0.0
+        if self.nan:
+            logits[0, ::2] = np.nan
+            logits[-1] = np.nan
+        tensors = {
+            "logits": Tensor(shape, "f32", logits),
+            "h": uniform(rng, self.rows, self.n_embd, span=3.0),
+            "ids": output(self.rows, self.n_used, dtype="u32"),
+            "weights": output(self.rows, self.n_used),
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = [v[name] for name in ("logits", "h", "ids", "weights")]
+            ops.moe_topk(rec, limits, *args, eps=1e-6, scale=self.scale, norm_w=self.norm_w)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class MatVecId(Case):
+    """Experts of `widths` own columns, in `pieces` bindings; rows of the ragged side lie `pad` farther apart.
+
+    x is NaN beyond an expert's columns, and y keeps its NaN beyond its rows.
+    """
+
+    tolerance: ClassVar[float] = 1e-9
+    type: str = "f32"
+    axis: int = ops.ROWS
+    side: int = 64
+    widths: tuple[int, ...] = (32, 32, 32)
+    rows: int = 1
+    used: int = 2
+    x_per_used: bool = False
+    pad: int = 0
+    pieces: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        n_experts = len(self.widths)
+        starts = np.concatenate([[0], np.cumsum(self.widths)]).astype(np.uint32)
+        ids = np.stack([rng.permutation(n_experts)[: self.used] for _ in range(self.rows)]).astype(np.uint32)
+        ragged = max(self.widths) + self.pad
+        x_stride, y_stride = (self.side, ragged) if self.axis == ops.ROWS else (ragged, self.side)
+        x = rng.uniform(-1, 1, (self.rows, self.used, x_stride)).astype(np.float32)
+        if not self.x_per_used:
+            x = x[:, 0]
+        if self.axis == ops.COLUMNS and self.x_per_used:
+            x[np.arange(ragged) >= np.array(self.widths)[ids][..., None]] = np.nan
+        tensors = {
+            "x": Tensor(x.shape, "f32", x),
+            "ids": Tensor(ids.shape, "u32", ids),
+            "starts": Tensor(starts.shape, "u32", starts),
+            "y": output(self.rows, self.used, y_stride),
+        }
+        bounds = np.linspace(0, n_experts, self.pieces + 1).astype(int).tolist()
+        for i, (first, end) in enumerate(pairwise(bounds)):
+            columns = int(starts[end] - starts[first])
+            shape = (columns, self.side) if self.axis == ops.ROWS else (self.side, columns)
+            tensors[f"w{i}"] = weights(rng, self.type, *shape)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = [v[name] for name in ("x", "ids", "starts", "y")]
+            for i, (first, end) in enumerate(pairwise(bounds)):
+                count = end - first if self.pieces > 1 else None
+                ops.mat_vec_id(rec, limits, v[f"w{i}"], *args, axis=self.axis, first=first, count=count)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class MoeSum(Case):
+    n: int = 64
+    used: int = 2
+    rows: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {
+            "x": uniform(rng, self.rows, self.used, self.n),
+            "weights": uniform(rng, self.rows, self.used),
+            "y": output(self.rows, self.n),
+        }
+        return Setup(tensors, lambda rec, limits, v: ops.moe_sum(rec, limits, v["x"], v["weights"], v["y"]))
+
+
+def quick() -> list[Case]:
+    down = {"axis": ops.COLUMNS, "x_per_used": True}
+    return [
+        MoeLogits(1, 1),
+        MoeLogits(31, 5, 3),
+        MoeLogits(2051, 60, 2),
+        MoeLogits(288, 8, 9, near=True),
+        MoeTopk(),
+        MoeTopk(1, 1, rows=2, norm_w=False),
+        MoeTopk(8, 8, n_embd=31, values=3, scale=2.5),
+        MoeTopk(128, 8, n_embd=257, values=16, norm_w=False, nan=True),
+        MoeTopk(1023, 32, rows=2),
+        MatVecId("f32", side=7, widths=(3, 0, 5, 1, 4), rows=3),
+        MatVecId("f16", side=33, widths=(5, 3, 1), rows=9, used=3, pad=2, x_per_used=True),
+        MatVecId("q8_0", side=96, widths=(17, 32, 0, 40), rows=2, pieces=2),
+        MatVecId("q4_0", side=32, widths=(127, 1), used=1),
+        MatVecId("f32", side=5, widths=(9, 0, 2, 4, 1), rows=3, used=3, pieces=2, **down),
+        MatVecId("f16", side=3, widths=(9, 3, 6), rows=2, used=3, pad=1, **down),
+        MatVecId("q8_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),
+        MatVecId("q4_0", side=65, widths=(64, 32, 128), used=1, **down),
+        MoeSum(),
+        MoeSum(1, 1, 2),
+        MoeSum(257, 7, 5),
+    ]
+
+
+def wide() -> list[Case]:
+    cases: list[Case] = []
+    for experts in (8, 60, 128, 512, 1024):
+        cases += [MoeLogits(2048, experts, rows, near) for rows in (1, 4, 17) for near in (False, True)]
+        cases += [MoeTopk(experts, used, 5, values=v) for used in (1, 4, 8) for v in (2, 50, 1 << 20)]
+    for kind in ("f32", "f16", "q8_0", "q4_0"):
+        for rows in (1, 2, 40):
+            for widths in ((384,) * 8, (352, 384, 416, 0), tuple(range(32, 32 * 20, 32))):
+                gate = MatVecId(kind, ops.ROWS, 288, widths, rows, 4)
+                cases += [gate, MatVecId(kind, ops.COLUMNS, 288, widths, rows, 4, x_per_used=True, pieces=2)]
+    return cases
