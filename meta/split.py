@@ -105,6 +105,15 @@ def linear(x: State, w: State) -> State:
     raise _no_rule("linear", x=x, w=w)
 
 
+def add_bias(y: State, bias: State) -> State:
+    """A bias lies as the rows of its matrix do. On a PARTIAL sum a mirrored one is added by one writer."""
+    if bias == MIRRORED and y.kind in (Kind.MIRRORED, Kind.PARTIAL):
+        return y
+    if y.kind is Kind.SPLIT and y.axis == 1 and bias == split(0, y.ranges):
+        return y
+    raise _no_rule("add_bias", y=y, bias=bias)
+
+
 def elementwise(op: str, *states: State) -> State:
     """Any function of values at the same place: all MIRRORED or all split alike."""
     if all(s == states[0] for s in states) and states[0].kind is not Kind.PARTIAL:
@@ -153,3 +162,12 @@ def attention(
         if (q.ranges, k.ranges, v.ranges) == want:
             return split(1, scaled(q_heads, head_dim_v))
     raise _no_rule("attention", q=q, k=k, v=v)
+
+
+def moe(x: State, router: State, gate: State, up: State, down: State) -> State:
+    """The expert-weighted sum of FFNs of which every device holds columns: linear in what `down` gives, so a
+    PARTIAL sum."""
+    if x == router == MIRRORED and gate == up and (gate.axis, down.axis) == (1, 2):
+        if gate.experts and gate.experts == down.experts:
+            return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
+    raise _no_rule("moe", x=x, router=router, gate=gate, up=up, down=down)

@@ -54,7 +54,8 @@ class LayerCache:
 
 
 class Weights:
-    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`."""
+    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`, `w.bias("attn_q")` its bias, if
+    any."""
 
     def __init__(self, weights: Mapping[str, Weight], prefix: str = "") -> None:
         self._weights, self._prefix = weights, prefix
@@ -64,6 +65,9 @@ class Weights:
 
     def __call__(self, name: str) -> Weight:
         return self._weights[f"{self._prefix}{name}.weight"]
+
+    def bias(self, name: str) -> Weight | None:
+        return self._weights.get(f"{self._prefix}{name}.bias")
 
 
 class Model(Protocol):

@@ -8,7 +8,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.models.base import Model
 from vkbackend.models.gguf import GGUF
 
-ARCHITECTURES = ("llama",)
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
 
 
 def load_model(gguf: GGUF) -> Model:
