@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -148,7 +148,7 @@ class MoeSum(Case):
 
 
 def quick() -> list[Case]:
-    down = {"axis": ops.COLUMNS, "x_per_used": True}
+    down: dict[str, Any] = {"axis": ops.COLUMNS, "x_per_used": True}
     return [
         MoeLogits(1, 1),
         MoeLogits(31, 5, 3),
