@@ -58,7 +58,7 @@ def extents(weight: Weight, device: int) -> list[Extent]:
         ]
     held, n_out = [], weight.shape[1]
     ends = [*(first for first, _ in pieces[1:]), weight.shape[0]]
-    for (first, view), end in zip(pieces, ends, strict=True):
+    for (first, view), end in zip(pieces, ends[: len(pieces)], strict=True):
         offset = 0
         for e, (rows, columns) in list(enumerate(expert_slices(load, device)))[first:end]:
             begin, stop = stored(columns)
