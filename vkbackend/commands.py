@@ -56,8 +56,9 @@ class VulkanExecutable(Executable):
                 n = len(list(recording.accesses())) + sum(map(len, segments))
                 self._timestamps = Timestamps(device, n)
             self.n_segments = len(segments)
+            self.has_cuts = any(len(parts) > 1 for parts in segments)
             self.parts: list[Any] = [self._record(parts) for parts in segments]
-            device.queue.prepare(self)  # type: ignore[attr-defined]
+            device.queue.prepare(self)
         except BaseException:
             self.close()
             raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend import env
+from vkbackend import env, faults
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import DeviceInfo, compute_family, extensions_of, feature_structs, instance
@@ -63,7 +63,9 @@ class VulkanDevice(Device):
         ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
         self._upload: Buffer | None = None
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
-        self._create()
+        self.programs: Any = None
+        self.queue: Any = None
+        self.command_pool: Any = None
         self.limits = have = limits_of(info)
         if env.floor():
             self.limits = replace(
@@ -71,8 +73,14 @@ class VulkanDevice(Device):
                 max_allocation_nbytes=have.max_allocation_nbytes,
                 host_import_align=have.host_import_align,
             )
-        self.programs = Programs(self)
-        self.queue = (TimelineQueue if self.features.get("timeline") else FenceQueue)(self)
+        self._create()
+        try:
+            self._create_pool()
+            self.programs = Programs(self)
+            self.queue = (TimelineQueue if self.features.get("timeline") else FenceQueue)(self)
+        except BaseException:
+            self.close()
+            raise
         env.log(
             1,
             f"{self.name}: {info.name}, {info.driver} {info.driver_version}, {self.queue.__class__.__name__}",
@@ -104,20 +112,24 @@ class VulkanDevice(Device):
         handle = ffi.new("VkDevice *")
         self.check(lib.vkCreateDevice(self.info.physical, create, NULL, handle), "vkCreateDevice")
         self.vk = handle[0]
+        self.made("VkDevice")
         self._suffix = "" if self._api_version() >= API_1_2 else "KHR"
         queue = ffi.new("VkQueue *")
         lib.vkGetDeviceQueue(self.vk, self.family, 0, queue)
         self.vk_queue = queue[0]
-        pool = ffi.new("VkCommandPool *")
-        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=self.family)
-        self.check(lib.vkCreateCommandPool(self.vk, info, NULL, pool), "vkCreateCommandPool")
-        self.command_pool = pool[0]
         memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
         lib.vkGetPhysicalDeviceMemoryProperties(self.info.physical, memory)
         self._types = [
             (memory.memoryTypes[i].propertyFlags, memory.memoryTypes[i].heapIndex)
             for i in range(memory.memoryTypeCount)
         ]
+
+    def _create_pool(self) -> None:
+        pool = ffi.new("VkCommandPool *")
+        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=self.family)
+        self.check(lib.vkCreateCommandPool(self.vk, info, NULL, pool), "vkCreateCommandPool")
+        self.command_pool = pool[0]
+        self.made("VkCommandPool")
 
     def _api_version(self) -> int:
         """What both the device and the loader speak."""
@@ -126,6 +138,8 @@ class VulkanDevice(Device):
 
     def check(self, result: int, what: str) -> None:
         """Raise the typed error of a failed call, naming this device; remembers a lost device."""
+        if faults.planned and (injected := faults.struck(self.name, what)):
+            result = getattr(C, injected)
         if result == C.VK_ERROR_DEVICE_LOST:
             self.lost = True
         if result != C.VK_SUCCESS:
@@ -417,12 +431,12 @@ class VulkanDevice(Device):
         if self.abandoned:
             env.log(1, f"{self.name}: abandoned with {dict(self.counts)}")
             return
-        if not self.lost:
-            result = lib.vkDeviceWaitIdle(self.vk)
-            self.lost = result == C.VK_ERROR_DEVICE_LOST
+        self.lost |= lib.vkDeviceWaitIdle(self.vk) == C.VK_ERROR_DEVICE_LOST
         self.drop_upload()
-        self.programs.close()
-        self.queue.close()  # type: ignore[attr-defined]
+        if self.programs is not None:
+            self.programs.close()
+        if self.queue is not None:
+            self.queue.close()
         for uid in list(self._memory):
             vk_buffer, memory, _ = self._memory.pop(uid)
             lib.vkDestroyBuffer(self.vk, vk_buffer, NULL)
@@ -430,8 +444,11 @@ class VulkanDevice(Device):
             self.gone("VkBuffer")
             self.gone("VkDeviceMemory")
         self.nbytes.clear()
-        lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
+        if self.command_pool is not None:
+            lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
+            self.gone("VkCommandPool")
         lib.vkDestroyDevice(self.vk, NULL)
+        self.gone("VkDevice")
 
 
 def limits_of(info: DeviceInfo) -> Limits:

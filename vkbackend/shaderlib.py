@@ -18,6 +18,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+from vkbackend import env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
@@ -114,7 +115,7 @@ def spirv(op: str, variant: str) -> bytes:
     if _shipped_index().get(f"{op}.{variant}") == key:
         return (_spv_dir() / f"{op}.{variant}.spv").read_bytes()
     version = compiler_version()
-    cached = cache_dir() / "spirv" / f"{op}.{variant}.{_hash(key, version or '')[:32]}.spv"
+    cached = env.cache_dir() / "spirv" / f"{op}.{variant}.{_hash(key, version or '')[:32]}.spv"
     if version is not None and (code := _read_spirv(cached)):
         return code
     code = compile_variant(op, variant)
@@ -135,13 +136,6 @@ def build(folder: Path) -> int:
             stale.unlink()
     write_atomic(folder / "index.json", json.dumps(index, indent=1).encode())
     return len(index)
-
-
-def cache_dir() -> Path:
-    """$VKBACKEND_CACHE, else the user's cache folder; made on first write."""
-    if folder := os.environ.get("VKBACKEND_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "vkbackend"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

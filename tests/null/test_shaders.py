@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from vkbackend import ops, reference, shaderlib, step
+from vkbackend import env, ops, reference, shaderlib, step
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.limits import Limits
 from vkbackend.tools import op_cases, op_setup
@@ -184,7 +184,7 @@ def test_cache_follows_sources_and_includes(library: Path, monkeypatch: pytest.M
 @needs_compiler
 def test_damaged_cache_entry_is_compiled_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = shaderlib.spirv("add", "f32")
-    (entry,) = (shaderlib.cache_dir() / "spirv").iterdir()
+    (entry,) = (env.cache_dir() / "spirv").iterdir()
     entry.write_bytes(b"\0" * 64)
     forget()
     assert shaderlib.spirv("add", "f32") == code == entry.read_bytes()

@@ -1,0 +1,63 @@
+"""Fault injection: make a chosen Vulkan call of a chosen device fail, or a device stop answering.
+
+For tests, and for anyone who wants to see what their program does when a GPU is lost: through `inject`, or
+for a whole process VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT, e.g.
+Vulkan0.1:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST. The result `hang` on the call vkSignalSemaphore leaves the
+device waiting for good.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from vkbackend.errors import InvalidArgument
+
+
+@dataclass(slots=True)
+class Fault:
+    """The `nth` checked call of `call` (counted from now) on `device` gives `result`; so do all later
+    ones."""
+
+    device: str
+    call: str
+    nth: int = 1
+    result: str = "VK_ERROR_DEVICE_LOST"
+    seen: int = 0
+
+    def strikes(self, device: str, what: str) -> bool:
+        if device != self.device or not what.startswith(self.call):
+            return False
+        self.seen += 1
+        return self.seen >= self.nth
+
+
+def _from_environment() -> list[Fault]:
+    text = os.environ.get("VKBACKEND_FAULT", "")
+    faults = []
+    for item in filter(None, text.split(",")):
+        parts = item.split(":")
+        if len(parts) != 4 or not parts[2].isdecimal():
+            raise InvalidArgument(f"VKBACKEND_FAULT={item!r}: expected DEVICE:CALL:NTH:RESULT")
+        faults.append(Fault(parts[0], parts[1], int(parts[2]), parts[3]))
+    return faults
+
+
+planned: list[Fault] = _from_environment()
+
+
+@contextmanager
+def inject(fault: Fault) -> Iterator[Fault]:
+    """Let `fault` strike inside the block."""
+    planned.append(fault)
+    try:
+        yield fault
+    finally:
+        planned.remove(fault)
+
+
+def struck(device: str, what: str) -> str | None:
+    """The result that a planned fault gives this call, if one strikes."""
+    return next((fault.result for fault in planned if fault.strikes(device, what)), None)
