@@ -18,11 +18,13 @@ def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iter
     When it does not, `path` is as before and nothing is left over. Raises `error` for what the system
     refuses.
     """
+    if "\0" in os.fsdecode(path):
+        raise error(f"{path!r}: is no name of a file; give another")
     target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
-    if target.exists() and not target.is_file():
-        raise error(f"{path}: is not a regular file and cannot be replaced by one; give another name")
     try:
+        if target.exists() and not target.is_file():
+            raise error(f"{path}: is not a regular file and cannot be replaced by one; give another name")
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield part
         with open(part, "rb") as file:

@@ -1,0 +1,497 @@
+"""A slot's content: kept, reused, saved, loaded on other devices into other cells; files that do not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from fake_runner import FakeRunner, continuation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models.test_engine import GREEDY, finish, make, tokens_of
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from vkbackend import LLM
+from vkbackend.errors import InvalidArgument, StateError, VkbackendError
+from vkbackend.meta.gather import gather_rows
+from vkbackend.models import state
+from vkbackend.models.engine import Cancel, Generate, LoadState, Logits, Request, SaveState
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.runner import Runner
+from vkbackend.models.state import SlotContent, fingerprint
+from vkbackend.step import Run
+
+PROMPT = [1, 403, 407, 261, 378]
+F32 = {"type_k": "f32", "type_v": "f32"}
+TOKENS = [1, *np.random.default_rng(7).integers(3, 500, 49).tolist()]
+
+
+def model(shared: Path, name: str = "stories260K-Q8_0") -> Path:
+    return shared / "models" / f"{name}.gguf"
+
+
+def open_llm(shared: Path, n: int = 1, name: str = "stories260K-Q8_0", **options: Any) -> LLM:
+    return LLM(model(shared, name), devices=["numpy"] * n, **{"n_ctx": 96, **F32, **options})
+
+
+# ---- the same continuation ----
+
+
+def test_saved_on_two_devices_goes_on_on_three(shared: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with open_llm(shared, 2, tensor_split=[3, 1]) as llm:
+        whole = llm.generate(PROMPT, 40, temperature=0)
+        begun = llm.generate(PROMPT, 20, temperature=0, slot=0)
+        llm.save_state(path)
+        went_on = llm.generate(PROMPT + begun.tokens, 20, temperature=0, slot=0)
+    assert begun.tokens + went_on.tokens == whole.tokens
+    assert went_on.timings["prompt_n"] == 1  # the newest token, which had not run
+    with open_llm(shared, 3, tensor_split=[1, 2, 1], n_slots=3, n_ctx=64) as llm:
+        tokens = llm.load_state(path, slot=2)
+        assert tokens == PROMPT + begun.tokens
+        rest = llm.generate(tokens, 20, temperature=0, slot=2)
+    assert rest.tokens == went_on.tokens and rest.slot == 2
+    assert (rest.timings["prompt_n"], rest.timings["decode_n"]) == (1, 19)
+
+
+def prefill(runner: Runner, tokens: list[int], slot: int = 0, first: int = 0) -> np.ndarray:
+    rows = [Run(slot, 0, len(tokens), first)]
+    return runner.step(tokens, rows, range(len(tokens))).copy()
+
+
+def open_runner(shared: Path, devices: list[str], name: str = "stories260K-Q8_0", **options: Any) -> Runner:
+    return Runner(model(shared, name), devices=devices, **{"n_ctx": 96, **F32, **options})
+
+
+def move_cells(runner: Runner) -> None:
+    """The cells of all slots, in one random order."""
+    table = runner.kv.table
+    table[:] = np.random.default_rng(3).permutation(table.size).reshape(table.shape)
+    runner.mesh.update(runner.kv.cells, table)
+
+
+def logits_after_moving(
+    shared: Path, path: Path, before: list[str], after: list[str], **options: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of the last 10 of 50 tokens: in one go, and with the first 40 saved and loaded elsewhere."""
+    runner = open_runner(shared, before, **options)
+    try:
+        whole = prefill(runner, TOKENS)[40:]
+        state.save(runner, path, 0, SlotContent(TOKENS, 50), 0, 40)
+    finally:
+        runner.close()
+    runner = open_runner(shared, after, n_slots=2, n_ctx=64, tensor_split=[2, 1, 1], **options)
+    try:
+        live = [dict(device.counts) for device in runner.mesh.devices]
+        move_cells(runner)
+        content = SlotContent()
+        state.load(runner, path, 1, content)
+        assert content == SlotContent(TOKENS[:40], 40)
+        assert live == [dict(device.counts) for device in runner.mesh.devices], "transfer buffers were left"
+        return prefill(runner, TOKENS[40:], slot=1, first=40), whole
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", ["stories260K-F32", "stories260K-Q4_0"])
+def test_logits_after_moving(shared: Path, tmp_path: Path, name: str) -> None:
+    got, want = logits_after_moving(shared, tmp_path / "a", ["numpy"] * 2, ["numpy"] * 3, name=name)
+    assert nmse(got, want) <= 1e-9
+
+
+def test_logits_after_moving_between_drivers(shared: Path, tmp_path: Path, device: Any) -> None:
+    """From numpy devices to one driver opened three times."""
+    index = str(device.info.index)
+    got, want = logits_after_moving(shared, tmp_path / "a", ["numpy"] * 2, [index] * 3)
+    assert nmse(got, want) <= 1e-9
+
+
+@pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "f16")])
+def test_cache_types_are_kept_to_the_bit(shared: Path, tmp_path: Path, types: tuple[str, str]) -> None:
+    options = {"type_k": types[0], "type_v": types[1]}
+    one, two = open_runner(shared, ["numpy"] * 2, **options), open_runner(shared, ["numpy"], **options)
+    prefill(one, TOKENS)
+    state.save(one, tmp_path / "a", 0, SlotContent(TOKENS, 50), 0, None)
+    move_cells(two)
+    state.load(two, tmp_path / "a", 0, SlotContent())
+    stored = load_file(tmp_path / "a")
+    for il, (a, b) in enumerate(zip(one.kv.layers, two.kv.layers, strict=True)):
+        for ours, theirs, name in ((a.k, b.k, "k"), (a.v, b.v, "v")):
+            want = gather_rows(one.mesh.devices, ours, 0, 50)
+            cells = [int(two.kv.table[0][p // 32]) * 32 + p % 32 for p in range(50)]
+            got = np.concatenate([gather_rows(two.mesh.devices, theirs, c, c + 1) for c in cells])
+            assert np.array_equal(got, want)
+            in_file = stored[f"cache_{name}_l{il}"]
+            assert in_file.shape == (50, 4, 8) and in_file.tobytes() == want.tobytes()
+            assert in_file.dtype == {"f16": np.float16, "f32": np.float32}[ours.dtype]
+
+
+def test_in_a_process_of_its_own(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_llm(shared, 2, process=True) as llm:
+        begun = llm.generate(PROMPT, 5, temperature=0, slot=0)
+        os.chdir("/")
+        llm.save_state(tmp_path / "a")
+        with pytest.raises(StateError, match="no-such-folder"):
+            llm.save_state("no-such-folder/a")
+        assert llm.load_state(tmp_path / "a") == PROMPT + begun.tokens
+        assert llm.generate(PROMPT + begun.tokens, 5, temperature=0, slot=0).timings["prompt_n"] == 1
+
+
+# ---- ranges ----
+
+
+def test_a_range_continues_what_the_slot_holds(shared: Path, tmp_path: Path) -> None:
+    begin, rest, other = tmp_path / "begin", tmp_path / "rest", tmp_path / "other"
+    with open_llm(shared) as llm:
+        done = llm.generate(PROMPT, 30, temperature=0, slot=0)
+        tokens = PROMPT + done.tokens
+        llm.save_state(begin, last=12)
+        llm.save_state(rest, first=12)
+        llm.generate([7] * 12, 1, slot=0)
+        llm.save_state(other, last=12)
+        assert safe_open(rest, "numpy").get_slice("cache_k_l0").get_shape() == [34 - 12, 4, 8]
+    with open_llm(shared, 2, n_slots=2) as llm:
+        with pytest.raises(StateError, match="after its first 12 tokens, and these are not"):
+            llm.load_state(rest, slot=1)
+        llm.load_state(other, slot=1)
+        with pytest.raises(StateError, match="after its first 12 tokens, and these are not"):
+            llm.load_state(rest, slot=1)
+        assert llm.load_state(begin, slot=1) == tokens[:12]
+        assert llm.load_state(rest, slot=1) == tokens
+        again = llm.generate(tokens, 8, temperature=0, slot=1)
+        assert again.timings["prompt_n"] == 1
+        assert again.tokens == llm.generate(tokens, 8, temperature=0).tokens
+        assert llm.load_state(begin, slot=1) == tokens[:12]  # and a shorter one replaces it
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 3), (5, 3), (0, 11), (10, None)])
+def test_ranges_that_the_slot_does_not_hold(
+    shared: Path, tmp_path: Path, first: int, last: int | None
+) -> None:
+    with open_llm(shared) as llm:
+        llm.generate(TOKENS[:10], 1, slot=0)
+        with pytest.raises(InvalidArgument, match=r"positions .* of slot 0 cannot be saved: it holds 10"):
+            llm.save_state(tmp_path / "a", first=first, last=last)
+        assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_slot_and_slots_that_are_not_there(shared: Path, tmp_path: Path) -> None:
+    with open_llm(shared, n_slots=2) as llm:
+        with pytest.raises(InvalidArgument, match="it holds 0"):
+            llm.save_state(tmp_path / "a", slot=1)
+        for call in (
+            lambda: llm.save_state(tmp_path / "a", slot=2),
+            lambda: llm.load_state(tmp_path / "a", slot=-1),
+            lambda: llm.generate(PROMPT, 1, slot=2),
+        ):
+            with pytest.raises(InvalidArgument, match=r"slot=(2|-1): expected a whole number in 0..1"):
+                call()
+        with pytest.raises(InvalidArgument, match="last=-1"):
+            llm.save_state(tmp_path / "a", last=-1)
+
+
+def test_while_a_stream_is_at_work(shared: Path, tmp_path: Path) -> None:
+    """The state of that moment is saved; nothing can be loaded over it."""
+    with open_llm(shared, n_slots=2) as llm:
+        stream = llm.stream(PROMPT, 30, temperature=0, slot=0)
+        seen = [next(stream).token for _ in range(10)]
+        llm.save_state(tmp_path / "a", slot=0)
+        with pytest.raises(InvalidArgument, match="slot 0 is in work"):
+            llm.load_state(tmp_path / "a", slot=0)
+        assert llm.load_state(tmp_path / "a", slot=1) == PROMPT + seen
+        rest = [chunk.token for chunk in stream]
+        assert llm.generate(PROMPT + seen, 20, temperature=0, slot=1).tokens == rest
+        llm.load_state(tmp_path / "a", slot=0)
+
+
+# ---- what a slot keeps ----
+
+
+def test_a_slot_computes_what_is_new() -> None:
+    engine, runner = make(n_slots=2)
+    prompt = (5, 6, 7, 8)
+    first = tokens_of(finish(engine, [Generate(0, prompt, 6, GREEDY, slot=1)])[0])
+    n_rows = sum(r.n_rows for step in runner.steps for r in step)
+    assert n_rows == 4 + 5
+    longer = (*prompt, *first, 30, 31)
+    again = finish(engine, [Generate(1, longer, 3, GREEDY, slot=1)])[1]
+    assert tokens_of(again) == continuation(longer, 3) and again[-1].slot == 1
+    assert again[-1].timings is not None and again[-1].timings.prompt_n == 3
+    branched = (*prompt, 9, 9)
+    other = finish(engine, [Generate(2, branched, 3, GREEDY, slot=1)])[2]
+    assert tokens_of(other) == continuation(branched, 3)
+    assert other[-1].timings is not None and other[-1].timings.prompt_n == 2
+    assert other[-1].slot == 1
+    plain = finish(engine, [Generate(3, branched, 3, GREEDY)])[3]
+    assert plain[-1].slot == 0 and plain[-1].timings is not None and plain[-1].timings.prompt_n == 6
+    assert finish(engine, [Generate(4, prompt, 1, GREEDY, slot=2)])[4][0].error is not None
+
+
+def test_a_request_waits_for_its_slot() -> None:
+    engine, _ = make(n_slots=2)
+    engine.submit(Generate(0, (1, 2), 8, GREEDY, slot=1))
+    engine.step()
+    later = finish(engine, [Generate(1, (3,), 2, GREEDY, slot=1), Generate(2, (4,), 2, GREEDY)])
+    assert [events[-1].slot for _, events in sorted(later.items())] == [1, 1, 0]
+    assert tokens_of(later[1]) == continuation((3,), 2) and tokens_of(later[2]) == continuation((4,), 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_reuse_changes_no_token(data: st.DataObject) -> None:
+    """Requests with and without slots, cancelled at any time: each gets what it gets alone."""
+    n_slots, n_ubatch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
+    engine, _ = make(n_slots=n_slots, n_ubatch=n_ubatch, n_ctx=24)
+    alphabet = st.integers(0, 1)  # common beginnings are common
+    expected: dict[int, list[int]] = {}
+    got: dict[int, list[int]] = {}
+    for i in range(data.draw(st.integers(1, 12))):
+        tokens = tuple(data.draw(st.lists(alphabet, min_size=1, max_size=12)))
+        slot = data.draw(st.one_of(st.none(), st.integers(0, n_slots - 1)))
+        request: Request = (
+            Logits(i, tokens)
+            if data.draw(st.integers(0, 4)) == 0
+            else Generate(i, tokens, 5, GREEDY, slot=slot)
+        )
+        if isinstance(request, Generate):
+            expected[i] = continuation(tokens, 5)
+        engine.submit(request)
+        for _ in range(data.draw(st.integers(0, 6))):
+            for event in engine.step():
+                got.setdefault(event.id, []).extend([] if event.token is None else [event.token])
+        if data.draw(st.integers(0, 3)) == 0:
+            engine.submit(Cancel(i))
+            expected[i] = got.get(i, [])
+    for i, events in finish(engine, []).items():
+        got.setdefault(i, []).extend(tokens_of(events))
+    assert {i: got.get(i, []) for i in expected} == expected
+
+
+def test_messages_without_a_slot_for_them() -> None:
+    engine, runner = make()
+    assert isinstance(runner, FakeRunner)
+    events = finish(engine, [SaveState(0, "a", 3), LoadState(1, "a", -1)])
+    for id_ in (0, 1):
+        [event] = events[id_]
+        assert event.done and event.error is not None and event.error.kind == "InvalidArgument"
+
+
+# ---- files that do not fit ----
+
+
+@pytest.fixture(scope="module")
+def saved(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state of 24 positions."""
+    path = tmp_path_factory.mktemp("saved") / "a.safetensors"
+    with open_llm(shared) as llm:
+        llm.generate(TOKENS[:20], 5, temperature=0, slot=0)
+        llm.save_state(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def held(shared: Path) -> Iterator[tuple[Runner, SlotContent]]:
+    """A runner whose slot holds something already."""
+    runner = open_runner(shared, ["numpy"], n_ctx=32)
+    prefill(runner, TOKENS[20:40])
+    yield runner, SlotContent(TOKENS[20:40], 20)
+    runner.close()
+
+
+def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = None) -> None:
+    """Loading raises StateError, and content and caches are as before."""
+    runner, content = held
+    before = SlotContent(list(content.tokens), content.n_stored)
+    caches = [gather_rows(runner.mesh.devices, layer.k, 0, 32) for layer in runner.kv.layers]
+    with pytest.raises(StateError, match=match):
+        state.load(runner, path, 0, content)
+    assert content == before
+    for layer, cache in zip(runner.kv.layers, caches, strict=True):
+        assert np.array_equal(gather_rows(runner.mesh.devices, layer.k, 0, 32), cache)
+
+
+def test_another_model_cache_or_context(shared: Path, saved: Path) -> None:
+    for options, match in (
+        ({"name": "stories260K-F32"}, "model_sha256 .* open the model it was saved with"),
+        ({"type_k": "f16"}, "type_k 'f32', here it is 'f16'; open the same cache types"),
+        ({"type_v": "f16"}, "type_v 'f32'"),
+        ({"n_ctx": 23}, "holds positions up to 24 and the context 23; .* at least 24"),
+    ):
+        with open_llm(shared, **options) as llm, pytest.raises(StateError, match=match):
+            llm.load_state(saved)
+
+
+def test_fingerprints(shared: Path, tmp_path: Path) -> None:
+    """Equal for a copy under another name; different for other weights and hyper-parameters of equal
+    shapes."""
+    source, copy = model(shared, "stories260K-F32"), tmp_path / "copy.gguf"
+    raw = source.read_bytes()
+
+    def mark(content: bytes) -> str:
+        copy.write_bytes(content)
+        with GGUF.open(copy) as gguf:
+            return fingerprint(gguf)
+
+    with GGUF.open(source) as gguf:
+        assert fingerprint(gguf) == mark(raw)
+        places = [gguf.tensors[name].offset for name in ("token_embd.weight", "blk.3.ffn_up.weight")]
+    key = b"llama.attention.layer_norm_rms_epsilon"
+    for at in (*places, raw.index(key) + len(key) + 4):  # behind a key come 4 bytes of type
+        assert mark(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) != mark(raw)
+
+
+def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, **tensors: Any) -> Path:
+    """The saved file with some metadata and tensors changed; None removes one."""
+    with safe_open(saved, "numpy") as file:
+        meta = {k: v for k, v in (file.metadata() | (metadata or {})).items() if v is not None}
+    entries = {k: v for k, v in (load_file(saved) | tensors).items() if v is not None}
+    save_file(entries, path, meta)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "match"),
+    [
+        ({"format": "other"}, {}, "format 'other' version '1': only vkbackend.state version 1"),
+        ({"version": "2"}, {}, "version '2'"),
+        ({"first": "-1"}, {}, "first is '-1', expected a position"),
+        ({"last": "9" * 5000}, {}, "last is '999"),
+        ({"last": "\u0662\u0664"}, {}, "expected a position"),
+        ({"last": "0"}, {}, r"positions 0\.\.0 are no range"),
+        ({"last": "25"}, {}, "tokens is I32|cache_k_l0 is F32"),
+        ({"first": "4"}, {}, "first 4 tokens, and these are not what the slot"),
+        ({"last": None}, {}, "last is ''"),
+        ({"prefix_sha256": "0"}, {}, "not what the slot"),
+        ({}, {"tokens": None}, "missing or not known: 'tokens'"),
+        ({}, {"cache_v_l4": None}, "'cache_v_l4'"),
+        ({}, {"cache_v_l5": np.zeros(1)}, "'cache_v_l5'"),
+        ({}, {"tokens": np.zeros(23, np.int32)}, r"tokens is I32 \[23\], expected I32 \[24\]"),
+        ({}, {"tokens": np.zeros((), np.int32)}, r"tokens is I32 \[\]"),
+        ({}, {"tokens": np.zeros(24, np.float32)}, "tokens is F32"),
+        ({}, {"tokens": np.full(24, 512, np.int32)}, r"token id 512 is out of range: the model has 0\.\.511"),
+        ({}, {"tokens": np.full(24, -1, np.int32)}, "token id -1"),
+        ({}, {"cache_k_l0": np.zeros((24, 8, 4), np.float32)}, r"cache_k_l0 is F32 \[24, 8, 4\]"),
+        ({}, {"cache_k_l0": np.zeros((24, 4, 8), np.float16)}, "cache_k_l0 is F16"),
+    ],
+)
+def test_files_that_say_something_else(
+    saved: Path, tmp_path: Path, held: Any, metadata: Any, tensors: Any, match: str
+) -> None:
+    refuses(held, rewritten(saved, tmp_path / "b", metadata, **tensors), match)
+
+
+def test_truncated_anywhere(saved: Path, tmp_path: Path, held: Any) -> None:
+    raw, path = saved.read_bytes(), tmp_path / "b"
+    header = struct.unpack("<Q", raw[:8])[0]
+    for n in (0, 1, 7, 8, 9, 100, 8 + header - 1, 8 + header, 8 + header + 1, len(raw) // 2, len(raw) - 1):
+        path.write_bytes(raw[:n])
+        refuses(held, path)
+    path.write_bytes(raw + b"\0")
+    refuses(held, path)
+
+
+def test_headers_made_to_hurt(saved: Path, tmp_path: Path, held: Any) -> None:
+    path = tmp_path / "b"
+
+    def with_header(header: bytes, n: int | None = None) -> None:
+        path.write_bytes(struct.pack("<Q", len(header) if n is None else n) + header + bytes(100))
+        refuses(held, path)
+
+    for n in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40, (1 << 64) - 1):
+        with_header(b"{}", n)
+    with_header(b"{}" + b" " * (1 << 21))  # a header beyond the limit
+    with_header(b"[" * 200_000)
+    with_header(b'{"__metadata__":{"format":"vkbackend.state","version":"1"}')
+    for offsets in ([0, 1 << 62], [-1, 5], [100, 0], [0, 50]):
+        entry = {"dtype": "F32", "shape": [1 << 60], "data_offsets": offsets}
+        with_header(json.dumps({"tokens": entry}).encode())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1499), st.integers(1, 255))
+def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int) -> None:
+    """Either it is refused, or what it says still fits (a space, an order): never anything else."""
+    raw = bytearray(saved.read_bytes())
+    at %= 8 + struct.unpack("<Q", raw[:8])[0]
+    raw[at] ^= flip
+    path = saved.with_name("flipped")
+    path.write_bytes(raw)
+    runner, _ = held
+    content = SlotContent()
+    try:
+        state.load(runner, path, 0, content)
+    except StateError:
+        assert content == SlotContent()
+    else:
+        assert content.n_stored == 24 and len(content.tokens) == 25
+
+
+def test_what_is_no_file(tmp_path: Path, held: Any) -> None:
+    refuses(held, tmp_path / "missing", "No such file")
+    refuses(held, tmp_path, "not a regular file")
+    os.mkfifo(tmp_path / "pipe")
+    refuses(held, tmp_path / "pipe", "not a regular file")
+    refuses(held, Path("a\0b"), "cannot be read")
+
+
+# ---- a save is whole or does not happen ----
+
+
+def test_a_failed_save_leaves_the_old_file(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    with open_llm(shared) as llm:
+        llm.generate(PROMPT, 3, slot=0)
+        path.write_bytes(b"old")
+
+        def full_disk(tensors: Any, filename: Path, metadata: Any) -> None:
+            filename.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(state, "save_file", full_disk)
+            with pytest.raises(StateError, match="cannot be written: No space left on device"):
+                llm.save_state(path)
+        assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["a"]
+        link = tmp_path / "link"
+        link.symlink_to(path)
+        llm.save_state(link)
+        assert link.is_symlink() and llm.load_state(path)[:5] == PROMPT
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "link"]
+        for bad in (tmp_path, "/dev/null", tmp_path / "no" / "a", "a\0b", b"x" * 300):
+            with pytest.raises(VkbackendError):
+                llm.save_state(bad)  # type: ignore[arg-type]
+        assert not Path("/dev/null").is_file()
+        with pytest.raises(InvalidArgument, match="path=3"):
+            llm.save_state(3)  # type: ignore[arg-type]
+
+
+def test_a_device_that_fails_in_the_middle(
+    shared: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot then holds what came before the range, never half of it."""
+    runner = open_runner(shared, ["numpy"])
+    calls = 0
+
+    def fails(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise VkbackendError("broken")
+
+    monkeypatch.setattr(state, "scatter_rows", fails)
+    content = SlotContent(TOKENS[20:40], 20)
+    with pytest.raises(VkbackendError, match="broken"):
+        state.load(runner, saved, 0, content)
+    assert content == SlotContent([], 0)
+    runner.close()
