@@ -51,6 +51,12 @@ class ImportedPages(Provider):
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
         self._devices, self._slot = devices, aligned(slot_nbytes)
+        limit = min(device.limits.max_storage_range for device in devices)
+        if len(devices) * self._slot > limit:  # the kernel that sums binds all slots of a parity
+            raise UnsupportedFeature(
+                f"{len(devices)} slots of {self._slot} bytes exceed one binding of {limit}; "
+                f"use the provider {HostSum.name} or a smaller micro-batch"
+            )
         align = max(device.limits.host_import_align for device in devices)
         self.pages = HostPages(2 * len(devices) * self._slot, align)
         self._buffers: list[Buffer] = []
