@@ -1,0 +1,120 @@
+"""All-reduces by themselves: a real step that is a chain of sums of partial tensors, timed and checked bit by
+bit.
+
+Built through the graph and replayed by the mesh as a model's step is: every device adds to a copy of the
+residual, writes its share, and the sum with a mirrored addend is the next residual.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.meta import ops
+from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.split import MIRRORED, State, partial
+from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.runtime import Device
+
+MAX_WIDTH = 4096  # elements per row: the kernel that sums works on rows, which are as wide as an embedding
+LIMIT_S = 3.0  # no further repeat after this long
+PERIOD = 3  # residuals that take turns; not a multiple of the two slot sets, so that stale slots show
+CHAIN_NBYTES = 64 << 20  # a step moves about this much, but 4 to 32 reduces
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceTime:
+    """Seconds per all-reduce in each of the repeated steps, and whether every device got the exact sums."""
+
+    nbytes: int
+    seconds: tuple[float, ...]
+    exact: bool
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+
+def chain_length(nbytes: int) -> int:
+    """All-reduces in one step: even, so that both slot sets are used equally often."""
+    return min(32, max(4, CHAIN_NBYTES // nbytes // 2 * 2))
+
+
+def time_reduce(
+    devices: Sequence[Device], nbytes: int, *, repeats: int = 5, length: int = 0, **mesh_options: Any
+) -> ReduceTime:
+    """Time an all-reduce of `nbytes` (f32) over `devices`, which are closed afterwards.
+
+    `mesh_options` are those of `Mesh`: ahead, provider, wire. One step of `length` reduces warms up, then
+    up to `repeats` steps are timed from hand-over to the end (fewer where they take long). Raises what
+    building and running a step raises.
+    """
+    mesh = Mesh(devices, **mesh_options)
+    try:
+        chain = _Chain(devices, nbytes // 4, length or chain_length(nbytes))
+        mesh.prepare(chain.build, 1, 0, {}, ((0, 0),) * len(devices))
+        step = mesh.step(1, 0)
+        seconds: list[float] = []
+        mesh.run(step)
+        while len(seconds) < repeats and sum(seconds) * chain.length < LIMIT_S:
+            began = time.perf_counter()
+            mesh.run(step)
+            seconds.append((time.perf_counter() - began) / chain.length)
+        return ReduceTime(nbytes, tuple(seconds), chain.is_exact())
+    finally:
+        mesh.close()
+
+
+class _Chain:
+    """h[k + 1] = base[k % 3] + sum over devices of (h[k] + share[d]), with h running through three arrays.
+
+    All values are small whole numbers, so every order of adding and every wire format gives the same sums,
+    and an error in one is multiplied by the number of devices in each that follows.
+    """
+
+    def __init__(self, devices: Sequence[Device], elements: int, length: int) -> None:
+        self.devices, self.length, n = devices, length, len(devices)
+        width = min(elements, MAX_WIDTH)
+        self.shape = elements // width, width
+        rng = np.random.default_rng(0)
+        residuals = rng.integers(-3, 4, (PERIOD, *self.shape)).astype(np.float32)
+        shares = rng.integers(-4, 5, (n, *self.shape)).astype(np.float32)
+        total = shares.sum(0)
+        bases = [residuals[(j + 1) % PERIOD] - n * residuals[j] - total for j in range(PERIOD)]
+        self.want = residuals[length % PERIOD]
+        self.start = [self._upload(d, residuals[0]) for d in range(n)]
+        self.share = [self._upload(d, shares[d]) for d in range(n)]
+        self.base = [[self._upload(d, base) for d in range(n)] for base in bases]
+        self.result = [self._upload(d, np.full(self.shape, np.nan, np.float32)) for d in range(n)]
+
+    def _upload(self, d: int, values: np.ndarray) -> View:
+        buffer: Buffer = self.devices[d].buffer(values.nbytes, Home.KV, "bench-reduce")
+        view = View(buffer, 0, self.shape)
+        self.devices[d].write(view, values)
+        return view
+
+    def build(self, graph: Graph) -> None:
+        everybody = partial(range(graph.n))
+
+        def tensor(state: State, views: Sequence[View | None]) -> Tensor:
+            return Tensor(graph, *self.shape, state, list(views))
+
+        h = tensor(MIRRORED, self.start)
+        share = tensor(everybody, self.share)
+        bases = [tensor(MIRRORED, views) for views in self.base]
+        for k in range(self.length):
+            copies = tensor(everybody, h.views)  # n copies of the residual: their sum is n times it
+            h, _ = graph.all_reduce(ops.add(copies, share) + bases[k % PERIOD])
+        for d, recording in enumerate(graph.recordings):
+            recording.copy(h.on(d), self.result[d], "result")
+
+    def is_exact(self) -> bool:
+        return all(
+            np.array_equal(device.read(view).view(np.float32).reshape(self.shape), self.want)
+            for device, view in zip(self.devices, self.result, strict=True)
+        )
