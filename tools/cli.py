@@ -1,7 +1,7 @@
 """The `vkbackend` command: one parser, one place where errors become exit codes.
 
-0: done. 2: a typed error, told in the last line on stderr (DEBUG=1 adds the traceback), or wrong usage.
-130: interrupted. 141: the reader of stdout went away.
+0: done. 1: what the command checks is wrong. 2: wrong usage, or a typed error, told in the last line on
+stderr (DEBUG=1 adds the traceback). 130: interrupted. 141: the reader of stdout went away.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import VkbackendError
-from vkbackend.tools import devices, export, generate, model_info
+from vkbackend.tools import bench_reduce, devices, export, generate, model_info
 from vkbackend.tools.console import printable
 
 EPILOG = """\
@@ -41,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     modules = {"devices": devices, "generate": generate, "info": model_info, "export": export}
+    modules |= {"bench-reduce": bench_reduce}
     for name, module in modules.items():
         description = (module.__doc__ or "").partition("\n\n")[2].strip()
         command = commands.add_parser(
@@ -77,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(bind_values(sys.argv[1:] if argv is None else argv))
     try:
-        args.run(args)
+        code = args.run(args)
         sys.stdout.flush()
-        return 0
+        return code or 0
     except VkbackendError as error:
         if shows_tracebacks():
             traceback.print_exc()

@@ -1,0 +1,197 @@
+"""`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between the given devices.
+
+A real step of many all-reduces is replayed for every combination, with the first 2, 3, ... devices of the
+list. Columns: devices; provider (where shares meet: host pages that all devices import, or a host sum);
+wire (how a share travels); ahead (exchanges submitted before they may run); bytes of the f32 message; us per
+all-reduce, the median of the repeats, with their minimum and maximum; GB/s: message bytes / median time.
+Sums are checked; wrong ones are marked and end in exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, UnsupportedFeature
+from vkbackend.meta.bench import time_reduce
+from vkbackend.meta.reduce import PROVIDERS
+from vkbackend.models.arguments import device_list, whole_number
+from vkbackend.models.runner import open_devices
+from vkbackend.tools.console import console, printable, size, write_json
+
+HELP = "Time all-reduces between devices"
+SIZES = "4K,16K,64K,256K,1M,4M,16M,32M"
+AHEAD = "0,1,4,all"
+WIRES = ("f32",)
+COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us max", "GB/s", "sums")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One combination and what it took; times in microseconds."""
+
+    devices: tuple[str, ...]
+    provider: str
+    wire: str
+    ahead: str
+    nbytes: int
+    us: float
+    us_min: float
+    us_max: float
+    exact: bool
+
+    @property
+    def gb_per_s(self) -> float:
+        return self.nbytes / self.us / 1e3
+
+    def cells(self) -> tuple[str, ...]:
+        times = (f"{t:.1f}" for t in (self.us, self.us_min, self.us_max))
+        sums = "exact" if self.exact else "WRONG"
+        devices = " ".join(map(printable, self.devices))
+        how = (self.provider, self.wire, self.ahead, str(self.nbytes))
+        return (devices, *how, *times, f"{self.gb_per_s:.3f}", sums)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "-dev",
+        "--device",
+        metavar="LIST",
+        default="0,0",
+        help="two or more devices, comma-separated; one may be given several times (default: 0,0)",
+    )
+    add("--sizes", metavar="LIST", default=SIZES, help=f"message sizes in bytes, K or M (default: {SIZES})")
+    add(
+        "--providers",
+        metavar="LIST",
+        default=",".join(PROVIDERS),
+        help=f"where shares meet (default: {','.join(PROVIDERS)})",
+    )
+    add(
+        "--wires",
+        metavar="LIST",
+        default=",".join(WIRES),
+        help=f"formats in which shares travel (default: {','.join(WIRES)})",
+    )
+    add(
+        "--ahead",
+        metavar="LIST",
+        default=AHEAD,
+        help=f"exchanges submitted before they may run, numbers or all (default: {AHEAD})",
+    )
+    add("-r", "--repetitions", type=int, default=5, metavar="N",
+        help="timed steps for each combination, 1..1000 (default: 5)")  # fmt: skip
+    add("-o", "--output", choices=("md", "csv", "json"), default="md", help="output format (default: md)")
+
+
+# ---- lists ----
+
+
+def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
+    """The comma-separated words of `text`, each one of `known` where there are any."""
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    for word in found:
+        if known and word not in known:
+            raise InvalidArgument(f"{name} {word!r} is unknown; there are: {', '.join(known)}")
+    if not found:
+        raise InvalidArgument(f"{name} {text!r} is an empty list")
+    return found
+
+
+def parse_size(text: str) -> int:
+    """ "4K", "32M" or a number: bytes, a multiple of 4; whole rows of the kernel's width above that."""
+    match = re.fullmatch(r"(\d+)([KkMm]?)", text)
+    nbytes = int(match[1]) << {"": 0, "k": 10, "m": 20}[match[2].lower()] if match else 0
+    if not 4 <= nbytes <= 1 << 28 or nbytes % min(16_384, nbytes // 4 * 4):
+        raise InvalidArgument(
+            f"--sizes {text!r}: expected bytes up to 256M, such as 4K: multiples of 4, above 16K of 16K"
+        )
+    return nbytes
+
+
+def parse_ahead(text: str) -> int | None:
+    """A number of exchanges, None for all."""
+    if text == "all":
+        return None
+    return whole_number("--ahead", int(text) if text.isdecimal() else text, 0, 1 << 16, " or all")
+
+
+# ---- the bench ----
+
+
+def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
+    """(devices, bytes, provider, wire, ahead) of every row, checked before anything runs."""
+    devices = device_list(args.device) or ()
+    if len(devices) < 2:
+        raise InvalidArgument(
+            f"one device ({', '.join(devices)}) has nothing to reduce; give two or more, such as -dev 0,0"
+        )
+    whole_number("--repetitions", args.repetitions, 1, 1000)
+    sizes = [parse_size(text) for text in words("--sizes", args.sizes)]
+    aheads = words("--ahead", args.ahead)
+    for text in aheads:
+        parse_ahead(text)
+    return [
+        (devices[:n], nbytes, provider, wire, ahead)
+        for n in range(2, len(devices) + 1)
+        for provider in words("--providers", args.providers, tuple(PROVIDERS))
+        for wire in words("--wires", args.wires, WIRES)
+        for nbytes in sizes
+        for ahead in aheads
+    ]
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """The rows, one after another; what the devices cannot do is told on stderr and left out."""
+    err = console(stderr=True)
+    jobs = combinations(args)
+    for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):
+        what = f"{' '.join(devices)} {provider} {wire} ahead {ahead} {size(nbytes)}"
+        err.print(f"[{i + 1}/{len(jobs)}] {what}", markup=False)
+        try:
+            result = time_reduce(
+                open_devices(devices),
+                nbytes,
+                repeats=args.repetitions,
+                ahead=parse_ahead(ahead),
+                provider=provider,
+            )
+        except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
+            err.print(f"  left out: {printable(str(error))}", markup=False)
+            continue
+        us = [1e6 * s for s in result.seconds]
+        yield Row(devices, provider, wire, ahead, nbytes, 1e6 * result.median, min(us), max(us), result.exact)
+
+
+def run(args: argparse.Namespace) -> int:
+    rows = []
+    write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
+    if args.output != "json":
+        write(COLUMNS)
+        if args.output == "md":
+            write(["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"])
+    for row in measure(args):
+        rows.append(row)
+        if args.output != "json":
+            write(row.cells())
+            sys.stdout.flush()
+    if args.output == "json":
+        write_json([asdict(row) | {"gb_per_s": row.gb_per_s} for row in rows], indent=1)
+    if not rows:
+        raise UnsupportedFeature("the devices can do none of these all-reduces; the reasons stand above")
+    return 0 if all(row.exact for row in rows) else 1
+
+
+def write_md(cells: Sequence[str]) -> None:
+    sys.stdout.write(f"| {' | '.join(cells)} |\n")
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["bench-reduce", *sys.argv[1:]]))
