@@ -21,7 +21,7 @@ from vkbackend.hazards import check, check_placement
 from vkbackend.memory import plan_scratch
 from vkbackend.meta import ops
 from vkbackend.meta.reduce import ImportedPages, Provider, make_provider
-from vkbackend.meta.split import MIRRORED, Kind, State, partial
+from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
 from vkbackend.meta.tensor import Graph, Inputs, Tensor, Weight
 from vkbackend.models.registry import ARCHITECTURES
 from vkbackend.models.runner import Runner
@@ -303,6 +303,30 @@ def test_two_branches_on_a_base_share_one_reduce() -> None:
     assert replay(graph, devices, provider, whole) == [(2 * np.array(A) + 2 * np.array(B) + 0.5).tolist()] * 2
 
 
+def test_the_bias_of_a_sum_is_added_by_one_writer() -> None:
+    graph, devices, provider = graph_of(3)
+    x = leaf(graph, [None, [1.0, 2.0], [3.0, 4.0]], split(1, ((0, 0), (0, 2), (2, 4))))
+
+    def weight(name: str, state: State, values: list[np.ndarray | None]) -> Weight:
+        pieces: list[list[tuple[int, View]]] = []
+        for device, own in zip(devices, values, strict=True):
+            pieces.append([])
+            if own is not None:
+                view = View(device.buffer(own.nbytes, Home.WEIGHTS, name), 0, own.shape)
+                device.write(view, own)
+                pieces[-1].append((0, view))
+        return Weight(name, (4, 4) if "weight" in name else (4,), "f32", state, pieces)
+
+    identity = np.eye(4, dtype=np.float32)
+    cut = [None, np.ascontiguousarray(identity[:, :2]), np.ascontiguousarray(identity[:, 2:])]
+    w = weight("o.weight", split(1, x.state.ranges), cut)
+    y = ops.linear(x, w, weight("o.bias", MIRRORED, [np.array(B, np.float32)] * 3))
+    assert y.state == partial((1, 2))
+    dispatched = [[getattr(c, "op", "") for c in r.commands].count("add_bias") for r in graph.recordings]
+    assert dispatched == [0, 1, 0]
+    assert replay(graph, devices, provider, ops._whole(y)) == [(np.array(A) + B).tolist()] * 3
+
+
 def test_on_one_device_nothing_is_exchanged() -> None:
     graph, devices, provider = graph_of(1)
     whole = ops._whole(leaf(graph, [A], partial((0,))) + leaf(graph, [BASE], MIRRORED))
@@ -328,7 +352,7 @@ def test_slots_of_a_parity_do_not_overlap_and_are_256_bytes_apart() -> None:
 # ---- model files ----
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "decoder"])
 def test_model_files_know_no_reduce_and_no_device_count(architecture: str) -> None:
     text = (ROOT / "models" / f"{architecture.replace('-', '_')}.py").read_text()
     assert "reduce" not in text.lower()

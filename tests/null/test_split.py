@@ -22,7 +22,16 @@ from vkbackend.memory import ALIGN
 from vkbackend.meta import split as rules
 from vkbackend.meta.load import Load, load_weights, piece_nbytes, piece_shapes, slice_of
 from vkbackend.meta.plan import Dim, normalise, share_out
-from vkbackend.meta.split import MIRRORED, State, check_tiling, holders, partial, scaled, split
+from vkbackend.meta.split import (
+    MIRRORED,
+    State,
+    check_tiling,
+    holders,
+    partial,
+    scaled,
+    split,
+    split_experts,
+)
 
 HALVES, THIRDS, LEFT = ((0, 8), (8, 16)), ((0, 5), (5, 16)), ((0, 16), (16, 16))
 ROWS, COLUMNS = split(0, HALVES), split(1, HALVES)
@@ -36,11 +45,25 @@ def attend(q: State, k: State, v: State) -> State:
 
 Q, K, V = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16))), split(1, ((0, 16), (16, 32)))
 
+# Two experts that are cut differently, one of them not on device 0.
+BY_ROWS, BY_COLUMNS = (split_experts(axis, [HALVES, ((0, 0), (0, 16))]) for axis in (1, 2))
+
+
+def mix(
+    x: State = MIRRORED, router: State = MIRRORED, gate: State = BY_ROWS, up: State = BY_ROWS,
+    down: State = BY_COLUMNS,
+) -> State:  # fmt: skip
+    return rules.moe(x, router, gate, up, down)
+
+
 RULES: list[tuple[str, Callable[[], State], State]] = [
     ("linear, all mirrored", lambda: rules.linear(MIRRORED, MIRRORED), MIRRORED),
     ("linear, rows of w", lambda: rules.linear(MIRRORED, ROWS), COLUMNS),
     ("linear, columns of w", lambda: rules.linear(COLUMNS, COLUMNS), SUM),
     ("linear, one writer", lambda: rules.linear(split(1, LEFT), split(1, LEFT)), partial((0,))),
+    ("add_bias, mirrored", lambda: rules.add_bias(MIRRORED, MIRRORED), MIRRORED),
+    ("add_bias, with the rows", lambda: rules.add_bias(COLUMNS, ROWS), COLUMNS),
+    ("add_bias, once on a sum", lambda: rules.add_bias(SUM, MIRRORED), SUM),
     ("elementwise, mirrored", lambda: rules.elementwise("f", MIRRORED, MIRRORED), MIRRORED),
     ("elementwise, alike", lambda: rules.elementwise("f", COLUMNS, COLUMNS), COLUMNS),
     ("add, mirrored", lambda: rules.add(MIRRORED, MIRRORED), MIRRORED),
@@ -52,6 +75,14 @@ RULES: list[tuple[str, Callable[[], State], State]] = [
     ("per_head, mirrored", lambda: rules.per_head("rope", MIRRORED, 8), MIRRORED),
     ("per_head, between heads", lambda: rules.per_head("rope", COLUMNS, 8), COLUMNS),
     ("per_head, empty share", lambda: rules.per_head("rope", split(1, LEFT), 8), split(1, LEFT)),
+    ("moe, two devices", mix, SUM),
+    (
+        "moe, writers are those with columns of any expert",
+        lambda: mix(
+            gate=(rows := split_experts(1, [LEFT, LEFT])), up=rows, down=split_experts(2, [LEFT, LEFT])
+        ),
+        partial((0,)),
+    ),
     ("attention, mirrored", lambda: attend(MIRRORED, MIRRORED, MIRRORED), MIRRORED),
     ("attention, groups", lambda: attend(Q, K, V), split(1, ((0, 32), (32, 64)))),
     (
@@ -72,6 +103,20 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("linear, split differently", lambda: rules.linear(COLUMNS, split(1, THIRDS)), "0:8 8:16.*0:5 5:16"),
     ("linear, split rows of x", lambda: rules.linear(ROWS, COLUMNS), "linear"),
     ("linear, both rows", lambda: rules.linear(COLUMNS, ROWS), "linear"),
+    ("add_bias, split bias of a whole", lambda: rules.add_bias(MIRRORED, ROWS), "add_bias of y MIRRORED"),
+    ("add_bias, whole bias of a split", lambda: rules.add_bias(COLUMNS, MIRRORED), "bias MIRRORED"),
+    ("add_bias, split bias of a sum", lambda: rules.add_bias(SUM, ROWS), "add_bias of y PARTIAL"),
+    ("add_bias, split differently", lambda: rules.add_bias(COLUMNS, split(0, THIRDS)), "0:8 8:16.*0:5 5:16"),
+    ("add_bias, a sum as bias", lambda: rules.add_bias(MIRRORED, SUM), "bias PARTIAL"),
+    ("moe, split x", lambda: mix(x=COLUMNS), r"moe of x SPLIT\(axis 1"),
+    ("moe, sum", lambda: mix(x=SUM), "moe of x PARTIAL"),
+    ("moe, split router", lambda: mix(router=ROWS), r"router SPLIT\(axis 0"),
+    ("moe, mirrored experts", lambda: mix(gate=MIRRORED, up=MIRRORED, down=MIRRORED), "gate MIRRORED"),
+    ("moe, up cut otherwise", lambda: mix(up=split_experts(1, [HALVES, HALVES])), "moe of"),
+    ("moe, down cut otherwise", lambda: mix(down=split_experts(2, [HALVES, HALVES])), "moe of"),
+    ("moe, down cut by rows", lambda: mix(down=BY_ROWS), "moe of"),
+    ("moe, gate cut by columns", lambda: mix(gate=BY_COLUMNS, up=BY_COLUMNS), "moe of"),
+    ("moe, one matrix", lambda: mix(gate=ROWS, up=ROWS, down=COLUMNS), "moe of"),
     ("elementwise, sums", lambda: rules.elementwise("silu_mul", SUM, SUM), "silu_mul of x0 PARTIAL"),
     ("elementwise, mixed", lambda: rules.elementwise("f", MIRRORED, COLUMNS), "x0 MIRRORED, x1 SPLIT"),
     ("elementwise, split differently", lambda: rules.elementwise("f", COLUMNS, split(1, THIRDS)), "f of"),
