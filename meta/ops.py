@@ -242,24 +242,19 @@ def moe(
         for name, width in (("logits", n_expert), ("weights", n_used), ("ids", n_used))
     )
     for d in y.state.writers:
-        recording, limits, norm, residual = (
-            graph.recordings[d],
-            graph.devices[d].limits,
-            w_norm.whole(d),
-            h.on(d),
-        )
-        ids, label = replace(chosen.on(d), dtype="u32"), graph.label("moe")
-        device_ops.moe_logits(recording, limits, residual, norm, router.whole(d), logits.on(d), label=label)
-        how = {"eps": eps, "scale": scale, "norm_w": True, "label": label}
+        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("moe")
+        residual, ids = h.on(d), replace(chosen.on(d), dtype="u32")
+        route = residual, w_norm.whole(d), router.whole(d), logits.on(d)
+        device_ops.moe_logits(recording, limits, *route, label=label)
+        how: dict[str, Any] = {"eps": eps, "scale": scale, "norm_w": True, "label": label}
         device_ops.moe_topk(recording, limits, logits.on(d), residual, ids, weights.on(d), **how)
         width = max(ranges[d][1] - ranges[d][0] for ranges in gate.state.experts)
         a, b = (graph.scratch((rows, n_used, width), "moe columns") for _ in range(2))
         each = graph.scratch((rows, n_used, x.width), "moe experts")
         _experts(graph, d, gate, x.on(d), ids, a)
         _experts(graph, d, up, x.on(d), ids, b)
-        device_ops.silu_mul(
-            recording, limits, a, b, a, label=label
-        )  # narrower experts leave a rest, not read
+        # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
+        device_ops.silu_mul(recording, limits, a, b, a, label=label)
         _experts(graph, d, down, a, ids, each)
         device_ops.moe_sum(recording, limits, each, weights.on(d), y.on(d), label=label)
     return y
