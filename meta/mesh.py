@@ -15,12 +15,12 @@ import numpy as np
 
 from vkbackend import env, hazards
 from vkbackend.buffer import Buffer, Home, View, Virtual
-from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
+from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
 from vkbackend.memory import ALIGN, HostPages, aligned, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
-from vkbackend.meta.reduce import Provider, make_provider
+from vkbackend.meta.reduce import Provider, Reduce, Slots, make_provider, wire_of
 from vkbackend.meta.split import MIRRORED, Ranges, split
-from vkbackend.meta.tensor import Graph, Inputs, Reduce, Weight
+from vkbackend.meta.tensor import Graph, Inputs, Weight
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
@@ -55,9 +55,13 @@ class Mesh:
         *,
         ahead: int | None = None,
         provider: str | None = None,
+        wire: str = "auto",
         keep_values: bool = False,
     ) -> None:
-        self.devices = list(devices)
+        if ahead is not None and ahead < 0:
+            raise InvalidArgument(f"submit-ahead depth must be 0 or more, got {ahead}")
+        wire_of(wire, 1, 1)  # refuses an unknown name
+        self.devices, self._wire = list(devices), wire
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s = 0, 0.0
         self._ahead, self._wanted, self._keep_values = ahead, provider, keep_values or env.debug() >= 5
@@ -176,7 +180,7 @@ class Mesh:
 
     def _graph(self, n_rows: int, n_outputs: int, provider: Provider | None, build: Build) -> Graph:
         """The step's graph, built by the model and scheduled."""
-        graph = Graph(self.devices, self._inputs, provider, n_rows, n_outputs, self._active)
+        graph = Graph(self.devices, self._inputs, provider, n_rows, n_outputs, self._active, wire=self._wire)
         graph.begin()
         build(graph)
         graph.recordings = [by_depth(recording) for recording in graph.recordings]
@@ -265,7 +269,7 @@ class Mesh:
                 if done < n and (not queue.ahead or self._ahead is not None):
                     queue.submit(step.executables[d], done, 1)
             self.reduce_s += time.perf_counter() - began
-            self.n_reduces += 1
+            self.n_reduces += not step.reduces[s - 1].gather
         self._join(n)
 
     def _join(self, s: int) -> None:
@@ -339,11 +343,12 @@ class _Sizing(Provider):
         self._n, self._buffer = n, Buffer(1 << 40, Home.PAGES, "sizing")
 
     def slot(self, device: int, parity: int) -> View:
-        return View(self._buffer, 0, (1 << 30,))
+        return View(self._buffer, 0, (1 << 30,), "u32")
 
-    def readable(self, device: int, reduce: Reduce) -> tuple[View, int | None, int]:
+    def readable(self, device: int, reduce: Reduce) -> Slots:
         own = device if device in reduce.writers else None
-        return View(self._buffer, 0, (self._n, reduce.elements)), own, sum(1 << w for w in reduce.writers)
+        mask = sum(1 << w for w in reduce.writers)
+        return Slots(self._buffer, 0, reduce.elements, self._n, own, mask, reduce.wire)
 
     def exchange(self, reduce: Reduce) -> None:
         raise AssertionError("a sizing graph never runs")

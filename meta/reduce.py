@@ -1,24 +1,79 @@
-"""All-reduce providers: where partial sums meet. Two of one interface, chosen by what the devices can do.
+"""All-reduce providers: where partial sums meet. All of one interface, chosen by what the devices can do.
 
-`ImportedPages` is the fast one: host pages that all devices share, so the host moves no bytes. `HostSum`
-works anywhere: each device has staging of its own and the host adds. Both sum in slot order, so both give the
-same bits. Slot sets are double buffered by parity: a device may write reduce k + 1 while a slower one still
-reads k.
+`pages`: host pages that all devices import, so the host moves no bytes. `scatter`: the same, but each
+device first sums its part of the elements for all (less to read with four devices and more). `host-sum`
+works anywhere: each device has staging of its own and the host adds. All sum in slot order, so all give
+the same bits. Slot sets are double buffered by parity: a device may write reduce k + 1 while a slower one
+still reads k.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from vkbackend import env
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.memory import HostPages, aligned
-from vkbackend.meta.tensor import Reduce
 from vkbackend.runtime import Device
+
+WIRES = ("auto", "f32", "bf16")
+# Elements from which `auto` sends bfloat16, by device count (the thresholds of llama.cpp's NCCL path).
+_BF16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
+_BF16_FROM_MANY = 262_144
+SCATTER_DEVICES, SCATTER_NBYTES = (
+    4,
+    1 << 20,
+)  # from here on reading n - 1 whole slots costs more than an exchange
+
+
+def wire_of(wanted: str, elements: int, n_devices: int) -> str:
+    """The format in which a reduce of `elements` travels: "f32" or "bf16"; raises InvalidArgument."""
+    if wanted not in WIRES:
+        raise InvalidArgument(f"reduce type {wanted!r} is unknown; there are: {', '.join(WIRES)}")
+    if wanted != "auto":
+        return wanted
+    return "bf16" if elements >= _BF16_FROM.get(n_devices, _BF16_FROM_MANY) else "f32"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """One exchange of a step: its slot set, elements, who writes, and the wire format.
+
+    `gather` marks the second half of a scattered reduce, in which the host has nothing to do.
+    """
+
+    parity: int
+    elements: int
+    writers: tuple[int, ...]
+    wire: str = "f32"
+    gather: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What a device sums: slots `stride` words apart, where its own share goes, a bit per slot in use, the
+    format."""
+
+    buffer: Buffer | Virtual
+    offset: int  # bytes
+    stride: int
+    count: int
+    own_index: int | None
+    writers: int
+    wire: str = "f32"
+
+    def view(self, elements: int, first: int = 0) -> View:
+        """The words of elements first..first+elements of every slot, flat; an even `first` begins on a
+        word."""
+        per_word = 2 if self.wire == "bf16" else 1
+        words = (self.count - 1) * self.stride + -(-elements // per_word)
+        dtype = "u32" if self.wire == "bf16" else "f32"
+        return View(self.buffer, self.offset + 4 * (first // per_word), (words,), dtype)
 
 
 class Provider(ABC):
@@ -28,12 +83,20 @@ class Provider(ABC):
 
     @abstractmethod
     def slot(self, device: int, parity: int) -> View:
-        """Where `device` writes its partial."""
+        """Where `device` writes its partial, u32 words."""
 
     @abstractmethod
-    def readable(self, device: int, reduce: Reduce) -> tuple[View, int | None, int]:
-        """What `device` sums: (slots f32 [n_slots, words], index of its own share or None, bit mask of slots
-        in use)."""
+    def readable(self, device: int, reduce: Reduce) -> Slots:
+        """What `device` sums after the exchange."""
+
+    def scatters(self, elements: int) -> bool:
+        """Whether a reduce of this size is summed in parts, one per device, and gathered by a second
+        exchange."""
+        return False
+
+    def gathered(self, device: int, parity: int) -> View:
+        """Where the parts of a scattered reduce meet, f32."""
+        raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
@@ -45,12 +108,13 @@ class Provider(ABC):
 
 
 class ImportedPages(Provider):
-    """One slot per device and parity in pinned host pages that every device has imported."""
+    """One slot per device and parity, and one for gathering, in pinned host pages that every device has
+    imported."""
 
     name = "pages"
 
-    def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
-        self._devices, self._slot = devices, aligned(slot_nbytes)
+    def __init__(self, devices: Sequence[Device], slot_nbytes: int, scatter_from: int | None = None) -> None:
+        self._devices, self._slot, self._scatter_from = devices, aligned(slot_nbytes), scatter_from
         limit = min(device.limits.max_storage_range for device in devices)
         if len(devices) * self._slot > limit:  # the kernel that sums binds all slots of a parity
             raise UnsupportedFeature(
@@ -58,7 +122,8 @@ class ImportedPages(Provider):
                 f"use the provider {HostSum.name} or a smaller micro-batch"
             )
         align = max(device.limits.host_import_align for device in devices)
-        self.pages = HostPages(2 * len(devices) * self._slot, align)
+        self._per_parity = (len(devices) + (scatter_from is not None)) * self._slot
+        self.pages = HostPages(2 * self._per_parity, align)
         self._buffers: list[Buffer] = []
         try:
             for device in devices:
@@ -68,14 +133,23 @@ class ImportedPages(Provider):
             raise
 
     def slot(self, device: int, parity: int) -> View:
-        offset = (parity * len(self._devices) + device) * self._slot
-        return View(self._buffers[device], offset, (self._slot // 4,))
+        offset = parity * self._per_parity + device * self._slot
+        return View(self._buffers[device], offset, (self._slot // 4,), "u32")
 
-    def readable(self, device: int, reduce: Reduce) -> tuple[View, int | None, int]:
-        n = len(self._devices)
-        slots = View(self._buffers[device], reduce.parity * n * self._slot, (n, self._slot // 4))
+    def readable(self, device: int, reduce: Reduce) -> Slots:
+        buffer, stride, n = self._buffers[device], self._slot // 4, len(self._devices)
+        if reduce.gather:
+            return Slots(buffer, self.gathered(device, reduce.parity).offset, stride, 1, None, 1)
         own = device if device in reduce.writers else None
-        return slots, own, sum(1 << w for w in reduce.writers)
+        mask = sum(1 << w for w in reduce.writers)
+        return Slots(buffer, reduce.parity * self._per_parity, stride, n, own, mask, reduce.wire)
+
+    def scatters(self, elements: int) -> bool:
+        return self._scatter_from is not None and 4 * elements >= self._scatter_from
+
+    def gathered(self, device: int, parity: int) -> View:
+        offset = parity * self._per_parity + len(self._devices) * self._slot
+        return View(self._buffers[device], offset, (self._slot // 4,))
 
     def exchange(self, reduce: Reduce) -> None:
         pass  # the devices read each other's slots themselves
@@ -88,37 +162,46 @@ class ImportedPages(Provider):
 
 class HostSum(Provider):
     """Per device a slot it writes and a sum it reads, per parity, in staging of its own; the host adds in
-    slot order."""
+    slot order what it reads as f32, whatever the wire."""
 
     name = "host-sum"
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
         self._devices, self._slot = devices, aligned(slot_nbytes)
         self._buffers = [device.buffer(4 * self._slot, Home.STAGING, "reduce staging") for device in devices]
+        self._wide = np.empty(self._slot // 4, np.uint32)
 
     def slot(self, device: int, parity: int) -> View:
-        return View(self._buffers[device], parity * self._slot, (self._slot // 4,))
+        return View(self._buffers[device], parity * self._slot, (self._slot // 4,), "u32")
 
-    def readable(self, device: int, reduce: Reduce) -> tuple[View, int | None, int]:
-        return View(self._buffers[device], (2 + reduce.parity) * self._slot, (1, self._slot // 4)), None, 1
+    def readable(self, device: int, reduce: Reduce) -> Slots:
+        return Slots(self._buffers[device], (2 + reduce.parity) * self._slot, self._slot // 4, 1, None, 1)
+
+    def _host(self, device: int, at: int, dtype: type, elements: int) -> np.ndarray:
+        host = np.asarray(self._buffers[device].host)
+        return host[at * self._slot : (at + 1) * self._slot].view(dtype)[:elements]
+
+    def _share(self, device: int, reduce: Reduce) -> np.ndarray:
+        """A writer's share as f32 [elements]."""
+        if reduce.wire == "f32":
+            return self._host(device, reduce.parity, np.float32, reduce.elements)
+        wide = self._wide[: reduce.elements]
+        np.left_shift(
+            self._host(device, reduce.parity, np.uint16, reduce.elements), 16, out=wide, dtype=np.uint32
+        )
+        return wide.view(np.float32)
 
     def exchange(self, reduce: Reduce) -> None:
-        def words(device: int, at: int) -> np.ndarray:
-            host = self._buffers[device].host
-            return np.asarray(
-                host[at * self._slot : (at + 1) * self._slot].view(np.float32)[: reduce.elements]
-            )
-
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
-        total = words(0, 2 + reduce.parity)
-        np.copyto(total, words(first, reduce.parity))
+        total = self._host(0, 2 + reduce.parity, np.float32, reduce.elements)
+        np.copyto(total, self._share(first, reduce))
         for d in others:
-            np.add(total, words(d, reduce.parity), out=total)
+            np.add(total, self._share(d, reduce), out=total)
         for d, device in enumerate(self._devices):
             if d:
-                np.copyto(words(d, 2 + reduce.parity), total)
+                np.copyto(self._host(d, 2 + reduce.parity, np.float32, reduce.elements), total)
             device.flush(self._buffers[d])
 
     def close(self) -> None:
@@ -127,19 +210,23 @@ class HostSum(Provider):
         self._buffers = []
 
 
-PROVIDERS = {cls.name: cls for cls in (ImportedPages, HostSum)}
+PROVIDERS = ("pages", "scatter", "host-sum")
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str | None = None) -> Provider:
-    """`wanted` (a name in PROVIDERS), or imported pages where every device takes them, else the host sum."""
-    if wanted is not None:
-        if wanted not in PROVIDERS:
-            raise InvalidArgument(
-                f"all-reduce provider {wanted!r} is unknown; there are: {', '.join(PROVIDERS)}"
-            )
-        return PROVIDERS[wanted](devices, slot_nbytes)
-    try:
+    """`wanted` (one of PROVIDERS), or imported pages where every device takes them (scattering large
+    reduces over many devices), else the host sum. Raises InvalidArgument, UnsupportedFeature."""
+    if wanted == "pages":
         return ImportedPages(devices, slot_nbytes)
+    if wanted == "scatter":
+        return ImportedPages(devices, slot_nbytes, scatter_from=0)
+    if wanted == "host-sum":
+        return HostSum(devices, slot_nbytes)
+    if wanted is not None:
+        raise InvalidArgument(f"all-reduce provider {wanted!r} is unknown; there are: {', '.join(PROVIDERS)}")
+    try:
+        many = len(devices) >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
+        return ImportedPages(devices, slot_nbytes, scatter_from=SCATTER_NBYTES if many else None)
     except (UnsupportedFeature, OutOfDeviceMemory) as error:
         env.log(1, f"all-reduce through per-device staging and a host sum: {error}")
         return HostSum(devices, slot_nbytes)

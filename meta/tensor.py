@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.errors import PlanError
+from vkbackend.memory import aligned
+from vkbackend.meta.reduce import Provider, Reduce, Slots, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
-
-if TYPE_CHECKING:
-    from vkbackend.meta.reduce import Provider
 
 
 @dataclass(slots=True)
@@ -74,15 +72,6 @@ class Tensor:
         return view
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """One all-reduce of a step: which slot set it uses, how many elements, who writes."""
-
-    parity: int
-    elements: int
-    writers: tuple[int, ...]
-
-
 @dataclass(slots=True)
 class Inputs:
     """What a step reads on one device besides weights: StepParams, RoPE rows by table name, and the host's
@@ -105,6 +94,7 @@ class Graph:
     n_rows: int
     n_outputs: int
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices at work, by outermost scope
+    wire: str = "f32"
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
@@ -189,26 +179,44 @@ class Graph:
             slots = self._exchange(x, readers)
         else:
             [d] = readers
-            slots = {d: (x.on(d).reshape(1, x.rows * x.width), None, 1)}
+            share = x.on(d)
+            slots = {d: Slots(share.buffer, share.offset, x.rows * x.width, 1, None, 1)}
         h = self.new(x.rows, x.width, MIRRORED, "h", readers)
         y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
         for d in readers:
-            view, own_index, writers = slots[d]
-            device_ops.add_partials(
-                self.recordings[d],
-                self.devices[d].limits,
-                x.base.on(d) if x.base else None,
-                x.on(d) if own_index is not None else None,
-                view,
-                norm.whole(d) if norm else None,
-                h.on(d),
-                y.on(d) if y else None,
-                own_index=own_index,
-                writers=writers,
-                eps=eps,
-                label=self.label("add_partials"),
-            )
+            own = x.on(d) if slots[d].own_index is not None else None
+            base, w = x.base.on(d) if x.base else None, norm.whole(d) if norm else None
+            self._add_partials(d, slots[d], base, own, w, h.on(d), y.on(d) if y else None, eps)
         return h, y
+
+    def _add_partials(
+        self,
+        d: int,
+        slots: Slots,
+        base: View | None,
+        own: View | None,
+        norm: View | None,
+        h: View,
+        y: View | None,
+        eps: float = 0.0,
+        first: int = 0,
+    ) -> None:
+        device_ops.add_partials(
+            self.recordings[d],
+            self.devices[d].limits,
+            base,
+            own,
+            slots.view(math.prod(h.shape), first),
+            norm,
+            h,
+            y,
+            own_index=slots.own_index,
+            writers=slots.writers,
+            eps=eps,
+            wire=slots.wire,
+            slot_stride=slots.stride,
+            label=self.label("add_partials"),
+        )
 
     def _fold_base(self, x: Tensor) -> Tensor:
         """The same sum without an addend: a writer that holds the addend adds it to its share."""
@@ -226,17 +234,50 @@ class Graph:
         )
         return folded
 
-    def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, tuple[View, int | None, int]]:
-        assert self.provider is not None
-        reduce = Reduce(len(self.reduces) % 2, x.rows * x.width, x.state.writers)
+    def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, Slots]:
+        """Every writer puts its share into its slot; the devices meet; this is what each reader then sums."""
+        provider = self.provider
+        assert provider is not None
+        elements = x.rows * x.width
+        wire = wire_of(self.wire, elements, self.n)
+        reduce = Reduce(len(self.reduces) % 2, elements, x.state.writers, wire)
+        for d in reduce.writers:
+            own, slot = x.on(d), provider.slot(d, reduce.parity)
+            if wire == "bf16":
+                packed = View(slot.buffer, slot.offset, (-(-elements // 2),), "u32")
+                device_ops.pack_bf16(
+                    self.recordings[d], self.devices[d].limits, own, packed, label=self.label("pack")
+                )
+            else:
+                target = View(slot.buffer, slot.offset, own.shape)
+                self.recordings[d].copy(own, target, self.label("partial to slot"))
+        self._meet(reduce)
+        if not provider.scatters(elements):
+            return {d: provider.readable(d, reduce) for d in readers}
+        self._sum_parts(x, reduce, provider)
+        gather = replace(reduce, gather=True)
+        self._meet(gather)
+        return {d: provider.readable(d, gather) for d in readers}
+
+    def _meet(self, reduce: Reduce) -> None:
         self.reduces.append(reduce)
-        for d, recording in enumerate(self.recordings):
-            if d in reduce.writers:
-                own = x.on(d)
-                slot = self.provider.slot(d, reduce.parity)
-                recording.copy(own, View(slot.buffer, slot.offset, own.shape), self.label("partial to slot"))
+        for recording in self.recordings:
             recording.exchange(self.label("all_reduce"))
-        return {d: self.provider.readable(d, reduce) for d in readers}
+
+    def _sum_parts(self, x: Tensor, reduce: Reduce, provider: Provider) -> None:
+        """Each device sums its part of the elements (in pairs, for the wire's sake) where all will read
+        it."""
+        part = aligned(-(-reduce.elements // self.n), 2)
+        for d in range(self.n):
+            begin, end = min(d * part, reduce.elements), min((d + 1) * part, reduce.elements)
+            if begin == end:
+                continue
+            slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce.parity)
+            shape = (1, end - begin)
+            h = View(gathered.buffer, gathered.offset + 4 * begin, shape)
+            own = x.views[d]
+            own = own and View(own.buffer, own.offset + 4 * begin, shape)
+            self._add_partials(d, slots, None, own, None, h, None, first=begin)
 
 
 def _head(view: View, nbytes: int) -> View:

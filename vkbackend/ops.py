@@ -348,6 +348,7 @@ def add_partials(
     writers: int,
     eps: float = 0.0,
     wire: str = "f32",
+    slot_stride: int | None = None,
     label: str = "",
 ) -> None:
     """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w where w and y are given.
@@ -355,13 +356,16 @@ def add_partials(
     h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words], a slot begins with its partial:
     n_rows * n floats, or with wire="bf16" that many bfloat16 in pairs (pack_bf16); bit s of `writers` is set
     where slot s takes part; slot own_index is read from `own`, f32 in either case and rounded to the wire.
-    h may be residual.
+    h may be residual. With `slot_stride` slots is flat and ends with the last slot's partial.
     """
     n = h.shape[-1]
     n_rows = rows_of(h, n)
-    n_slots, slot_stride = slots.shape
     assert wire in ("f32", "bf16") and slots.dtype in ("f32", "u32"), (wire, slots)
     n_words = n_rows * n if wire == "f32" else -(-n_rows * n // 2)
+    if slot_stride is None:
+        n_slots, slot_stride = slots.shape
+    else:
+        n_slots = 1 + (slots.shape[0] - n_words) // slot_stride
     assert n_slots <= MAX_SLOTS and slot_stride >= n_words and writers < 1 << n_slots, (slots, h, writers)
     assert (w is None) == (y is None) and (own is None) == (own_index is None), (w, y, own, own_index)
     assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own, y)), (
