@@ -2,7 +2,8 @@
 of it.
 
 A thin client of the engine: it checks arguments, owns the tokenizer, and turns events into text. Several
-threads may use one `LLM`; whoever waits for an answer drives the engine for all of them.
+threads may use one `LLM`; whoever waits for an answer drives the engine for all of them. (More than 400
+lines, because what users read is here in full.)
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from vkbackend.models.arguments import (
     whole_number,
     word,
 )
-from vkbackend.models.engine import (
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.messages import (
     Cancel,
     EngineOptions,
     ErrorData,
@@ -45,7 +47,6 @@ from vkbackend.models.engine import (
     Timings,
     check_tokens,
 )
-from vkbackend.models.gguf import GGUF
 from vkbackend.models.remote import ANSWER_MARGIN_S, EngineClient, LocalEngine, RemoteEngine
 from vkbackend.models.sampling import SamplingParams
 from vkbackend.models.stop_text import StopText

@@ -23,9 +23,9 @@ from typing import Any, Protocol
 
 from vkbackend import env
 from vkbackend.errors import DeviceLost, Timeout, VkbackendError
-from vkbackend.models.engine import (
+from vkbackend.models.engine import Engine
+from vkbackend.models.messages import (
     Close,
-    Engine,
     EngineInfo,
     EngineOptions,
     ErrorData,

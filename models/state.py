@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "vkbackend.state", "1"
 MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.2 MiB
 SAMPLE_NBYTES = 256  # of each tensor, for the fingerprint
-_DTYPES = {"f16": ("F16", np.dtype("<f2")), "f32": ("F32", np.dtype("<f4"))}
+_DTYPES = {"f16": ("F16", "<f2"), "f32": ("F32", "<f4")}  # names in a safetensors header, in numpy
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
-from vkbackend.models.engine import Engine, EngineOptions, Progress
+from vkbackend.models.engine import Engine
+from vkbackend.models.messages import EngineOptions, Progress
 from vkbackend.step import Run
 
 N_VOCAB = 50

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from vkbackend import errors
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.models import remote
-from vkbackend.models.engine import (
+from vkbackend.models.engine import Engine
+from vkbackend.models.messages import (
     Cancel,
-    Engine,
     EngineOptions,
     ErrorData,
     Event,
@@ -311,7 +311,7 @@ PARENT = f"""
 import sys, time
 sys.path.insert(0, {str(HERE)!r})
 from fake_runner import SLOW, open_fake
-from vkbackend.models.engine import EngineOptions, Generate
+from vkbackend.models.messages import EngineOptions, Generate
 from vkbackend.models.remote import RemoteEngine
 from vkbackend.models.sampling import SamplingParams
 

@@ -23,8 +23,8 @@ from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, StateError, VkbackendError
 from vkbackend.meta.gather import gather_rows
 from vkbackend.models import state
-from vkbackend.models.engine import Cancel, Generate, LoadState, Logits, Request, SaveState
 from vkbackend.models.gguf import GGUF
+from vkbackend.models.messages import Cancel, Generate, LoadState, Logits, Request, SaveState
 from vkbackend.models.runner import Runner
 from vkbackend.models.state import SlotContent, fingerprint
 from vkbackend.step import Run
