@@ -65,8 +65,10 @@ def hyper_parameters(n_layer: int) -> list[bytes]:
     ]
 
 
-def written_back(path: Path, out: Path, devices: list[str], split: list[int] | None = None) -> bytes:
-    runner = Runner(path, devices=devices, tensor_split=split, n_ctx=32, n_ubatch=1)
+def written_back(
+    path: Path, out: Path, devices: list[str], split: list[int] | None = None, **options: Any
+) -> bytes:
+    runner = Runner(path, devices=devices, tensor_split=split, n_ctx=32, n_ubatch=1, **options)
     try:
         with GGUF.open(path) as source:
             total = write_gguf(out, source, runner.mesh.devices, runner.mesh.weights)
@@ -96,6 +98,25 @@ def test_tied(shared: Path, tmp_path: Path, name: str, n: int, split: list[int] 
 def test_untied(shared: Path, tmp_path: Path, name: str, n: int, split: list[int] | None) -> None:
     path = shared / "models" / f"stories260K-{name}.gguf"
     assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, split) == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["qwen2-Q8_0", "moe8x-Q4_0"])
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [
+        (3, {}),
+        (8, {}),  # kv heads on several devices
+        (2, {"n_gpu_layers": 2}),
+        (3, {"split_mode": "layer"}),
+        (3, {"override_tensor": (("ffn", "CPU"),)}),
+    ],
+    ids=str,
+)
+def test_biases_experts_and_placement(
+    shared: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
+) -> None:
+    path = shared / "models" / f"stories260K-{name}.gguf"
+    assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, **options) == path.read_bytes()
 
 
 @pytest.mark.parametrize(("n", "split"), SPLITS)

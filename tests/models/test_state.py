@@ -79,16 +79,17 @@ def move_cells(runner: Runner) -> None:
 
 
 def logits_after_moving(
-    shared: Path, path: Path, before: list[str], after: list[str], **options: Any
+    shared: Path, path: Path, after: list[str], name: str = "stories260K-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of the last 10 of 50 tokens: in one go, and with the first 40 saved and loaded elsewhere."""
-    runner = open_runner(shared, before, **options)
+    """Logits of the last 10 of 50 tokens: in one go on two devices, and with the first 40 saved there and
+    loaded on others."""
+    runner = open_runner(shared, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]
         state.save(runner, path, 0, SlotContent(TOKENS, 50), 0, 40)
     finally:
         runner.close()
-    runner = open_runner(shared, after, n_slots=2, n_ctx=64, tensor_split=[2, 1, 1], **options)
+    runner = open_runner(shared, after, name, n_slots=2, n_ctx=64, **options)
     try:
         live = [dict(device.counts) for device in runner.mesh.devices]
         move_cells(runner)
@@ -101,16 +102,28 @@ def logits_after_moving(
         runner.close()
 
 
-@pytest.mark.parametrize("name", ["stories260K-F32", "stories260K-Q4_0"])
-def test_logits_after_moving(shared: Path, tmp_path: Path, name: str) -> None:
-    got, want = logits_after_moving(shared, tmp_path / "a", ["numpy"] * 2, ["numpy"] * 3, name=name)
+@pytest.mark.parametrize(
+    ("name", "n", "options"),
+    [
+        ("F32", 1, {}),
+        ("F32", 3, {"tensor_split": [2, 1, 1]}),
+        ("Q4_0", 3, {"tensor_split": [1, 0, 3]}),
+        ("Q8_0", 8, {}),  # 8 heads and 4 kv heads: each kv head on two devices
+        ("Q8_0", 2, {"n_gpu_layers": 3, "kv_offload": False}),
+        ("Q8_0", 3, {"split_mode": "layer"}),
+        ("moe8x-Q4_0", 3, {}),
+    ],
+)
+def test_logits_after_moving(shared: Path, tmp_path: Path, name: str, n: int, options: Any) -> None:
+    path = tmp_path / "a"
+    got, want = logits_after_moving(shared, path, ["numpy"] * n, f"stories260K-{name}", **options)
     assert nmse(got, want) <= 1e-9
 
 
 def test_logits_after_moving_between_drivers(shared: Path, tmp_path: Path, device: Any) -> None:
     """From numpy devices to one driver opened three times."""
     index = str(device.info.index)
-    got, want = logits_after_moving(shared, tmp_path / "a", ["numpy"] * 2, [index] * 3)
+    got, want = logits_after_moving(shared, tmp_path / "a", [index] * 3, tensor_split=[2, 1, 1])
     assert nmse(got, want) <= 1e-9
 
 
