@@ -161,7 +161,7 @@ class Mesh:
             )
         # The kinds of step there are: few rows and many, one output row and many. Planned before they have
         # addresses.
-        sizing = _Sizing(len(self.devices))
+        sizing = Sizing(len(self.devices))
         probes = [
             self._graph(rows, min(rows, outputs), sizing, build)
             for rows in {n_rows, min(n_rows, MAX_VEC_ROWS)}
@@ -334,7 +334,7 @@ class Mesh:
 _leaked: list[object] = []
 
 
-class _Sizing(Provider):
+class Sizing(Provider):
     """Stands in for the provider while the largest step is traced to find out how large its slots must be."""
 
     name = "sizing"
