@@ -1,10 +1,11 @@
 """`vkbackend bench-reduce`: time the all-reduces of tensor parallelism between the given devices.
 
 A real step of many all-reduces is replayed for every combination, with the first 2, 3, ... devices of the
-list. Columns: devices; provider (where shares meet: host pages that all devices import, or a host sum);
-wire (how a share travels); ahead (exchanges submitted before they may run); bytes of the f32 message; us per
-all-reduce, the median of the repeats, with their minimum and maximum; GB/s: message bytes / median time.
-Sums are checked; wrong ones are marked and end in exit code 1.
+list. Columns: devices; provider (where shares meet: pages, imported by all devices; scatter, the same with
+each device summing a part for all; host-sum, by the host); wire (how a share travels); ahead (exchanges
+submitted before they may run); bytes of the f32 message; us per all-reduce, the median of the repeats, with
+their minimum and maximum; GB/s: message bytes / median time. Sums are checked; wrong ones are marked and end
+in exit code 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.reduce import PROVIDERS
+from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.models.arguments import device_list, whole_number
 from vkbackend.models.runner import open_devices
 from vkbackend.tools.console import console, printable, size, write_json
@@ -26,7 +28,7 @@ from vkbackend.tools.console import console, printable, size, write_json
 HELP = "Time all-reduces between devices"
 SIZES = "4K,16K,64K,256K,1M,4M,16M,32M"
 AHEAD = "0,1,4,all"
-WIRES = ("f32",)
+WIRES = tuple(wire for wire in REDUCE_TYPES if wire != "auto")
 COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us max", "GB/s", "sums")
 
 
@@ -160,6 +162,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 repeats=args.repetitions,
                 ahead=parse_ahead(ahead),
                 provider=provider,
+                wire=wire,
             )
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
             err.print(f"  left out: {printable(str(error))}", markup=False)

@@ -23,10 +23,10 @@ SMALL = ("--sizes", "4K", "--repetitions", "2")
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0,0", "0,1")])
-@pytest.mark.parametrize("ahead", [0, 1, 4, None])
-def test_sums_are_exact(devices: list[str], provider: str, ahead: int | None) -> None:
+@pytest.mark.parametrize(("ahead", "wire"), [(0, "f32"), (1, "bf16"), (4, "f32"), (None, "bf16")])
+def test_sums_are_exact(devices: list[str], provider: str, ahead: int | None, wire: str) -> None:
     result = bench.time_reduce(
-        open_devices(devices), 12 << 10, repeats=2, length=7, provider=provider, ahead=ahead
+        open_devices(devices), 12 << 10, repeats=2, length=7, provider=provider, ahead=ahead, wire=wire
     )
     assert result.exact and len(result.seconds) == 2 and min(result.seconds) > 0
 
@@ -68,6 +68,9 @@ def test_command_benches_every_count_of_the_list(capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     rows = json.loads(out)
     assert [len(row["devices"]) for row in rows] == [2] * len(rows[: len(rows) // 2]) + [3] * (len(rows) // 2)
+    assert {(row["provider"], row["wire"]) for row in rows} == {
+        (p, w) for p in PROVIDERS for w in ("f32", "bf16")
+    }
     assert {(row["provider"], row["ahead"]) for row in rows} == {
         (p, a) for p in PROVIDERS for a in ("0", "all")
     }
@@ -78,7 +81,8 @@ def test_command_benches_every_count_of_the_list(capsys: pytest.CaptureFixture[s
 
 
 def test_tables_and_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["bench-reduce", "-dev", "numpy,numpy", *SMALL, "--ahead", "all", "--providers", "host-sum"]
+    command = ["bench-reduce", "-dev", "numpy,numpy", *SMALL, "--ahead", "all"]
+    command += ["--providers", "host-sum", "--wires", "bf16"]
     assert cli.main([*command, "-o", "csv"]) == 0
     [header, row] = csv.reader(io.StringIO(capsys.readouterr().out))
     assert tuple(header) == COLUMNS and row[-1] == "exact"
