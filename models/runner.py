@@ -99,7 +99,8 @@ class Runner:
             self.fingerprint = fingerprint(gguf)
             types = check_weights(gguf, model)
             opts = replace(opts, n_ctx=opts.n_ctx or model.n_ctx_train)
-            devices, opts = _with_a_share(devices, opts)
+            devices, self.options = _with_a_share(devices, opts)
+            opts = self.options
             self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
             self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
             fits = LOGITS_NBYTES // (4 * self.n_vocab)
@@ -198,6 +199,7 @@ class Runner:
                     "weights": n[Home.WEIGHTS],
                     "kv": n[Home.KV],
                     "scratch": n[Home.SCRATCH],
+                    "host": n[Home.HOST],
                     "staging": n[Home.STAGING] + shared,
                 }
             )

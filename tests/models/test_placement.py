@@ -1,0 +1,168 @@
+"""Placement is orthogonal to split: -ngl, -ot, -nkvo, -sm and shares of any kind leave the logits as they
+are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import device_infos, nmse
+
+from vkbackend.buffer import Home
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
+from vkbackend.models import fit
+from vkbackend.models.runner import Runner
+from vkbackend.step import Run
+
+TOKENS = np.random.default_rng(11).integers(3, 512, 20).tolist()
+_reference: dict[str, np.ndarray] = {}
+
+
+def run(
+    shared: Path, devices: list[str], name: str = "stories260K-F32", **options: Any
+) -> tuple[np.ndarray, Runner]:
+    """Logits of 12 rows of prefill and 8 steps, and the (closed) runner."""
+    runner = Runner(
+        shared / "models" / f"{name}.gguf",
+        devices=devices,
+        n_ctx=32,
+        n_ubatch=16,
+        type_k="f32",
+        type_v="f32",
+        **options,
+    )
+    parts = [runner.step(TOKENS[:12], [Run(0, 0, 12, 0)], range(12)).copy()]
+    parts += [runner.step([t], [Run(0, 0, 1, 12 + i)], [0]).copy() for i, t in enumerate(TOKENS[12:])]
+    runner.report = runner.memory()  # type: ignore[attr-defined]
+    runner.close()
+    return np.concatenate(parts), runner
+
+
+def same(shared: Path, devices: list[str], **options: Any) -> Runner:
+    kind = devices[0]
+    if kind not in _reference:
+        _reference[kind] = run(shared, [kind])[0]
+    logits, runner = run(shared, devices, **options)
+    assert nmse(logits, _reference[kind]) <= 1e-9
+    return runner
+
+
+OPTIONS: list[dict[str, Any]] = [
+    *({"n_gpu_layers": n} for n in (0, 1, 3, 6)),
+    {"kv_offload": False},
+    *(
+        {"override_tensor": ((pattern, "CPU"),)}
+        for pattern in ("attn", "ffn_", "^output", "token_embd", r"blk\.1\.")
+    ),
+    {
+        "override_tensor": ((r"blk\.[01]\.ffn", "host"), ("attn_q", "cpu")),
+        "kv_offload": False,
+        "n_gpu_layers": 4,
+    },
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("n", [1, 3])
+def test_host_placement_on_numpy(shared: Path, options: dict[str, Any], n: int) -> None:
+    same(shared, ["numpy"] * n, **options)
+
+
+@pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[4], OPTIONS[-1]], ids=str)
+def test_host_placement_on_vulkan(shared: Path, options: dict[str, Any]) -> None:
+    runner = same(shared, ["0", "0"], **options)
+    assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "n"),
+    [
+        ({"tensor_split": [5, 3, 2]}, 3),
+        ({"tensor_split": [0, 1, 1]}, 3),
+        ({"tensor_split": [1, 0]}, 2),
+        ({}, 5),
+        ({}, 8),
+        ({"policy": "llama.cpp"}, 3),
+        ({"policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3),
+        ({"override_tensor": ((r"blk\.2\.attn", "1"),)}, 2),
+        ({"override_tensor": (("ffn", "1"), ("attn", "0"))}, 2),
+        ({"override_tensor": (("^output.weight", "0"),)}, 2),
+        ({"split_mode": "none", "main_gpu": 1}, 2),
+    ],
+    ids=str,
+)
+def test_shares(shared: Path, options: dict[str, Any], n: int) -> None:
+    same(shared, ["numpy"] * n, **options)
+
+
+@pytest.mark.parametrize(("n", "split"), [(1, None), (2, None), (3, None), (2, [3, 1])])
+def test_layer_mode_exchanges_once_per_boundary(shared: Path, n: int, split: list[float] | None) -> None:
+    runner = same(shared, ["numpy"] * n, split_mode="layer", tensor_split=split)
+    assert runner.reduce_stats()[0] == 9 * (n - 1)  # nine steps
+
+
+@pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+def test_layer_mode_on_vulkan(shared: Path) -> None:
+    same(shared, ["0", "0", "0"], split_mode="layer")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"override_tensor": (("nope", "CPU"),)}, "no tensor's name matches"),
+        ({"override_tensor": (("ffn", "7"),)}, "device index below 2"),
+        ({"override_tensor": (("(", "CPU"),)}, "no regular expression"),
+        ({"split_mode": "rows"}, "split mode 'rows'.*none, layer, tensor"),
+        ({"split_mode": "none", "main_gpu": 2}, "main device 2"),
+        ({"n_gpu_layers": -3}, "n_gpu_layers"),
+        ({"policy": "best"}, "policy 'best'"),
+        ({"wire": "f8"}, "reduce type 'f8'.*auto, f32, bf16"),
+        ({"provider": "nvlink"}, "provider 'nvlink'"),
+        ({"ahead": -1}, "depth"),
+    ],
+    ids=str,
+)
+def test_refusals(shared: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        run(shared, ["numpy", "numpy"], **options)
+
+
+def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_devices_sharing_a_megabyte(_: object) -> list[fit.Budget]:
+        return [fit.Budget("small", 1_400_000, (0, 1))]
+
+    monkeypatch.setattr(fit, "budgets_of", two_devices_sharing_a_megabyte)
+    with pytest.raises(
+        OutOfDeviceMemory, match=r"small would hold .* MiB of KV cache.*-c \d+.*-ngl \d.*-nkvo"
+    ) as caught:
+        Runner(
+            shared / "models" / "stories260K-F32.gguf",
+            devices=["numpy"] * 2,
+            n_ctx=8192,
+            type_k="f32",
+            type_v="f32",
+        )
+    assert caught.value.requested > caught.value.budget == 1_400_000
+
+
+def test_memory_report_is_what_was_planned(shared: Path) -> None:
+    from vkbackend.models.layout import sizes, totals
+
+    runner = Runner(
+        shared / "models" / "stories260K-Q8_0.gguf", devices=["numpy"] * 3, n_ctx=64, kv_offload=False
+    )
+    planned = sizes(runner.layout, runner.model, runner.options)
+    for row, plan, device in zip(runner.memory(), planned, runner.mesh.devices, strict=True):
+        n_tensors = len(runner.layout.loads)
+        assert 0 <= row["weights"] - plan["weights"] < 256 * n_tensors  # each slice is padded to 256 bytes
+        assert 0 <= row["host"] - plan["host"] < 256 * n_tensors
+        assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
+    items = totals(runner.layout, runner.model, runner.options)
+    assert (
+        sum(p["weights"] for p in planned)
+        == items["model"] - items["shared"] + items["mirrored"] + items["replicated"]
+    )
+    runner.close()

@@ -1,0 +1,157 @@
+"""The split policies: llama.cpp's equals the runnable oracle of its arithmetic; ours is aligned and never
+worse."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from vkbackend.errors import InvalidArgument, PlanError
+from vkbackend.meta.plan import normalise
+from vkbackend.meta.policy import Attention, FeedForward, Layer, ffn_unit, plan_model
+from vkbackend.meta.split import Ranges, check_tiling, kv_heads_of
+
+N_CASES = 2_000
+BLOCKS = {"F16": 1, "Q8_0": 32, "Q4_K": 256}
+
+
+@pytest.fixture(scope="session")
+def oracle(shared: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("split_oracle", shared / "oracles" / "split_oracle.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["split_oracle"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def widths(ranges: Ranges) -> list[int]:
+    return [end - begin for begin, end in ranges]
+
+
+def random_case(rng: random.Random) -> tuple[str, list[Layer], int, int, list[float] | None]:
+    """(format, layers, vocabulary, devices, tensor split)"""
+    while True:
+        fmt, n = rng.choice(list(BLOCKS)), rng.randint(1, 8)
+        head, kv, group = rng.choice([8, 16, 32, 64, 80, 96, 128, 256]), rng.choice([1, 2, 3, 4, 5, 8, 16]), 1
+        group = rng.choice([1, 2, 3, 4, 6, 8])
+        n_ff = rng.choice([172, 256, 384, 704, 768, 1408, 2880, 11008, 14336, rng.randint(8, 40) * 256])
+        block = BLOCKS[fmt]
+        if n_ff % block or group * kv * head % block:
+            continue
+        split: list[float] | None = rng.choice(
+            [
+                None,
+                [1.0] * n,
+                [rng.choice([0, 1, 2, 3, 5]) for _ in range(n)],
+                [rng.random() for _ in range(n)],
+            ]
+        )
+        if split is not None and not sum(split):
+            continue
+        layer = Layer(
+            Attention(group * kv, kv, head, head, block), FeedForward(n_ff, block, rng.choice([0, 0, 8]))
+        )
+        return fmt, [layer] * rng.choice([1, 2, 5]), rng.randint(100, 200_000), n, split
+
+
+def cases(n_cases: int, seed: int) -> list[tuple[str, list[Layer], int, int, list[float] | None]]:
+    rng = random.Random(seed)
+    return [random_case(rng) for _ in range(n_cases)]
+
+
+def _check_oracle(oracle: ModuleType, n_cases: int, seed: int) -> None:
+    for fmt, layers, n_vocab, n, split in cases(n_cases, seed):
+        a, f = layers[0].attention, layers[0].ffn
+        hp = oracle.HP("llama", len(layers), a.n_head, a.n_head_kv, a.head_dim_k, n_ff=f.n_ff)
+        plans, outside = plan_model(layers, n_vocab, n, split, "llama.cpp")
+
+        def want(name: str, size: int) -> list[int]:
+            return list(oracle.total(oracle.split(hp, name, size, fmt, n, split), n))  # noqa: B023
+
+        for il, plan in enumerate(plans):
+            head, case = a.head_dim_k, (fmt, layers[0], n, split, il)
+            q = [head * w for w in widths(plan.ranges["heads"])]
+            k = [head * w for w in widths(plan.ranges["kv_heads"])]
+            assert q == want(f"blk.{il}.attn_q.weight", a.n_head * head), case
+            assert k == want(f"blk.{il}.attn_k.weight", a.n_head_kv * head), case
+            assert q == want(f"blk.{il}.attn_output.weight", a.n_head * head), case
+            assert widths(plan.ranges["ffn"]) == want(f"blk.{il}.ffn_down.weight", f.n_ff), case
+        assert widths(outside.ranges["vocab"]) == want("output.weight", n_vocab)
+
+
+def test_llama_cpp_policy_equals_the_oracle(oracle: ModuleType) -> None:
+    _check_oracle(oracle, N_CASES, 1)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("seed", range(2, 7))
+def test_llama_cpp_policy_equals_the_oracle_wide(oracle: ModuleType, seed: int) -> None:
+    _check_oracle(oracle, N_CASES, seed)
+
+
+def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
+    """Units of the device with the most per share, over ranges that are worked on side by side."""
+    held = [sum(widths(ranges)[d] for ranges in plan_ranges) for d in range(len(shares))]
+    return max(
+        (n / share if share else float("inf") if n else 0.0) for n, share in zip(held, shares, strict=True)
+    )
+
+
+def test_ours_is_aligned_tiles_and_is_never_less_balanced() -> None:
+    for fmt, layers, n_vocab, n, split in cases(N_CASES, 8):
+        a, f, shares, case = (
+            layers[0].attention,
+            layers[0].ffn,
+            normalise(split, n),
+            (fmt, layers[0], n, split),
+        )
+        ours, ours_outside = plan_model(layers, n_vocab, n, split)
+        theirs, theirs_outside = plan_model(layers, n_vocab, n, split, "llama.cpp")
+        sums = [0.0, 0.0]
+        for which, plans in enumerate((ours, theirs)):
+            for plan in plans:
+                attention = (
+                    busiest([plan.ranges["heads"], plan.ranges["kv_heads"]], shares) * a.head_dim_k * 2
+                )
+                experts = list(plan.experts) or [plan.ranges["ffn"]]
+                sums[which] += attention + 3 * busiest(experts, shares)
+        sums[0] += busiest([ours_outside.ranges["vocab"]], shares)
+        sums[1] += busiest([theirs_outside.ranges["vocab"]], shares)
+        assert sums[0] <= sums[1] * (1 + 1e-9), case
+        for plan in ours:
+            check_tiling(plan.ranges["heads"], a.n_head, str(case))
+            assert plan.ranges["kv_heads"] == kv_heads_of(plan.ranges["heads"], a.group), case
+            for begin, _ in plan.ranges["heads"]:
+                assert begin * a.head_dim_v % a.block == 0, case
+            for expert in plan.experts or (plan.ranges["ffn"],):
+                check_tiling(expert, f.n_ff, str(case))
+                assert all(begin % ffn_unit(f) == 0 for begin, end in expert if begin < f.n_ff), case
+            for d, share in enumerate(shares):
+                assert share or not widths(plan.ranges["heads"])[d] + widths(plan.ranges["ffn"])[d], case
+
+
+def test_kv_heads_are_copied_where_there_are_fewer_than_devices() -> None:
+    plans, _ = plan_model([Layer(Attention(8, 2, 64, 64, 32), FeedForward(256, 32))], 100, 4)
+    assert plans[0].ranges["heads"] == ((0, 2), (2, 4), (4, 6), (6, 8))
+    assert plans[0].ranges["kv_heads"] == ((0, 1), (0, 1), (1, 2), (1, 2))
+
+
+def test_experts_take_turns_with_the_larger_slice() -> None:
+    plans, _ = plan_model([Layer(Attention(8, 4, 64, 64, 1), FeedForward(768, 256, 8))], 100, 2)
+    assert (
+        sum(widths(e)[0] for e in plans[0].experts) == sum(widths(e)[1] for e in plans[0].experts) == 8 * 384
+    )
+
+
+def test_refusals() -> None:
+    layer = Layer(Attention(8, 4, 64, 64), FeedForward(256))
+    with pytest.raises(InvalidArgument, match=r"policy 'best'.*balanced, llama.cpp"):
+        plan_model([layer], 100, 2, None, "best")
+    with pytest.raises(PlanError, match="no whole unit of 256"):
+        plan_model([Layer(Attention(8, 4, 64, 64), FeedForward(128, 256))], 100, 2)
