@@ -78,6 +78,7 @@ class Model(Protocol):
     n_vocab: int
     n_embd: int
     n_ctx_train: int
+    n_used: int  # experts per token, 0 without experts
 
     def weights(self) -> list[WeightSpec]: ...
     def kv(self, il: int) -> KVSpec: ...

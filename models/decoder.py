@@ -141,7 +141,7 @@ class Decoder:
             raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no rope_freqs.weight")
         self.config = c = Config.from_gguf(gguf)
         self.n_layer, self.n_vocab = c.n_layer, c.n_vocab
-        self.n_embd, self.n_ctx_train = c.n_embd, c.n_ctx_train
+        self.n_embd, self.n_ctx_train, self.n_used = c.n_embd, c.n_ctx_train, c.n_used
         self._biases = {name for name in gguf.tensors if name.endswith(".bias")}
         routers = [gguf.tensors.get(f"blk.{il}.ffn_gate_inp.weight") for il in range(c.n_layer)]
         for router in routers if c.n_expert else ():

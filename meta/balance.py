@@ -1,0 +1,222 @@
+"""Automatic split: shares that balance the time devices need to read their weights, and what that predicts.
+
+The arithmetic works on numbers alone. `auto_split` feeds it with speeds measured once per device and driver
+(meta/speed.py). Devices of equal vendor, model and driver get equal shares; ratios are sixteenths.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from vkbackend.meta.speed import Speed, class_of, measure_reduce, measure_speed, resource_of
+from vkbackend.runtime import Device
+
+SIXTEENTHS = 16
+
+Shares = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a split asks of each device, in bytes: `held` in its memory (weights, KV cache), `read` of its own
+    memory and `host` of pinned host memory for one token; and the all-reduces of one token, in order."""
+
+    held: tuple[int, ...]
+    read: tuple[int, ...]
+    host: tuple[int, ...]
+    reduces: tuple[int, ...] = ()  # bytes of each
+
+
+class Budget(Protocol):
+    """Bytes that one physical device may hold, for all of its logical devices (`members`, by index)."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def members(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Predicted milliseconds for one token: the slowest device's weights and host-placed tensors, the
+    reduces."""
+
+    weights_ms: float
+    host_ms: float
+    reduce_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return self.weights_ms + self.host_ms + self.reduce_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """`tensor_split` as sixteenths of the largest share; the time it predicts, and that of fewer devices
+    where these would be faster (`fewer`: their indices)."""
+
+    tensor_split: Shares
+    speeds: tuple[Speed, ...]
+    times: Times
+    n_reduces: int
+    fewer: tuple[int, ...] = ()
+    fewer_times: Times | None = None
+
+    def lines(self, names: Sequence[str]) -> list[str]:
+        """The prediction as text, one line each; `names` of the devices in order."""
+        split = ", ".join(
+            f"{name} {share}/16 at {speed.weights / 1e9:.3g} GB/s"
+            for name, share, speed in zip(names, self.tensor_split, self.speeds, strict=True)
+        )
+        t = self.times
+        out = [
+            f"split {','.join(map(str, self.tensor_split))}: {split}",
+            f"predicted {t.total_ms:.3g} ms per token: weights {t.weights_ms:.3g}, host-placed tensors "
+            f"{t.host_ms:.3g}, {self.n_reduces} reduces {t.reduce_ms:.3g}",
+        ]
+        if self.fewer_times:
+            few = ", ".join(names[d] for d in self.fewer)
+            out.append(
+                f"fewer devices would be faster: {few} alone, {self.fewer_times.total_ms:.3g} ms per token"
+            )
+        return out
+
+
+# ---- arithmetic ----
+
+
+def ratios(speeds: Sequence[float], classes: Sequence[Hashable], resources: Sequence[Hashable]) -> Shares:
+    """Sixteenths of the largest share, proportional to speed.
+
+    Logical devices on one resource have its speed together. Members of a class count as equally fast, as
+    long as equally many share their resource.
+    """
+    n = len(speeds)
+    alone = [speeds[d] / sum(r == resources[d] for r in resources) for d in range(n)]
+    kinds = [(classes[d], sum(r == resources[d] for r in resources)) for d in range(n)]
+    equal = [
+        sum(alone[e] for e in range(n) if kinds[e] == kinds[d]) / kinds.count(kinds[d]) for d in range(n)
+    ]
+    return tuple(round(SIXTEENTHS * speed / max(equal)) for speed in equal)
+
+
+def overfull(held: Sequence[int], budgets: Sequence[Budget]) -> set[int]:
+    """The devices on a physical device that is asked to hold more than it can."""
+    return {
+        d
+        for budget in budgets
+        if sum(held[m] for m in budget.members) > budget.nbytes
+        for d in budget.members
+    }
+
+
+def fitted(
+    shares: Shares,
+    held: Callable[[Shares], Sequence[int]],
+    budgets: Sequence[Budget],
+    kinds: Sequence[Hashable],
+) -> Shares:
+    """`shares` with those of overfull devices lowered, a sixteenth at a time, until everything fits.
+
+    Devices of a kind are lowered together. Where that leads nowhere they are lowered one by one; where that
+    does not either, `shares` come back as they were, and whoever checks memory says what is missing.
+    """
+    for alike in (list(kinds), list(range(len(shares)))):
+        now = shares
+        while full := overfull(held(now), budgets):
+            lowered = {alike[d] for d in full}
+            new = tuple(max(0, s - 1) if alike[d] in lowered else s for d, s in enumerate(now))
+            if new == now or not any(new) or all(kind in lowered for kind in alike):
+                break
+            now = new
+        else:
+            return now
+    return shares
+
+
+def times(
+    cost: Cost, speeds: Sequence[Speed], resources: Sequence[Hashable], reduce_s: Callable[[int], float]
+) -> Times:
+    """Predicted time of a token: devices on different resources read at the same time, those on one in turn.
+
+    `reduce_s`: seconds of one all-reduce of so many bytes.
+    """
+
+    def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
+        busy: dict[Hashable, float] = {}
+        for n, rate, resource in zip(nbytes, rates, resources, strict=True):
+            busy[resource] = busy.get(resource, 0.0) + n / rate
+        return 1e3 * max(busy.values())
+
+    return Times(
+        slowest(cost.read, [speed.weights for speed in speeds]),
+        slowest(cost.host, [speed.host for speed in speeds]),
+        1e3 * sum(count * reduce_s(nbytes) for nbytes, count in Counter(cost.reduces).items()),
+    )
+
+
+def subsets(shares: Shares, speeds: Sequence[Speed]) -> list[tuple[int, ...]]:
+    """For each smaller count of devices the fastest ones, in device order."""
+    order = sorted((d for d, s in enumerate(shares) if s), key=lambda d: (-speeds[d].weights, d))
+    return [tuple(sorted(order[:n])) for n in range(1, len(order))]
+
+
+# ---- on devices ----
+
+
+def predict(
+    devices: Sequence[Device],
+    shares: Shares,
+    cost: Callable[[Shares], Cost],
+    budgets: Sequence[Budget] = (),
+) -> Prediction:
+    """What `shares` predict on open devices, and whether fewer of them would be faster and still fit."""
+    speeds = tuple(measure_speed(device) for device in devices)
+    resources = [resource_of(device) for device in devices]
+
+    def time_of(shares: Shares) -> Times:
+        busy = [devices[d] for d, share in enumerate(shares) if share]
+        return times(cost(shares), speeds, resources, lambda nbytes: measure_reduce(busy, nbytes))
+
+    whole = time_of(shares)
+    best: tuple[int, ...] = ()
+    best_times = whole
+    for members in subsets(shares, speeds):
+        part = _among(members, devices, speeds, resources)
+        part = fitted(part, lambda s: cost(s).held, budgets, [class_of(device) for device in devices])
+        if overfull(cost(part).held, budgets):
+            continue
+        if (other := time_of(part)).total_ms < best_times.total_ms:
+            best, best_times = members, other
+    return Prediction(shares, speeds, whole, len(cost(shares).reduces), best, best_times if best else None)
+
+
+def auto_split(
+    devices: Sequence[Device], cost: Callable[[Shares], Cost], budgets: Sequence[Budget] = ()
+) -> Prediction:
+    """The split of a model over open devices, with what it predicts.
+
+    `cost(shares)` says what a split asks of the devices: it is called with one share per device, some may be
+    0. `budgets` limit memory. Measures devices it has not seen, about a second each.
+    """
+    speeds = [measure_speed(device) for device in devices]
+    resources = [resource_of(device) for device in devices]
+    shares = _among(range(len(devices)), devices, speeds, resources)
+    kinds = [(class_of(device), shares[d]) for d, device in enumerate(devices)]
+    return predict(devices, fitted(shares, lambda s: cost(s).held, budgets, kinds), cost, budgets)
+
+
+def _among(
+    members: Sequence[int], devices: Sequence[Device], speeds: Sequence[Speed], resources: Sequence[Hashable]
+) -> Shares:
+    """The ratios of `members`, zero for all others."""
+    part = ratios(
+        [speeds[d].weights for d in members],
+        [class_of(devices[d]) for d in members],
+        [resources[d] for d in members],
+    )
+    shares = dict(zip(members, part, strict=True))
+    return tuple(shares.get(d, 0) for d in range(len(devices)))

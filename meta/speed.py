@@ -1,0 +1,193 @@
+"""How fast devices read weights and reduce together: measured once per device and driver, then remembered.
+
+The numbers lie in `speeds.json` of the cache folder; deleting it measures again. Measuring opens devices of
+its own, so it disturbs none that are in use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import time
+from collections.abc import Hashable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vkbackend import env, ops
+from vkbackend.buffer import Home, View
+from vkbackend.errors import Timeout
+from vkbackend.executors import NumpyDevice
+from vkbackend.formats import row_nbytes
+from vkbackend.meta.bench import time_reduce
+from vkbackend.recording import Recording, derive_barriers
+from vkbackend.runtime import Device
+
+FORMAT = 1  # of the file: others are measured again
+DTYPE, WIDTH = "q8_0", 4096  # rows like those of the models there are
+GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
+SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4  # bound by arithmetic, not by memory
+HEAP_SHARE = 8  # at most this part of a device's memory
+MEASURE_S = 0.3  # for each of the two kinds of memory, after a warm-up
+MIN_RUNS, MAX_RUNS = 2, 50
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Bytes per second at which a device alone reads weights in its memory, and in pinned host memory."""
+
+    weights: float
+    host: float
+
+
+def class_of(device: Device) -> Hashable:
+    """What makes two devices equally fast by decree: vendor, model and driver."""
+    info = getattr(device, "info", None)
+    return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
+
+
+def resource_of(device: Device) -> Hashable:
+    """What logical devices take turns on: a physical device; for all software devices, the processor."""
+    info = getattr(device, "info", None)
+    return info.uuid if info and not info.is_cpu else "cpu"
+
+
+# ---- measuring ----
+
+
+def measure_speed(device: Device) -> Speed:
+    """The speed of a device, measured if it has not been yet (about a second)."""
+    key = f"speed {_key(device)}"
+    known = _numbers(key)
+    if len(known) != 2:
+        twin = _twin(device)
+        try:
+            known = [_read_rate(twin, Home.WEIGHTS), _read_rate(twin, Home.HOST)]
+        finally:
+            twin.close()
+        env.log(1, f"{device.name}: measured {known[0] / 1e9:.3g} GB/s, host memory {known[1] / 1e9:.3g}")
+        _remember(key, known)
+    return Speed(*known)
+
+
+def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
+    """Seconds of one all-reduce of `nbytes` among the devices, measured if it has not been yet for a size
+    near by (the next power of two); 0 for one device."""
+    if len(devices) < 2:
+        return 0.0
+    nbytes = 1 << max(12, (nbytes - 1).bit_length())
+    key = f"reduce {nbytes} {', '.join(map(_key, devices))}"
+    known = _numbers(key)
+    if len(known) != 1:
+        with ExitStack() as stack:
+            twins = []
+            for device in devices:
+                twins.append(_twin(device))
+                stack.callback(twins[-1].close)
+            known = [time_reduce(twins, nbytes).median]
+        names = ", ".join(device.name for device in devices)
+        env.log(1, f"{names}: measured {1e6 * known[0]:.0f} us per reduce of {nbytes} bytes")
+        _remember(key, known)
+    return known[0]
+
+
+def _twin(device: Device) -> Device:
+    """Another logical device on the same physical one."""
+    name = f"{device.name} (measured)"
+    if not hasattr(device, "info"):
+        return NumpyDevice(name)
+    from vkbackend.device import VulkanDevice  # a machine without Vulkan gets here with numpy alone
+
+    return VulkanDevice(device.info, name)
+
+
+def _read_rate(device: Device, home: Home) -> float:
+    """Bytes per second of mat_vec over distinct matrices that together exceed every cache."""
+    info = getattr(device, "info", None)
+    total, count = (
+        (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)
+    )
+    if info:
+        total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
+    row = row_nbytes(DTYPE, WIDTH)
+    shape = max(1, total // count // row), WIDTH
+    # Bytes that make finite scales and no denormal numbers.
+    stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
+    x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
+    device.write(x, np.ones(WIDTH, np.float32))
+    recording, buffers = Recording("weight reading"), []
+    for _ in range(count):
+        w = View(device.buffer(stored.nbytes, home, "w"), 0, shape, DTYPE)
+        y = View(device.buffer(4 * shape[0], Home.SCRATCH, "y"), 0, (1, shape[0]))
+        device.write(w, stored)
+        ops.mat_vec(recording, device.limits, w, x, y)
+        buffers += [w.buffer, y.buffer]
+    seconds = _run_times(device, recording)
+    for buffer in (x.buffer, *buffers):
+        device.free(buffer)  # type: ignore[arg-type]
+    return count * stored.nbytes / float(np.median(seconds))
+
+
+def _run_times(device: Device, recording: Recording) -> list[float]:
+    executable, queue = device.build(derive_barriers(recording)), device.queue
+    seconds: list[float] = []
+    try:
+        while len(seconds) < 1 + MIN_RUNS or (sum(seconds[1:]) < MEASURE_S and len(seconds) <= MAX_RUNS):
+            began = time.perf_counter()
+            queue.submit(executable, 0, executable.n_segments)
+            queue.allow(queue.submitted)
+            if not queue.wait(queue.submitted, env.timeout_s()):
+                raise Timeout(f"{device.name} did not finish a measurement within {env.timeout_s()} s")
+            seconds.append(time.perf_counter() - began)
+    finally:
+        executable.close()
+    return seconds[1:]
+
+
+# ---- the memory of it ----
+
+
+def _key(device: Device) -> str:
+    info = getattr(device, "info", None)
+    what = f"{info.uuid} {info.driver} {info.driver_version}" if info else device.__class__.__name__
+    limited = " ".join(sorted(env.disabled() | ({"floor"} if env.floor() else set())))
+    return f"{what} {limited}".rstrip()
+
+
+def _path() -> Path:
+    return env.cache_dir() / "speeds.json"
+
+
+def _read() -> dict[str, Any]:
+    """What has been measured; nothing where the file is missing, damaged or of another format."""
+    try:
+        found = json.loads(_path().read_text())
+        return dict(found["measured"]) if found["format"] == FORMAT else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _numbers(key: str) -> list[float]:
+    """What is known of `key`: positive numbers, or nothing."""
+    found = _read().get(key)
+    numbers = found if isinstance(found, list) else []
+    good = all(isinstance(x, float) and 0 < x < math.inf for x in numbers)
+    return numbers if good else []
+
+
+def _remember(key: str, value: list[float]) -> None:
+    path = _path()
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"format": FORMAT, "measured": _read() | {key: value}}, indent=1))
+        os.replace(part, path)
+    except OSError as error:
+        env.log(1, f"{path} cannot be written, so devices are measured again next time: {error}")
+        with suppress(OSError):
+            part.unlink()

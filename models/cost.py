@@ -1,0 +1,122 @@
+"""What one token costs under a layout, without opening a device: bytes held and read, all-reduces of a traced
+step.
+
+Feeds the automatic split and `vkbackend plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.executors import NullDevice
+from vkbackend.limits import Limits
+from vkbackend.meta.balance import Cost, Shares
+from vkbackend.meta.mesh import Sizing
+from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
+from vkbackend.meta.split import MIRRORED, Ranges, scaled, split
+from vkbackend.meta.tensor import Graph, Inputs, Weight
+from vkbackend.models.base import LayerCache, Model, Weights
+from vkbackend.models.layout import Layout, Options, lay_out, sizes, weight_nbytes
+from vkbackend.ops import CELL_BLOCK
+from vkbackend.step import STEP_NBYTES
+
+
+def cost_function(
+    model: Model, types: Mapping[str, str], options: Options, limits: Sequence[Limits]
+) -> Callable[[Shares], Cost]:
+    """Shares (one per device, in any unit) -> what that split of the model asks of the devices.
+
+    `limits` of the devices in order. A device without a share is left out and costs nothing. The all-reduces
+    are those of one decoded token, traced once for each set of devices with a share.
+    """
+    traced: dict[tuple[bool, ...], tuple[int, ...]] = {}
+
+    def cost(shares: Shares) -> Cost:
+        layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
+        busy = tuple(share > 0 for share in shares)
+        if busy not in traced:
+            traced[busy] = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
+        whole = cost_of(model, layout, options, traced[busy])
+        held, read, host = (
+            tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
+            for nbytes in (whole.held, whole.read, whole.host)
+        )
+        return Cost(held, read, host, whole.reduces)
+
+    return cost
+
+
+def cost_of(model: Model, layout: Layout, options: Options, reduces: tuple[int, ...]) -> Cost:
+    """The cost of a layout; of a stack of experts a token reads those it uses."""
+    n = layout.n_devices
+    read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
+    for load in layout.loads:
+        for d in range(n):
+            nbytes = weight_nbytes(load, d)
+            if len(load.shape) == 3:
+                nbytes = nbytes * model.n_used // load.shape[0]
+            read[load.home][d] += nbytes
+    held = tuple(size["weights"] + size["kv"] for size in sizes(layout, model, options))
+    return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces)
+
+
+# ---- the traced step ----
+
+
+def trace_reduces(
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], n_rows: int = 1
+) -> list[Reduce]:
+    """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
+    devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
+    weights = {load.name: _weight(load, devices) for load in layout.loads}
+    vocab = layout.output_plan.ranges["vocab"]
+    inputs = [_inputs(model, n_rows, end - begin) for begin, end in vocab]
+    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active)
+    model.forward(graph, Weights(weights), _caches(model, layout, options))
+    return graph.reduces
+
+
+def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
+    """A view of memory that nobody has."""
+    return View(Buffer(1 << 62, Home.WEIGHTS, "traced"), 0, shape, dtype)
+
+
+def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
+    weight = Weight(load.name, load.shape, load.dtype, load.state, [])
+    for d, device in enumerate(devices):
+        most = piece_nbytes(device)
+        weight.pieces.append(
+            [(first, _view(shape, load.dtype)) for first, shape in piece_shapes(load, d, most)]
+        )
+        if len(load.shape) == 3 and expert_pieces(load, d, most):
+            weight.starts[d] = _view((load.shape[0] + 1,), "u32")
+    return weight
+
+
+def _inputs(model: Model, n_rows: int, n_vocab: int) -> Inputs:
+    rope = {name: _view((n_rows, table.n_rot // 2, 2)) for name, table in model.ropes().items()}
+    logits = _view((1, n_vocab)) if n_vocab else None
+    return Inputs(_view((STEP_NBYTES // 4,), "u32"), rope, _view((1,)), _view((1,)), logits)
+
+
+def _caches(model: Model, layout: Layout, options: Options) -> list[LayerCache]:
+    blocks = -(-options.n_ctx // CELL_BLOCK)
+    n_cells = options.n_slots * blocks * CELL_BLOCK
+    table = [[(0, _view((options.n_slots, blocks), "u32"))]] * layout.n_devices
+    cells = Weight("cells", (options.n_slots, blocks), "u32", MIRRORED, table)
+    caches = []
+    for il, plan in enumerate(layout.plans):
+        spec = model.kv(il)
+        heads = plan.ranges[spec.dim]
+        k = _cache(n_cells, scaled(heads, spec.head_dim_k), options.type_k)
+        v = _cache(n_cells, scaled(heads, spec.head_dim_v), options.type_v)
+        caches.append(LayerCache(k, v, cells))
+    return caches
+
+
+def _cache(n_cells: int, ranges: Ranges, dtype: str) -> Weight:
+    pieces = [[(0, _view((n_cells, end - begin), dtype))] if end > begin else [] for begin, end in ranges]
+    return Weight("cache", (n_cells, max(end for _, end in ranges)), dtype, split(1, ranges), pieces)
