@@ -85,8 +85,13 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     ranges = attention_ranges(layer.attention, shares, held)
     ffn = layer.ffn
     unit = ffn_unit(ffn)
-    experts = tuple(_take(ffn.n_ff, unit, shares, held) for _ in range(max(1, ffn.n_expert)))
-    return Plan(ranges | {"ffn": experts[0]}, experts if ffn.n_expert else ())
+    here = [0.0] * len(shares)  # a layer's experts work side by side: what one rounds up another makes up for
+    experts = []
+    for _ in range(max(1, ffn.n_expert)):
+        experts.append(_take(ffn.n_ff, unit, shares, held, here))
+        for d, (begin, end) in enumerate(experts[-1]):
+            here[d] += end - begin
+    return Plan(ranges | {"ffn": experts[0]}, tuple(experts) if ffn.n_expert else ())
 
 
 def ffn_unit(ffn: FeedForward) -> int:
@@ -124,22 +129,31 @@ def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float]) -> flo
     )
 
 
-def _take(size: int, unit: int, shares: Sequence[float], held: list[float]) -> Ranges:
+def _take(
+    size: int, unit: int, shares: Sequence[float], held: list[float], here: Sequence[float] | None = None
+) -> Ranges:
     """Ranges that tile `size` in units so that the largest count per share is the least possible.
 
-    That is D'Hondt's rule: the next unit goes to the device whose count per share stays lowest with it;
-    ties go to whoever holds least per share so far (`held`, in elements, updated). What makes no whole
-    unit goes with the last unit.
+    That is D'Hondt's rule: the next unit goes to the device whose count per share (with `here`, what it
+    holds of the same work already) stays lowest with it; ties go to whoever holds least per share of the
+    model so far (`held`, in elements, updated). What makes no whole unit goes with the last unit.
     """
     units, n = size // unit, len(shares)
     if not units:
         raise PlanError(f"a dimension of {size} has no whole unit of {unit}")
-    counts = [math.floor(shares[d] * units + 1e-9) for d in range(n)]  # D'Hondt never gives less
+    before = [0.0] * n if here is None else [h / unit for h in here]
+    total = units + sum(before)
+    # D'Hondt never gives less than the share of all, rounded down.
+    counts = [max(0, math.floor(shares[d] * total - before[d] + 1e-9)) for d in range(n)]
     candidates = [d for d in range(n) if shares[d] > 0]
+
+    def load(d: int, more: int) -> float:
+        return round((before[d] + counts[d] + more) / shares[d], 6)
+
+    while sum(counts) > units:  # who is behind may not catch up on more than there is
+        counts[max((d for d in candidates if counts[d]), key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
-        counts[
-            min(candidates, key=lambda d: (round((counts[d] + 1) / shares[d], 6), held[d] / shares[d], d))
-        ] += 1
+        counts[min(candidates, key=lambda d: (load(d, 1), held[d] / shares[d], d))] += 1
     last = max(d for d in range(n) if counts[d])
     ranges, at = [], 0
     for d in range(n):

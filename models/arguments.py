@@ -61,6 +61,17 @@ def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | 
     return tuple(words)
 
 
+def override_list(items: Sequence[str | tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """(regex, target) pairs from such pairs or from words REGEX=TARGET."""
+    pairs = []
+    for item in [items] if isinstance(items, str) else items:
+        pair = item.rpartition("=")[::2] if isinstance(item, str) else tuple(item)
+        if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+            raise InvalidArgument(f"override_tensor={item!r}: expected REGEX=CPU, REGEX=host or REGEX=INDEX")
+        pairs.append((pair[0], pair[1]))
+    return tuple(pairs)
+
+
 def share_list(
     tensor_split: Sequence[float] | None, devices: tuple[str, ...] | None
 ) -> tuple[float, ...] | None:

@@ -99,6 +99,13 @@ class Engine:
                 n_ubatch=options.n_ubatch,
                 type_k=options.type_k,
                 type_v=options.type_v,
+                n_gpu_layers=options.n_gpu_layers,
+                override_tensor=options.override_tensor,
+                kv_offload=options.kv_offload,
+                split_mode=options.split_mode,
+                main_gpu=options.main_gpu,
+                policy=options.split_policy,
+                wire=options.reduce_type,
                 progress=progress,
             )
         )

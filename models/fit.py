@@ -55,8 +55,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes: Sizes, n_layer
         return
     budget, weights, kv = found
     raise OutOfDeviceMemory(
-        f"{budget.name} would hold {weights / 2**20:.0f} MiB of weights and {kv / 2**20:.0f} MiB of KV cache, "
-        f"and has {budget.nbytes / 2**20:.0f} MiB; {advice(options, sizes, budgets, n_layer)}",
+        f"{budget.name} would hold {weights / 2**20:.0f} MiB of weights and {kv / 2**20:.0f} MiB of KV "
+        f"cache, and has {budget.nbytes / 2**20:.0f} MiB; {advice(options, sizes, budgets, n_layer)}",
         requested=weights + kv,
         budget=budget.nbytes,
     )

@@ -24,6 +24,7 @@ from vkbackend import env
 from vkbackend.errors import GGUFError, Timeout, UnsupportedModel, VkbackendError
 from vkbackend.models.arguments import (
     device_list,
+    override_list,
     path_string,
     share_list,
     stop_strings,
@@ -54,6 +55,7 @@ from vkbackend.models.tokenizer import Tokenizer
 from vkbackend.step import MAX_ROWS, MAX_RUNS
 
 MAX_CONTEXT = 1 << 24
+MAX_LAYERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,19 @@ class LLM:
     """A GGUF model on one or several Vulkan devices.
 
     path: a .gguf file (any part of a split one). devices: indices, UUIDs or names as `vkbackend devices`
-    shows them, a list or "0,1", repeats allowed; None is the best single device. tensor_split: one share per
-    device, in any unit. n_ctx: tokens per slot, 0 for the model's own. n_slots: sequences computed together,
-    more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16" or "f32". process: run the engine
-    in a process of its own. progress: called with (bytes loaded, bytes in all).
+    shows them, a list or "0,1", repeats allowed; None is the best single device. tensor_split: one share
+    per device, in any unit. n_ctx: tokens per slot, 0 for the model's own. n_slots: sequences computed
+    together, more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16" or "f32". process:
+    run the engine in a process of its own. progress: called with (bytes loaded, bytes in all).
 
-    Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature,
-    OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
+    Placement, independent of the split: n_gpu_layers (None: all) leaves the first layers in host memory,
+    override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or "REGEX=INDEX"), kv_offload=False
+    keeps the caches on the host. split_mode: "tensor", "layer" (whole layers one device after another) or
+    "none" (main_gpu alone). split_policy: "balanced", or "llama.cpp" for its arithmetic. reduce_type: what
+    partial sums travel as, "f32", "bf16", or "auto" (bf16 for large ones).
+
+    Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
+    UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
     """
 
     def __init__(
@@ -114,6 +122,14 @@ class LLM:
         type_v: str = "f16",
         process: bool = False,
         progress: Progress | None = None,
+        *,
+        n_gpu_layers: int | None = None,
+        override_tensor: Sequence[str | tuple[str, str]] = (),
+        kv_offload: bool = True,
+        split_mode: str = "tensor",
+        main_gpu: int = 0,
+        split_policy: str = "balanced",
+        reduce_type: str = "auto",
     ) -> None:
         self._engine: EngineClient | None = None
         self._closed = False
@@ -132,6 +148,15 @@ class LLM:
             n_ubatch=whole_number("n_ubatch", n_ubatch, 1, MAX_ROWS),
             type_k=word("type_k", type_k),
             type_v=word("type_v", type_v),
+            n_gpu_layers=None
+            if n_gpu_layers is None
+            else whole_number("n_gpu_layers", n_gpu_layers, 0, MAX_LAYERS),
+            override_tensor=override_list(override_tensor),
+            kv_offload=bool(kv_offload),
+            split_mode=word("split_mode", split_mode),
+            main_gpu=whole_number("main_gpu", main_gpu, 0, MAX_LAYERS),
+            split_policy=word("split_policy", split_policy),
+            reduce_type=word("reduce_type", reduce_type),
         )
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(options.path) as gguf:

@@ -33,6 +33,13 @@ class EngineOptions:
     n_ubatch: int = 512
     type_k: str = "f16"
     type_v: str = "f16"
+    n_gpu_layers: int | None = None
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    kv_offload: bool = True
+    split_mode: str = "tensor"
+    main_gpu: int = 0
+    split_policy: str = "balanced"
+    reduce_type: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,13 @@ from vkbackend.models.llm import LLM
 from vkbackend.models.sampling import SamplingParams
 from vkbackend.tools.console import MIB, console, printable, table, write_json
 from vkbackend.tools.devices import device_table, present
+from vkbackend.tools.placement import add_placement_arguments, placement_of
 
 if TYPE_CHECKING:
     from vkbackend.instance import DeviceInfo
 
 HELP = "Generate text with a GGUF model"
+MEMORY_PARTS = ("weights", "kv", "scratch", "host", "staging")
 HOST = "numpy"  # the name of the device that is the host itself
 
 
@@ -134,6 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     devices("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
             help="type of the V cache: f16, f32 (default: f16)")  # fmt: skip
+    add_placement_arguments(parser)
 
 
 def demo_model() -> str:
@@ -202,15 +205,16 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
             type_k=args.cache_type_k,
             type_v=args.cache_type_v,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
+            **placement_of(args),
         )
 
 
 def show_memory(llm: LLM, err: Console) -> None:
     rows = [
-        (str(m["device"]), name, *(m[part] / MIB for part in ("weights", "kv", "scratch", "staging")))
+        (str(m["device"]), name, *(m[part] / MIB for part in MEMORY_PARTS))
         for m, name in zip(llm.memory(), llm.device_names, strict=True)
     ]
-    columns = ("device", "name", "weights", "KV cache", "scratch", "staging")
+    columns = ("device", "name", "weights", "KV cache", "scratch", "host", "staging")
     err.print(table("memory in MiB", columns, rows))
 
 

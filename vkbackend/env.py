@@ -51,6 +51,11 @@ def poison() -> bool:
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
+def faults() -> list[str]:
+    """VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT,...: Vulkan calls to let fail (see vkbackend/faults.py)."""
+    return [item for item in os.environ.get("VKBACKEND_FAULT", "").split(",") if item]
+
+
 def floor() -> bool:
     """VKBACKEND_FLOOR=1: treat every device as if it had only the portable floor's limits."""
     return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")

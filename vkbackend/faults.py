@@ -8,11 +8,11 @@ device waiting for good.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vkbackend import env
 from vkbackend.errors import InvalidArgument
 
 
@@ -35,9 +35,8 @@ class Fault:
 
 
 def _from_environment() -> list[Fault]:
-    text = os.environ.get("VKBACKEND_FAULT", "")
     faults = []
-    for item in filter(None, text.split(",")):
+    for item in env.faults():
         parts = item.split(":")
         if len(parts) != 4 or not parts[2].isdecimal():
             raise InvalidArgument(f"VKBACKEND_FAULT={item!r}: expected DEVICE:CALL:NTH:RESULT")

@@ -1,0 +1,70 @@
+"""The flags that say which devices a model goes to and where its tensors lie, for every subcommand that
+loads one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vkbackend.meta.policy import POLICIES
+from vkbackend.meta.reduce import WIRES
+from vkbackend.models.arguments import override_list
+from vkbackend.models.layout import SPLIT_MODES
+
+
+def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
+    """-ngl, -ot, -nkvo, -sm, -mg, --split-policy, --reduce-type."""
+    add = parser.add_argument_group("placement and split").add_argument
+    add(
+        "-ngl",
+        "--n-gpu-layers",
+        type=int,
+        metavar="N",
+        help="layers on the devices, counted from the output; the others stay in host memory, from which "
+        "every device reads its own slices (default: all)",
+    )
+    add(
+        "-ot",
+        "--override-tensor",
+        action="append",
+        default=[],
+        metavar="REGEX=TARGET",
+        help="place the tensors whose names match: CPU or host for host memory, a device's place in --device "
+        "for that device alone; may be given several times, the first match wins",
+    )
+    add("-nkvo", "--no-kv-offload", action="store_true", help="keep the KV cache in host memory")
+    add(
+        "-sm",
+        "--split-mode",
+        default="tensor",
+        metavar="MODE",
+        help=f"how devices share the model: {', '.join(SPLIT_MODES)}; tensor: each holds a slice of "
+        "every matrix, layer: whole layers one device after another, none: --main-gpu alone (default: tensor)",
+    )
+    add("-mg", "--main-gpu", type=int, default=0, metavar="INDEX",
+        help="the device of split mode none, as its place in --device (default: 0)")  # fmt: skip
+    add(
+        "--split-policy",
+        default="balanced",
+        metavar="POLICY",
+        help=f"how shares become slices: {', '.join(POLICIES)} (default: balanced)",
+    )
+    add(
+        "--reduce-type",
+        default="auto",
+        metavar="TYPE",
+        help=f"what partial sums travel as: {', '.join(WIRES)}; auto: bf16 for large ones (default: auto)",
+    )
+
+
+def placement_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `LLM` that these flags stand for."""
+    return {
+        "n_gpu_layers": args.n_gpu_layers,
+        "override_tensor": override_list(args.override_tensor),
+        "kv_offload": not args.no_kv_offload,
+        "split_mode": args.split_mode,
+        "main_gpu": args.main_gpu,
+        "split_policy": args.split_policy,
+        "reduce_type": args.reduce_type,
+    }
