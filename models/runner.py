@@ -93,13 +93,13 @@ class Runner:
         **options: Any,
     ) -> None:
         mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
-        opts = _options(n_ubatch, options)
+        opts = checked_options(n_ubatch, options)
         with GGUF.open(path) as gguf:
             self.model = model = load_model(gguf)
             self.fingerprint = fingerprint(gguf)
             types = check_weights(gguf, model)
             opts = replace(opts, n_ctx=opts.n_ctx or model.n_ctx_train)
-            devices, self.options = _with_a_share(devices, opts)
+            devices, self.options = with_a_share(devices, opts)
             opts = self.options
             self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
             self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
@@ -252,7 +252,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     return types
 
 
-def _options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
+def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
     """Options from keyword arguments; raises InvalidArgument for a value out of range."""
     if options.get("tensor_split") is not None:
         options = {**options, "tensor_split": tuple(options["tensor_split"])}
@@ -274,7 +274,7 @@ def _options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
     return opts
 
 
-def _with_a_share(
+def with_a_share(
     devices: Sequence[str | int] | None, options: Options
 ) -> tuple[Sequence[str | int] | None, Options]:
     """The devices that will hold something: one without a share would only mirror work."""
