@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import os
+import reprlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -93,10 +95,10 @@ def share_list(
 
 
 def path_string(path: str | os.PathLike[str], what: str = "a .gguf file") -> str:
-    try:
-        return os.fsdecode(path)
-    except TypeError:
-        raise InvalidArgument(f"path={path!r}: expected the path of {what}") from None
+    with suppress(TypeError):
+        if text := os.fsdecode(path):
+            return text
+    raise InvalidArgument(f"path={path!r}: expected the path of {what}")
 
 
 def word(name: str, value: Any) -> str:
@@ -106,7 +108,7 @@ def word(name: str, value: Any) -> str:
 
 
 def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    stops = (stop,) if not isinstance(stop, Iterable) or isinstance(stop, str) else tuple(stop)
     if any(not isinstance(s, str) or not s for s in stops):
         raise InvalidArgument(f"stop={stop!r}: expected one string or several, none of them empty")
     return stops
@@ -122,5 +124,5 @@ def token_ids(tokens: Any) -> tuple[int, ...]:
         return tuple(operator.index(token) for token in ids)
     except TypeError:
         raise InvalidArgument(
-            f"the prompt is a {type(tokens).__name__}: expected a text or a sequence of token ids"
+            f"the prompt {reprlib.repr(tokens)} is neither a text nor a sequence of token ids"
         ) from None

@@ -73,11 +73,15 @@ def shows_tracebacks() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    if sys.stdout is None:  # started with stdout closed
+        sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
             stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(bind_values(sys.argv[1:] if argv is None else argv))
     try:
+        env.debug()
+        env.timeout_s()  # a bad value is told before the work begins
         code = args.run(args)
         sys.stdout.flush()
         return code or 0
@@ -90,9 +94,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("\ninterrupted\n")
         return 130
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; that must not fail either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute_stdout()
         return 141
+    except OSError as error:  # what a command opens itself raises typed errors: this is stdout on a full disk
+        mute_stdout()
+        sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")
+        return 2
+
+
+def mute_stdout() -> None:
+    """Python flushes stdout once more at exit; that must not fail as well."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

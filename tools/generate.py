@@ -176,13 +176,15 @@ def to_float(text: str) -> float | str:
 
 def chosen_devices(words: Sequence[str] | None, split: Sequence[float] | None) -> list[DeviceInfo | None]:
     """The device behind each word, None for the host itself; those with a share of 0 are left out."""
-    from vkbackend.instance import select
-
     if words is None:
         return [present()[0]]
     if split is not None and len(split) == len(words):
         words = [word for word, share in zip(words, split, strict=True) if share]
-    infos = present() if any(word != HOST for word in words) else []
+    if all(word == HOST for word in words):  # needs no Vulkan loader
+        return [None] * len(words)
+    from vkbackend.instance import select
+
+    infos = present()
     return [None if word == HOST else select(word, infos) for word in words]
 
 

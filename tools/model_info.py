@@ -56,7 +56,10 @@ def run(args: argparse.Namespace) -> None:
                 }
             )  # fmt: skip
             return
-        metadata = [(key, gguf.metadata.describe(key), short(value)) for key, value in gguf.metadata.items()]
+        metadata = [
+            (key, gguf.metadata.describe(key).partition(" ")[2], short(value))  # its article left out
+            for key, value in gguf.metadata.items()
+        ]
         rows = [(t.name, t.type, " x ".join(map(str, t.shape)), size(t.nbytes)) for t in tensors]
         n_parameters = sum(math.prod(t.shape) for t in tensors)
         out = console()

@@ -178,7 +178,7 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
         (["-m", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (["-m", "."], "directory"),
         (["-m", "README.md"], "GGUF"),
-        (["-m", ""], ""),
+        (["-m", ""], "path=''"),
         (["--temp", "-1"], "temperature=-1"),
         (["--temp", "nan"], "temperature=nan"),
         (["--top-p", "1.5"], "top_p=1.5"),
@@ -227,16 +227,24 @@ def test_damaged_files(tmp_path: Path) -> None:
         check_error(run("info", str(path)), pattern)
 
 
-def test_no_device_and_no_loader() -> None:
+def test_no_device_and_no_loader(tmp_path: Path) -> None:
+    no_loader = tmp_path / "path"
+    (no_loader / "vulkan").mkdir(parents=True)
+    (no_loader / "vulkan" / "__init__.py").write_text("raise OSError('Cannot find Vulkan SDK version.')")
     for command in (["devices"], ["devices", "--json"], ["generate", "-n", "1"]):
         env = {"VK_DRIVER_FILES": "/nowhere.json", "VK_ICD_FILENAMES": "/nowhere.json"}
         check_error(run(*command, env=env), "no Vulkan device is present|Vulkan loader")
+        # `vulkan` raises this where dlopen finds no libvulkan.
+        check_error(run(*command, env={"PYTHONPATH": str(no_loader)}), "no Vulkan loader.*apt-get install")
+    numpy = generate("-n", "1", env={"PYTHONPATH": str(no_loader)})
+    assert numpy.returncode == 0, numpy.stderr
 
 
 def test_debug_shows_the_traceback_before_the_last_line() -> None:
     result = generate("--temp", "-1", env={"DEBUG": "1"})
     assert result.returncode == 2 and "Traceback" in result.stderr and last_line(result).startswith("error: ")
-    check_error(generate("-n", "1", env={"DEBUG": "much"}), "DEBUG='much'")
+    for name in ("DEBUG", "VKBACKEND_TIMEOUT"):
+        check_error(generate("-n", "1", env={name: "much"}), f"{name}='much'")
 
 
 # ---- signals and pipes ----
@@ -264,6 +272,17 @@ def test_a_closed_pipe_is_quiet() -> None:
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait(60) == 141 and "Traceback" not in err and "BrokenPipe" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["info models/demo/demo.gguf", "generate -dev numpy -n 2 -p Once"])
+def test_stdout_that_cannot_be_written(command: str) -> None:
+    line = f"{sys.executable} -m vkbackend.tools.cli {command}"
+    full = subprocess.run(["bash", "-c", f"{line} >/dev/full"], cwd=ROOT, capture_output=True, text=True)
+    assert full.returncode == 2 and "Traceback" not in full.stderr and "Exception" not in full.stderr
+    assert last_line(full).startswith("error: the output cannot be written")
+    closed = subprocess.run(["bash", "-c", f"{line} >&-"], cwd=ROOT, capture_output=True, text=True)
+    assert closed.returncode == 0, closed.stderr
 
 
 # ---- documents ----
