@@ -16,7 +16,7 @@ from vkbackend.runtime import Device
 
 SIXTEENTHS = 16
 
-Shares = tuple[int, ...]
+Shares = tuple[float, ...]  # one per device, in any unit; whole sixteenths where they are chosen here
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`tensor_split` as sixteenths of the largest share; the time it predicts, and that of fewer devices
-    where these would be faster (`fewer`: their indices)."""
+    """`tensor_split`, one share per device; the time it predicts, and that of fewer devices where these would
+    be faster (`fewer`: their indices)."""
 
     tensor_split: Shares
     speeds: tuple[Speed, ...]
@@ -68,12 +68,12 @@ class Prediction:
     def lines(self, names: Sequence[str]) -> list[str]:
         """The prediction as text, one line each; `names` of the devices in order."""
         split = ", ".join(
-            f"{name} {share}/16 at {speed.weights / 1e9:.3g} GB/s"
+            f"{name} {share:g} at {speed.weights / 1e9:.3g} GB/s"
             for name, share, speed in zip(names, self.tensor_split, self.speeds, strict=True)
         )
         t = self.times
         out = [
-            f"split {','.join(map(str, self.tensor_split))}: {split}",
+            f"split {','.join(f'{share:g}' for share in self.tensor_split)}: {split}",
             f"predicted {t.total_ms:.3g} ms per token: weights {t.weights_ms:.3g}, host-placed tensors "
             f"{t.host_ms:.3g}, {self.n_reduces} reduces {t.reduce_ms:.3g}",
         ]

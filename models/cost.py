@@ -67,14 +67,19 @@ def cost_of(model: Model, layout: Layout, options: Options, reduces: tuple[int, 
 
 
 def trace_reduces(
-    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], n_rows: int = 1
+    model: Model,
+    layout: Layout,
+    options: Options,
+    limits: Sequence[Limits],
+    n_rows: int = 1,
+    wire: str = "auto",
 ) -> list[Reduce]:
     """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
     devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
     weights = {load.name: _weight(load, devices) for load in layout.loads}
     vocab = layout.output_plan.ranges["vocab"]
     inputs = [_inputs(model, n_rows, end - begin) for begin, end in vocab]
-    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active)
+    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, wire)
     model.forward(graph, Weights(weights), _caches(model, layout, options))
     return graph.reduces
 

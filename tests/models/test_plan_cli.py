@@ -1,0 +1,147 @@
+"""The plan command tells what loading then does: same slices, same bytes, same all-reduces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vkbackend.buffer import Home
+from vkbackend.meta import speed
+from vkbackend.models.runner import Runner
+from vkbackend.tools import cli
+
+DENSE, MOE, QWEN2 = (f"stories260K-{name}.gguf" for name in ("w256-Q8_0", "moe8x-Q4_0", "qwen2-Q8_0"))
+
+
+@pytest.fixture(autouse=True)
+def known_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 GB/s, host memory 0.1 GB/s, 100 us per reduce, whatever is measured."""
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.setattr(speed, "_read_rate", lambda device, home: 1e9 if home is Home.WEIGHTS else 1e8)
+    monkeypatch.setattr("vkbackend.meta.balance.measure_reduce", lambda devices, n: 1e-4 * (len(devices) > 1))
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert cli.main(["plan", "--json", *args]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "flags", "options"),
+    [
+        (DENSE, (3.0, 1.0), (), {}),
+        (DENSE, (1.0, 1.0, 1.0, 1.0, 1.0), (), {}),
+        (DENSE, (1.0, 2.0), ("-ngl", "2"), {"n_gpu_layers": 2}),
+        (DENSE, (1.0, 1.0), ("-nkvo", "-ot", "ffn=CPU"), {"kv_offload": False, "ffn": True}),
+        (DENSE, (1.0, 1.0), ("-sm", "layer"), {"split_mode": "layer"}),
+        (MOE, (5.0, 3.0, 2.0), (), {}),
+        (QWEN2, (1.0, 3.0), ("--split-policy", "llama.cpp"), {"policy": "llama.cpp"}),
+    ],
+)
+def test_plan_is_what_loading_does(
+    model: str,
+    split: tuple[float, ...],
+    flags: tuple[str, ...],
+    options: dict[str, Any],
+    shared: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, n = str(shared / "models" / model), len(split)
+    devices = ",".join(["numpy"] * n)
+    shares = ",".join(map(str, split))
+    told = plan(capsys, "-m", path, "-dev", devices, "-ts", shares, "-c", "64", *flags)
+    if options.pop("ffn", False):
+        options["override_tensor"] = (("ffn", "CPU"),)
+    runner = Runner(path, devices=["numpy"] * n, tensor_split=split, n_ctx=64, n_ubatch=1, **options)
+    try:
+        layout, mesh = runner.layout, runner.mesh
+        for line, real in zip(told["plan"], [*layout.plans, layout.output_plan], strict=True):
+            assert all(line[dim] == [list(r) for r in ranges] for dim, ranges in real.ranges.items())
+        for row, device in zip(told["devices"], mesh.devices, strict=True):
+            # Each tensor is padded to the alignment; the cell table counts as KV.
+            padding = 256 * (4 + len(layout.loads))
+            assert 0 <= device.nbytes[Home.WEIGHTS] - row["weights"] <= padding + 1024
+            assert 0 <= device.nbytes[Home.KV] - row["kv"] <= padding
+            assert 0 <= device.nbytes[Home.HOST] - row["host"] <= padding
+        real_reduces = mesh.step(1, 1).reduces
+        assert told["traffic"]["reduces"] == len(real_reduces)
+        assert told["traffic"]["bytes"] == sum(4 * r.elements for r in real_reduces)
+    finally:
+        runner.close()
+    totals = told["totals"]
+    held = sum(row["weights"] for row in told["devices"])
+    on_host = sum(row["host"] for row in told["devices"])
+    assert held + on_host >= totals["model"] - totals["shared"]
+    if not flags:
+        parts = totals["model"] - totals["shared"] + totals["mirrored"] + totals["replicated"]
+        assert held == parts and not on_host
+
+
+def test_prediction_adds_up(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(shared / "models" / DENSE)
+    told = plan(capsys, "-m", path, "-dev", "numpy,numpy", "-ngl", "3")
+    p, rows = told["prediction"], told["devices"]
+    assert p["tensor_split"] == [16, 16], "equal devices"
+    assert told["traffic"]["reduces"] == 10 and p["reduce_ms"] == pytest.approx(1.0)
+    # Two logical devices on one processor read in turn.
+    assert p["weights_ms"] == pytest.approx(sum(row["read_per_token"] for row in rows) / 1e6)
+    assert (
+        p["host_ms"] == pytest.approx(sum(row["host_read_per_token"] for row in rows) / 1e5) and p["host_ms"]
+    )
+    assert p["total_ms"] == pytest.approx(p["weights_ms"] + p["host_ms"] + p["reduce_ms"])
+    assert len(p["fewer"]) == 1 and p["fewer_total_ms"] < p["total_ms"], "one does without reduces"
+
+
+def test_a_token_reads_the_experts_it_uses(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [row] = plan(capsys, "-m", str(shared / "models" / MOE), "-dev", "numpy")["devices"]
+    assert row["read_per_token"] < row["weights"] / 2
+
+
+def test_text(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(shared / "models" / DENSE)
+    assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", "-ts", "3,1", "-c", "64"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "blk.0..4",
+        "output",
+        "0:384",
+        "384:512",
+        "numpy.0",
+        "split 3,1",
+        "ms per token",
+        "10 reduces",
+    ):
+        assert part in text, (part, text)
+
+
+def test_model_that_does_not_fit(shared: Path, capsys: pytest.CaptureFixture[str], device: object) -> None:
+    info = device.info  # type: ignore[attr-defined]
+    path, index = str(shared / "models" / DENSE), str(info.index)
+    command = ["plan", "-m", path, "-dev", index, "-c", "16000000", "-ctk", "f32", "-ctv", "f32"]
+    assert cli.main(command) == 1
+    assert "does not fit: " in (text := capsys.readouterr().out) and "-c " in text
+    assert cli.main([*command, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["fits"] and info.name in told["advice"]
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("-ts", "1,2,3"), "3 shares"),
+        (("-ts", "x,1"), "'x'"),
+        (("--split-policy", "fair"), "fair"),
+        (("-ot", "nothing=CPU"), "nothing"),
+        (("-ctk", "q3"), "q3"),
+        (("-c", "-1"), "-1"),
+    ],
+)
+def test_bad_values_are_named(
+    args: tuple[str, ...], named: str, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(shared / "models" / DENSE)
+    assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", *args]) == 2
+    assert named in capsys.readouterr().err

@@ -1,0 +1,270 @@
+"""`vkbackend plan`: how a model would be shared out over devices, before anything is loaded.
+
+Shows which heads, FFN columns and vocabulary rows each device gets, the bytes it would hold, the all-reduces
+of one token, and the predicted time per token (without attention over the context). Devices that have not
+been measured yet are, about a second each. Exit code 1: the model does not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from vkbackend.errors import OutOfDeviceMemory
+from vkbackend.meta.balance import Prediction, auto_split, predict
+from vkbackend.meta.plan import Plan
+from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.split import Kind
+from vkbackend.models.arguments import device_list, share_list
+from vkbackend.models.base import Model
+from vkbackend.models.cost import cost_function, cost_of, trace_reduces
+from vkbackend.models.fit import budgets_of, check_fit
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.layout import Layout, Options, lay_out, sizes, totals, weight_nbytes
+from vkbackend.models.registry import load_model
+from vkbackend.models.runner import check_weights, checked_options, open_devices, with_a_share
+from vkbackend.runtime import Device
+from vkbackend.tools.console import MIB, console, printable, size, table, write_json
+from vkbackend.tools.generate import parse_split
+from vkbackend.tools.placement import add_placement_arguments, placement_of
+
+HELP = "Show how a model would be split over devices"
+AUTO = "auto"
+DIMS = ("heads", "kv_heads", "ffn", "vocab")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-m", "--model", metavar="FILE", required=True, help="the model, a .gguf file")
+    add(
+        "-dev",
+        "--device",
+        metavar="LIST",
+        help="devices that share the model, comma-separated; one may be given several times "
+        "(default: the best device)",
+    )
+    add(
+        "-ts",
+        "--tensor-split",
+        metavar="LIST",
+        default=AUTO,
+        help="the share of each device, in any unit, such as 3,1, or auto: balanced by measured speed "
+        "(default: auto)",
+    )
+    add("-c", "--ctx-size", type=int, default=512, metavar="N",
+        help="context size in tokens; 0: the model's own (default: 512)")  # fmt: skip
+    add("-ctk", "--cache-type-k", default="f16", metavar="TYPE",
+        help="type of the K cache: f16, f32 (default: f16)")  # fmt: skip
+    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
+        help="type of the V cache: f16, f32 (default: f16)")  # fmt: skip
+    add("--json", action="store_true",
+        help="print one JSON object: plan, devices and totals (bytes), traffic, prediction (ms)")  # fmt: skip
+    add_placement_arguments(parser)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything the command tells."""
+
+    model: Model
+    devices: list[Device]
+    options: Options
+    layout: Layout
+    reduces: list[Reduce]
+    prediction: Prediction
+    misfit: str  # why the model does not fit, and what would; "" where it does
+
+    def per_device(self) -> list[dict[str, Any]]:
+        """Bytes on each device, and what it reads for one token."""
+        cost = cost_of(self.model, self.layout, self.options, ())
+        rows = []
+        for d, held in enumerate(sizes(self.layout, self.model, self.options)):
+            mirrored = sum(
+                weight_nbytes(load, d) for load in self.layout.loads if load.state.kind is not Kind.SPLIT
+            )
+            rows.append(
+                {
+                    "device": self.devices[d].name,
+                    "share": self.prediction.tensor_split[d],
+                    **held,
+                    "mirrored": mirrored,
+                    "read_per_token": cost.read[d],
+                    "host_read_per_token": cost.host[d],
+                    "bytes_per_s": self.prediction.speeds[d].weights,
+                }
+            )
+        return rows
+
+    def traffic(self) -> dict[str, int]:
+        """All-reduces of one token: how many, the bytes of their messages, and the bytes that their writers
+        put into shared memory together."""
+        nbytes = [reduce.elements * (2 if reduce.wire == "bf16" else 4) for reduce in self.reduces]
+        written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
+        return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}
+
+
+def report(args: argparse.Namespace) -> Report:
+    """Plan the model on the devices; raises what loading it there would raise, but for memory."""
+    words = device_list(args.device)
+    auto = args.tensor_split == AUTO
+    placement = placement_of(args)
+    wire, policy = placement.pop("reduce_type"), placement.pop("split_policy")
+    options = checked_options(
+        512,
+        {
+            "tensor_split": None if auto else share_list(parse_split(args.tensor_split), words),
+            "n_ctx": args.ctx_size,
+            "type_k": args.cache_type_k,
+            "type_v": args.cache_type_v,
+            "policy": policy,
+            **placement,
+        },
+    )
+    with GGUF.open(args.model) as gguf:
+        model = load_model(gguf)
+        types = check_weights(gguf, model)
+        options = replace(options, n_ctx=options.n_ctx or model.n_ctx_train)
+        kept, options = with_a_share(words, options)
+        devices = open_devices(kept)
+        try:
+            return _report(model, types, devices, options, auto, wire)
+        finally:
+            for device in devices:
+                device.close()
+
+
+def _report(
+    model: Model, types: Mapping[str, str], devices: list[Device], options: Options, auto: bool, wire: str
+) -> Report:
+    limits, budgets = [device.limits for device in devices], budgets_of(devices)
+    cost = cost_function(model, types, options, limits)
+    if auto:
+        prediction = auto_split(devices, cost, budgets)
+        options = replace(options, tensor_split=prediction.tensor_split)
+    else:
+        shares = options.tensor_split or (1,) * len(devices)
+        prediction = predict(devices, shares, cost, budgets)
+    layout = lay_out(model, types, len(devices), options)
+    reduces = trace_reduces(model, layout, options, limits, wire=wire)
+
+    def sizes_with(changed: Options) -> list[dict[str, int]]:
+        return sizes(lay_out(model, types, len(devices), changed), model, changed)
+
+    misfit = ""
+    try:
+        check_fit(devices, options, sizes_with, model.n_layer)
+    except OutOfDeviceMemory as error:
+        misfit = str(error)
+    return Report(model, devices, options, layout, reduces, prediction, misfit)
+
+
+# ---- text and JSON ----
+
+
+def runs(plans: Sequence[Plan], names: Sequence[str]) -> list[tuple[str, Plan]]:
+    """Equal plans that follow one another, as ("blk.0..3", plan)."""
+    out: list[tuple[str, str, Plan]] = []
+    for name, plan in zip(names, plans, strict=True):
+        if out and out[-1][2] == plan:
+            out[-1] = out[-1][0], name, plan
+        else:
+            out.append((name, name, plan))
+    return [(a if a == b else f"{a}..{b.rpartition('.')[2]}", plan) for a, b, plan in out]
+
+
+def named_plans(layout: Layout) -> list[tuple[str, Plan]]:
+    names = [f"blk.{il}" for il in range(len(layout.plans))]
+    return runs([*layout.plans, layout.output_plan], [*names, "output"])
+
+
+def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
+    """Per run of equal layers and device: begin:end of every dimension; all experts' columns counted."""
+    rows = []
+    for name, plan in named_plans(layout):
+        for d, device in enumerate(devices):
+            cells = []
+            for dim in DIMS:
+                begin, end = plan.ranges.get(dim, ((0, 0),) * len(devices))[d]
+                cell = f"{begin}:{end}" if end > begin else "-"
+                if dim == "ffn" and plan.experts:
+                    columns = [e[d][1] - e[d][0] for e in plan.experts]
+                    cell = f"{sum(columns)} of {len(columns)} experts"
+                cells.append(cell)
+            rows.append([name if not d else "", device.name, *cells])
+    return rows
+
+
+def to_json(found: Report, path: str) -> dict[str, Any]:
+    plans = [*found.layout.plans, found.layout.output_plan]
+    names = [*(f"blk.{il}" for il in range(len(found.layout.plans))), "output"]
+    p = found.prediction
+    return {
+        "model": path,
+        "fits": not found.misfit,
+        "advice": found.misfit,
+        "plan": [
+            {"layer": name, **plan.ranges, **({"experts": plan.experts} if plan.experts else {})}
+            for name, plan in zip(names, plans, strict=True)
+        ],
+        "devices": found.per_device(),
+        "totals": totals(found.layout, found.model, found.options),
+        "traffic": found.traffic(),
+        "prediction": {
+            "tensor_split": p.tensor_split,
+            **asdict(p.times),
+            "total_ms": p.times.total_ms,
+            "fewer": [found.devices[d].name for d in p.fewer],
+            "fewer_total_ms": p.fewer_times.total_ms if p.fewer_times else None,
+        },
+    }
+
+
+def show(found: Report) -> None:
+    out = console()
+    slices = ("layers", "device", "heads", "kv heads", "ffn columns", "vocabulary rows")
+    out.print(table("plan", slices, plan_rows(found.layout, found.devices)))
+    keys = ("weights", "mirrored", "kv", "host", "read_per_token")
+    rows = [
+        (row["device"], f"{row['share']:g}", *(row[key] / MIB for key in keys), row["bytes_per_s"] / 1e9)
+        for row in found.per_device()
+    ]
+    columns = (
+        "device",
+        "share",
+        "weights",
+        "of these mirrored",
+        "KV",
+        "host-placed",
+        "read per token",
+        "GB/s",
+    )
+    out.print(table("memory in MiB", columns, rows))
+    n, traffic = totals(found.layout, found.model, found.options), found.traffic()
+    lines = [
+        f"model {size(n['model'])}, mirrored again {size(n['mirrored'])}, "
+        f"replicated {size(n['replicated'])}, one copy in host memory {size(n['shared'])}",
+        f"per token {traffic['reduces']} reduces of {size(traffic['bytes'])} together; all devices write "
+        f"{size(traffic['written'])}",
+        *found.prediction.lines([device.name for device in found.devices]),
+        *([f"does not fit: {found.misfit}"] if found.misfit else []),
+    ]
+    for line in lines:
+        out.print(printable(line), markup=False, soft_wrap=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = report(args)
+    if args.json:
+        write_json(to_json(found, args.model))
+    else:
+        show(found)
+    return 1 if found.misfit else 0
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["plan", *sys.argv[1:]]))
