@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
-from vkbackend.profiling import report_times
+from vkbackend.profiling import report_order, report_times
 from vkbackend.program import PUSH_NBYTES, Layout, descriptor_type
 from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Recording, Scope
 from vkbackend.runtime import Executable
@@ -62,9 +62,14 @@ class VulkanExecutable(Executable):
         except BaseException:
             self.close()
             raise
-        env.log(
-            3, f"{device.name}: {recording.name}: {len(dispatches)} dispatches, {self.n_segments} segments"
-        )
+        if env.debug() >= 3:
+            n_barriers = sum(isinstance(c, Barrier) for c in recording.commands)
+            env.log(
+                3,
+                f"{device.name}: {recording.name}: {len(dispatches)} dispatches, {n_barriers} barriers, "
+                f"{self.n_segments} segments, {sum(map(len, segments))} submissions",
+            )
+            report_order(device.name, recording)
 
     def _descriptor_sets(self, dispatches: list[Dispatch], layouts: list[Layout]) -> list[Any]:
         device, n = self._device, len(dispatches)

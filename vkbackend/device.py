@@ -11,7 +11,7 @@ import numpy as np
 
 from vkbackend import env, faults
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import DeviceInfo, compute_family, extensions_of, feature_structs, instance
 from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
@@ -62,6 +62,11 @@ class VulkanDevice(Device):
             int, tuple[Any, Any, bool]
         ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
         self._upload: Buffer | None = None
+        if unknown := env.disabled() - info.features.keys():
+            raise InvalidArgument(
+                f"VKBACKEND_DISABLE names no feature: {', '.join(sorted(unknown))}; "
+                f"there are: {', '.join(sorted(info.features))}"
+            )
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
         self.programs: Any = None
         self.queue: Any = None

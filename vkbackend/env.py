@@ -31,7 +31,7 @@ def debug() -> int:
 def disabled() -> frozenset[str]:
     """VKBACKEND_DISABLE=timeline,host_import,...: optional features to leave unused even where a device has
     them."""
-    return frozenset(filter(None, os.environ.get("VKBACKEND_DISABLE", "").split(",")))
+    return frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
 
 
 def validation() -> bool:

@@ -226,7 +226,7 @@ def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
         return found[0]
     is_name = text and not digits.isdecimal()
     matches = [d for d in present if text.lower() == d.uuid] or [
-        d for d in present if is_name and text in d.name
+        d for d in present if is_name and text.lower() in d.name.lower()
     ]
     if len(matches) == 1:
         return matches[0]

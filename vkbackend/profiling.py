@@ -1,4 +1,6 @@
-"""What the DEBUG ladder prints of a step: time per command (2), intermediate values by name (5)."""
+"""What the DEBUG ladder prints of a step: time per command (2), barriers and submissions (3), intermediate
+values by name (5).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vkbackend.buffer import View
-from vkbackend.recording import Copy, Dispatch
+from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Recording, Scope
 from vkbackend.runtime import Device
 
 
@@ -19,6 +21,21 @@ def report_times(name: str, durations: Sequence[tuple[Dispatch | Copy, float]]) 
         nbytes = sum(r.end - r.begin for r in (*command.reads, *command.writes))
         rate = nbytes / us / 1e3 if us else 0.0
         sys.stderr.write(f"{name:<10} {what:<22} {us:9.1f} us {rate:8.2f} GB/s  {command.label}\n")
+
+
+_BARS = {Scope.DEVICE: "|", Scope.TO_HOST: "|> host", Scope.FROM_HOST: "host >|"}
+
+
+def report_order(name: str, recording: Recording) -> None:
+    """One line per segment to stderr: its commands, | where a barrier is, || where one submission ends."""
+    for i, segment in enumerate(recording.segments()):
+        words = []
+        for command in segment:
+            if isinstance(command, Barrier):
+                words.append(_BARS[command.scope])
+            else:
+                words.append("||" if isinstance(command, Cut) else command.label.replace(" ", "_"))
+        sys.stderr.write(f"{name:<10} segment {i}: {' '.join(words)}\n")
 
 
 def report_values(devices: Sequence[Device], values: Mapping[str, Sequence[View | None]]) -> None:
