@@ -17,5 +17,6 @@ print("0,1" if len(soft) > 1 and soft[0] == soft[1] else "0,0")')
 "$vkbackend" devices
 echo
 command=("$vkbackend" generate -p "Once upon a time" -n 120 --temp 0.8 --seed 7 -dev "$pair" "$@")
-printf '$%s\n' "$(printf ' %q' "${command[@]}")"
+shown=$(printf ' %q' "${command[@]}")
+echo "\$${shown//\\,/,}"  # %q escapes commas without need
 exec "${command[@]}"

@@ -103,7 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         metavar="LIST",
         help="devices that share the model, comma-separated: indices, UUIDs or names as `vkbackend devices` "
-        "shows them; one may be given several times (default: the best device)",
+        "shows them; one may be given several times; numpy: the host itself, slowly, without Vulkan "
+        "(default: the best device)",
     )
     devices(
         "-ts",
