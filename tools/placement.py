@@ -38,8 +38,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         "--split-mode",
         default="tensor",
         metavar="MODE",
-        help=f"how devices share the model: {', '.join(SPLIT_MODES)}; tensor: each holds a slice of "
-        "every matrix, layer: whole layers one device after another, none: --main-gpu alone (default: tensor)",
+        help=f"how devices share the model: {', '.join(SPLIT_MODES)}; tensor: each holds a slice of every "
+        "matrix, layer: whole layers one device after another, none: --main-gpu alone (default: tensor)",
     )
     add("-mg", "--main-gpu", type=int, default=0, metavar="INDEX",
         help="the device of split mode none, as its place in --device (default: 0)")  # fmt: skip

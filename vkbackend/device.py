@@ -21,6 +21,7 @@ from vkbackend.recording import HOST_HOMES, Recording
 from vkbackend.runtime import Device
 from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, strings
 
+CLOSE_S = 5  # how long closing waits for work in flight before it leaves the device alone
 UPLOAD_NBYTES = 16 << 20  # one staging buffer per device for memory the host cannot map
 _USAGE = (
     C.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
@@ -427,6 +428,23 @@ class VulkanDevice(Device):
 
         return VulkanExecutable(self, recording)
 
+    def _is_idle(self) -> bool:
+        """Wait, with a deadline (which vkDeviceWaitIdle has not), until nothing runs any more."""
+        if self.queue is None:
+            return True
+        self.queue.release()
+        fence = ffi.new("VkFence *")
+        if lib.vkCreateFence(self.vk, new("VkFenceCreateInfo"), NULL, fence) != C.VK_SUCCESS:
+            return False
+        result = lib.vkQueueSubmit(self.vk_queue, 0, NULL, fence[0])
+        if result == C.VK_SUCCESS:
+            result = lib.vkWaitForFences(self.vk, 1, fence, 1, CLOSE_S * 1_000_000_000)
+        self.lost |= result == C.VK_ERROR_DEVICE_LOST
+        if result == C.VK_TIMEOUT:
+            return False
+        lib.vkDestroyFence(self.vk, fence[0], NULL)
+        return True
+
     def close(self) -> None:
         """Release everything. A device that stopped answering is left as it is: destroying what is pending is
         invalid, and waiting for it would hang."""
@@ -436,7 +454,10 @@ class VulkanDevice(Device):
         if self.abandoned:
             env.log(1, f"{self.name}: abandoned with {dict(self.counts)}")
             return
-        self.lost |= lib.vkDeviceWaitIdle(self.vk) == C.VK_ERROR_DEVICE_LOST
+        if not self._is_idle():
+            self.abandoned = True
+            env.log(1, f"{self.name}: still at work after {CLOSE_S} s, left with {dict(self.counts)}")
+            return
         self.drop_upload()
         if self.programs is not None:
             self.programs.close()

@@ -113,6 +113,11 @@ class TimelineQueue(Queue):
         self.device.check(result, "vkWaitSemaphores")
         return True
 
+    def release(self) -> None:
+        """Let everything that was submitted run, whatever it waits for: the device is about to be closed."""
+        self._signal_info.value = self._go + (1 << 30)
+        self._signal(self.device.vk, self._signal_info)
+
     def close(self) -> None:
         for i in range(2):
             lib.vkDestroySemaphore(self.device.vk, self._semaphores[i], NULL)
@@ -175,6 +180,9 @@ class FenceQueue(Queue):
             if result != C.VK_TIMEOUT:
                 self.device.check(result, "vkWaitForFences")
         return True
+
+    def release(self) -> None:
+        pass  # nothing waits
 
     def close(self) -> None:
         lib.vkDestroyFence(self.device.vk, self._fence[0], NULL)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from device_sets import MULTI
 
-from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend import faults
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.meta import mesh as mesh_module
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
@@ -106,3 +107,51 @@ def test_interrupt_in_the_middle_of_a_step(
     monkeypatch.undo()
     assert np.array_equal(step(runner), want)  # drained, so the devices are still in step with one another
     runner.close()
+
+
+@pytest.mark.parametrize("devices", TWO)
+@pytest.mark.parametrize(
+    ("call", "nth", "result", "error"),
+    [
+        ("vkQueueSubmit", 3, "VK_ERROR_DEVICE_LOST", DeviceLost),
+        ("vkQueueSubmit", 3, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
+        ("vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost),
+        ("vkAllocateMemory", 2, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
+        ("vkCreateBuffer", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory),
+        ("vkCreateComputePipelines", 2, "VK_ERROR_DEVICE_LOST", DeviceLost),
+        ("vkCreatePipelineCache", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory),
+    ],
+)
+def test_injected_fault(
+    shared: Path, devices: list[str], call: str, nth: int, result: str, error: type[VkbackendError]
+) -> None:
+    """At plan, load, compile, submit or wait: the typed error, everything released, the process usable."""
+    name = "Vulkan0.1" if devices == ["0", "0"] else "Vulkan1"
+    runner = None
+    began = time.monotonic()
+    with faults.inject(faults.Fault(name, call, nth, result)), pytest.raises(error, match=name):
+        runner = load(shared, devices)
+        for pos in range(10):
+            step(runner, pos)
+    if runner is not None:
+        runner.close()
+        assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
+    assert time.monotonic() - began < 30
+    works_again(shared, devices)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_fault_from_the_environment_hangs_a_device(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0.1:vkSignalSemaphore:1:hang")
+    planned = faults._from_environment()
+    assert [f.result for f in planned] == ["hang"]
+    with faults.inject(planned[0]):
+        runner = load(shared, ["0", "0"])
+        with pytest.raises(Timeout, match=r"Vulkan0\.1"):
+            step(runner)
+        runner.close()
+    stuck = runner.mesh.devices[1]
+    assert stuck.abandoned
+    works_again(shared, ["0", "0"])
+    stuck.queue.allow(stuck.queue.submitted)
+    assert stuck.queue.wait(stuck.queue.submitted, 10)
