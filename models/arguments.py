@@ -75,7 +75,7 @@ def override_list(items: Sequence[str | tuple[str, str]]) -> tuple[tuple[str, st
 
 
 def share_list(
-    tensor_split: Sequence[float] | None, devices: tuple[str, ...] | None
+    tensor_split: Sequence[float] | str | None, devices: tuple[str, ...] | None
 ) -> tuple[float, ...] | None:
     if tensor_split is None:
         return None

@@ -106,6 +106,7 @@ class Engine:
                 main_gpu=options.main_gpu,
                 policy=options.split_policy,
                 wire=options.reduce_type,
+                auto_split=options.auto_split,
                 progress=progress,
             )
         )

@@ -96,9 +96,10 @@ class LLM:
 
     path: a .gguf file (any part of a split one). devices: indices, UUIDs or names as `vkbackend devices`
     shows them, a list or "0,1", repeats allowed; None is the best single device. tensor_split: one share
-    per device, in any unit. n_ctx: tokens per slot, 0 for the model's own. n_slots: sequences computed
-    together, more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16" or "f32". process:
-    run the engine in a process of its own. progress: called with (bytes loaded, bytes in all).
+    per device, in any unit, or "auto" to measure the devices and balance their time. n_ctx: tokens per
+    slot, 0 for the model's own. n_slots: sequences computed together, more of them queue up. n_ubatch:
+    rows of one step. type_k, type_v: "f16" or "f32". process: run the engine in a process of its own.
+    progress: called with (bytes loaded, bytes in all).
 
     Placement, independent of the split: n_gpu_layers (None: all) leaves the first layers in host memory,
     override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or "REGEX=INDEX"), kv_offload=False
@@ -114,7 +115,7 @@ class LLM:
         self,
         path: str | os.PathLike[str],
         devices: str | Sequence[str | int] | None = None,
-        tensor_split: Sequence[float] | None = None,
+        tensor_split: Sequence[float] | str | None = None,
         n_ctx: int = 512,
         n_slots: int = 1,
         n_ubatch: int = 512,
@@ -142,7 +143,8 @@ class LLM:
         options = EngineOptions(
             path=path_string(path),
             devices=names,
-            tensor_split=share_list(tensor_split, names),
+            tensor_split=None if tensor_split == "auto" else share_list(tensor_split, names),
+            auto_split=isinstance(tensor_split, str) and tensor_split == "auto",
             n_ctx=whole_number("n_ctx", n_ctx, 0, MAX_CONTEXT, " (0: the model's own)"),
             n_slots=whole_number("n_slots", n_slots, 1, MAX_RUNS),
             n_ubatch=whole_number("n_ubatch", n_ubatch, 1, MAX_ROWS),

@@ -40,6 +40,7 @@ class EngineOptions:
     main_gpu: int = 0
     split_policy: str = "balanced"
     reduce_type: str = "auto"
+    auto_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,12 @@ from vkbackend import env
 from vkbackend.buffer import Home
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.executors import NumpyDevice
+from vkbackend.meta.balance import Prediction, auto_split
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.models.base import MATRIX_TYPES, Model, Weights, WeightSpec
-from vkbackend.models.fit import check_fit
+from vkbackend.models.cost import cost_function
+from vkbackend.models.fit import budgets_of, check_fit
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.kv_cache import KVCache
 from vkbackend.models.layout import Options, lay_out, sizes
@@ -80,7 +82,9 @@ def _open_vulkan(spec: str | int, copy: int | None) -> Device:
 class Runner:
     """Loads `path` on `devices`; `progress(done, total)` in bytes.
 
-    `options` are the fields of layout.Options, and `ahead`, `provider`, `wire` and `keep_values` of the mesh.
+    `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
+    what it expects. `options` are the fields of layout.Options, and `ahead`, `provider`, `wire` and
+    `keep_values` of the mesh.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Runner:
         *,
         devices: Sequence[str | int] | None = None,
         n_ubatch: int = 512,
+        auto_split: bool = False,
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> None:
@@ -108,11 +113,23 @@ class Runner:
                 self.n_ubatch, max(bucket(self.n_slots), 1 << max(fits, 1).bit_length() - 1)
             )
             self.mesh = Mesh(open_devices(devices), **mesh_options)
+            self.prediction: Prediction | None = None
             try:
+                if auto_split and len(self.mesh.devices) > 1:
+                    self.options = opts = self._balanced(types, opts)
                 self._load(gguf, types, opts, progress)
             except BaseException:
                 self.mesh.close()
                 raise
+
+    def _balanced(self, types: dict[str, str], options: Options) -> Options:
+        """The options with the shares that balance the devices' measured speeds under their memory."""
+        devices = self.mesh.devices
+        cost = cost_function(self.model, types, options, [device.limits for device in devices])
+        self.prediction = auto_split(devices, cost, budgets_of(devices))
+        for line in self.prediction.lines(self.device_names()):
+            env.log(1, line)
+        return replace(options, tensor_split=self.prediction.tensor_split)
 
     def _load(
         self,

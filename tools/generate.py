@@ -110,7 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-ts",
         "--tensor-split",
         metavar="LIST",
-        help="the share of each device, in any unit, such as 3,1 (default: equal shares)",
+        help="the share of each device, in any unit, such as 3,1; auto: measure the devices once and balance "
+        "their time (default: equal shares)",
     )
     devices(
         "-c",
@@ -158,10 +159,10 @@ def read_prompt(args: argparse.Namespace) -> str:
         ) from None
 
 
-def parse_split(text: str | None) -> list[float] | None:
-    """ "3,1" (also "3/1" and "3:1") as numbers."""
-    if text is None:
-        return None
+def parse_split(text: str | None) -> list[float] | str | None:
+    """ "3,1" (also "3/1" and "3:1") as numbers, "auto" as it is."""
+    if text is None or text == "auto":
+        return text
     return [
         finite_number("--tensor-split", part, 0, float("inf"))
         for part in map(to_float, re.split("[,/:]", text))
@@ -175,11 +176,13 @@ def to_float(text: str) -> float | str:
         return text
 
 
-def chosen_devices(words: Sequence[str] | None, split: Sequence[float] | None) -> list[DeviceInfo | None]:
+def chosen_devices(
+    words: Sequence[str] | None, split: Sequence[float] | str | None
+) -> list[DeviceInfo | None]:
     """The device behind each word, None for the host itself; those with a share of 0 are left out."""
     if words is None:
         return [present()[0]]
-    if split is not None and len(split) == len(words):
+    if isinstance(split, list) and len(split) == len(words):
         words = [word for word, share in zip(words, split, strict=True) if share]
     if all(word == HOST for word in words):  # needs no Vulkan loader
         return [None] * len(words)
@@ -189,7 +192,7 @@ def chosen_devices(words: Sequence[str] | None, split: Sequence[float] | None) -
     return [None if word == HOST else select(word, infos) for word in words]
 
 
-def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: list[float] | None,
+def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: list[float] | str | None,
                err: Console) -> LLM:  # fmt: skip
     """Load the model under a progress bar."""
     path = args.model

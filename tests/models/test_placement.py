@@ -166,3 +166,13 @@ def test_memory_report_is_what_was_planned(shared: Path) -> None:
         == items["model"] - items["shared"] + items["mirrored"] + items["replicated"]
     )
     runner.close()
+
+
+@pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+def test_automatic_split_gives_equal_devices_equal_shares(
+    shared: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    runner = same(shared, ["0", "0"], auto_split=True)
+    assert runner.options.tensor_split == (16, 16)
+    assert runner.prediction is not None and runner.prediction.n_reduces == 2 * runner.model.n_layer
