@@ -262,6 +262,10 @@ BUILD = {"vkbackend.shaderlib", "vkbackend.env", "vkbackend.errors"}
 def test_a_build_imports_only_what_is_there(module: str) -> None:
     """setup.py imports shaderlib where nothing but setuptools is installed."""
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
-    imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
-    imported |= {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    for n in ast.walk(tree):
+        if isinstance(n, ast.ImportFrom) and n.module == "vkbackend":
+            imported |= {f"vkbackend.{alias.name}" for alias in n.names}
+        elif isinstance(n, ast.ImportFrom) and n.module:
+            imported.add(n.module)
     assert all(name.partition(".")[0] in sys.stdlib_module_names or name in BUILD for name in imported)
