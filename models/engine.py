@@ -114,7 +114,9 @@ class Engine:
     @property
     def info(self) -> EngineInfo:
         r = self.runner
-        return EngineInfo(r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch, tuple(r.device_names()))
+        names = r.device_names()
+        lines = r.prediction.lines(names) if r.prediction else []
+        return EngineInfo(r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch, tuple(names), tuple(lines))
 
     @property
     def busy(self) -> bool:

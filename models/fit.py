@@ -21,6 +21,7 @@ class Budget:
     name: str
     nbytes: int
     members: tuple[int, ...]
+    max_binding: int = 1 << 62  # what a shader can read as one buffer
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
@@ -34,7 +35,8 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
         info = devices[members[0]].info  # type: ignore[attr-defined]
         heap = max((h for h in info.heaps if h.device_local), key=lambda h: h.nbytes, default=info.heaps[0])
         usable = int((heap.budget or heap.nbytes) * (1 - RESERVE))
-        budgets.append(Budget(f"{devices[members[0]].name} ({info.name})", usable, tuple(members)))
+        binding = min(devices[d].limits.max_storage_range for d in members)
+        budgets.append(Budget(f"{devices[members[0]].name} ({info.name})", usable, tuple(members), binding))
     return budgets
 
 
@@ -47,12 +49,30 @@ def shortfall(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> tup
     return None
 
 
+def unreadable(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> tuple[Budget, int] | None:
+    """(budget, bytes) of the first device with a cache that exceeds one binding, or None."""
+    for budget in budgets:
+        largest = max(sizes[d].get("cache", 0) for d in budget.members)
+        if largest > budget.max_binding:
+            return budget, largest
+    return None
+
+
 def check_fit(devices: Sequence[Device], options: Options, sizes: Sizes, n_layer: int) -> None:
     """Raise OutOfDeviceMemory with the numbers and the smallest change that would fit."""
     budgets = budgets_of(devices)
-    found = shortfall(sizes(options), budgets)
+    planned = sizes(options)
+    found = shortfall(planned, budgets)
     if found is None:
-        return
+        if (cache := unreadable(planned, budgets)) is None:
+            return
+        budget, largest = cache
+        raise OutOfDeviceMemory(
+            f"{budget.name}: the KV cache of one layer would take {largest / 2**20:.0f} MiB, and the device "
+            f"reads {budget.max_binding / 2**20:.0f} MiB at once; {advice(options, sizes, budgets, n_layer)}",
+            requested=largest,
+            budget=budget.max_binding,
+        )
     budget, weights, kv = found
     raise OutOfDeviceMemory(
         f"{budget.name} would hold {weights / 2**20:.0f} MiB of weights and {kv / 2**20:.0f} MiB of KV "
@@ -67,7 +87,8 @@ def advice(options: Options, sizes: Sizes, budgets: Sequence[Budget], n_layer: i
 
     def fits(changed: Options) -> bool:
         try:
-            return shortfall(sizes(changed), budgets) is None
+            planned = sizes(changed)
+            return shortfall(planned, budgets) is None and unreadable(planned, budgets) is None
         except VkbackendError:
             return False
 

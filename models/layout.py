@@ -221,6 +221,18 @@ def sizes(layout: Layout, model: Model, options: Options) -> list[dict[str, int]
     return report
 
 
+def largest_cache(layout: Layout, model: Model, options: Options, device: int) -> int:
+    """Bytes of the largest K or V cache of one layer on `device`: attention binds it as a whole."""
+    cells = -(-options.n_ctx // CELL_BLOCK) * CELL_BLOCK * options.n_slots
+    largest = 0
+    for il, plan in enumerate(layout.plans):
+        spec = model.kv(il)
+        begin, end = plan.ranges[spec.dim][device]
+        for width, dtype in ((spec.head_dim_k, options.type_k), (spec.head_dim_v, options.type_v)):
+            largest = max(largest, cells * row_nbytes(dtype, (end - begin) * width))
+    return largest
+
+
 def totals(layout: Layout, model: Model, options: Options) -> dict[str, Any]:
     """The model's bytes over all devices, itemised: stored, mirrored again, replicated, shared host
     tables."""

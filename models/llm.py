@@ -56,6 +56,7 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS
 
 MAX_CONTEXT = 1 << 24
 MAX_LAYERS = 1 << 16
+HOST = "numpy"  # the name of the device that is the host itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,10 @@ class LLM:
 
     path: a .gguf file (any part of a split one). devices: indices, UUIDs or names as `vkbackend devices`
     shows them, a list or "0,1", repeats allowed; None is the best single device. tensor_split: one share
-    per device, in any unit, or "auto" to measure the devices and balance their time. n_ctx: tokens per
-    slot, 0 for the model's own. n_slots: sequences computed together, more of them queue up. n_ubatch:
-    rows of one step. type_k, type_v: "f16" or "f32". process: run the engine in a process of its own.
-    progress: called with (bytes loaded, bytes in all).
+    per device, in any unit, or "auto" to measure them and balance their time (None: auto where they
+    differ, else equal). n_ctx: tokens per slot, 0 for the model's own. n_slots: sequences computed
+    together, more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16" or "f32". process:
+    run the engine in a process of its own. progress: called with (bytes loaded, bytes in all).
 
     Placement, independent of the split: n_gpu_layers (None: all) leaves the first layers in host memory,
     override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or "REGEX=INDEX"), kv_offload=False
@@ -144,7 +145,8 @@ class LLM:
             path=path_string(path),
             devices=names,
             tensor_split=None if tensor_split == "auto" else share_list(tensor_split, names),
-            auto_split=isinstance(tensor_split, str) and tensor_split == "auto",
+            auto_split=tensor_split == "auto"
+            or (tensor_split is None and split_mode == "tensor" and unlike(names)),
             n_ctx=whole_number("n_ctx", n_ctx, 0, MAX_CONTEXT, " (0: the model's own)"),
             n_slots=whole_number("n_slots", n_slots, 1, MAX_RUNS),
             n_ubatch=whole_number("n_ubatch", n_ubatch, 1, MAX_ROWS),
@@ -172,6 +174,7 @@ class LLM:
         self.n_ctx, self.n_vocab = self._engine.info.n_ctx, self._engine.info.n_vocab
         self.n_slots = self._engine.info.n_slots
         self.device_names = list(self._engine.info.devices)
+        self.prediction = list(self._engine.info.prediction)
 
     # ---- text ----
 
@@ -449,6 +452,11 @@ class _Answers:
         engine = self._llm._engine
         if self._llm._mail.pop(self._id, None) is not None and not self._done and engine is not None:
             engine.post(Cancel(self._id))
+
+
+def unlike(names: Sequence[str] | None) -> bool:
+    """Whether the devices may differ in speed: several names of Vulkan devices."""
+    return len(set(names or ())) > 1 and HOST not in (names or ())
 
 
 def _end_ids(gguf: GGUF) -> frozenset[int]:

@@ -52,6 +52,7 @@ class EngineInfo:
     n_slots: int
     n_ubatch: int
     devices: tuple[str, ...]
+    prediction: tuple[str, ...] = ()  # of an automatic split, as text
 
 
 # ---- requests ----

@@ -22,7 +22,7 @@ from vkbackend.models.cost import cost_function
 from vkbackend.models.fit import budgets_of, check_fit
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.kv_cache import KVCache
-from vkbackend.models.layout import Options, lay_out, sizes
+from vkbackend.models.layout import Options, largest_cache, lay_out, sizes
 from vkbackend.models.registry import load_model
 from vkbackend.models.state import fingerprint
 from vkbackend.ops import MAX_SLOTS
@@ -114,6 +114,7 @@ class Runner:
             )
             self.mesh = Mesh(open_devices(devices), **mesh_options)
             self.prediction: Prediction | None = None
+            self._free_before = [device.free_nbytes() for device in self.mesh.devices]
             try:
                 if auto_split and len(self.mesh.devices) > 1:
                     self.options = opts = self._balanced(types, opts)
@@ -143,7 +144,9 @@ class Runner:
         env.log(1, "plan\n" + layout.table())
 
         def sizes_with(changed: Options) -> list[dict[str, int]]:
-            return sizes(lay_out(model, types, n, changed), model, changed)
+            tried = lay_out(model, types, n, changed)
+            caches = [largest_cache(tried, model, changed, d) for d in range(n)]
+            return [s | {"cache": c} for s, c in zip(sizes(tried, model, changed), caches, strict=True)]
 
         check_fit(mesh.devices, options, sizes_with, model.n_layer)
         mesh.load(layout.loads, _Source(gguf, model.weights()), progress)
@@ -205,7 +208,10 @@ class Runner:
         return [d.info.name if hasattr(d, "info") else d.name for d in self.mesh.devices]
 
     def memory(self) -> list[dict[str, Any]]:
-        """Bytes per device by purpose; host pages shared by all devices count as staging of the first."""
+        """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
+
+        Host pages that all devices share count as staging of the first.
+        """
         report = []
         for i, device in enumerate(self.mesh.devices):
             n = device.nbytes
@@ -218,6 +224,8 @@ class Runner:
                     "scratch": n[Home.SCRATCH],
                     "host": n[Home.HOST],
                     "staging": n[Home.STAGING] + shared,
+                    "free_before": self._free_before[i],
+                    "free": device.free_nbytes(),
                 }
             )
         return report

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import device_list, finite_number, whole_number
-from vkbackend.models.llm import LLM
+from vkbackend.models.llm import HOST, LLM
 from vkbackend.models.sampling import SamplingParams
 from vkbackend.tools.console import MIB, console, printable, table, write_json
 from vkbackend.tools.devices import device_table, present
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from vkbackend.instance import DeviceInfo
 
 HELP = "Generate text with a GGUF model"
-MEMORY_PARTS = ("weights", "kv", "scratch", "host", "staging")
-HOST = "numpy"  # the name of the device that is the host itself
+MEMORY_PARTS = ("weights", "kv", "scratch", "host", "staging", "free_before", "free")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensor-split",
         metavar="LIST",
         help="the share of each device, in any unit, such as 3,1; auto: measure the devices once and balance "
-        "their time (default: equal shares)",
+        "their time (default: auto where devices differ, else equal)",
     )
     devices(
         "-c",
@@ -217,10 +216,10 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
 
 def show_memory(llm: LLM, err: Console) -> None:
     rows = [
-        (str(m["device"]), name, *(m[part] / MIB for part in MEMORY_PARTS))
+        (str(m["device"]), name, *("-" if m[part] is None else m[part] / MIB for part in MEMORY_PARTS))
         for m, name in zip(llm.memory(), llm.device_names, strict=True)
     ]
-    columns = ("device", "name", "weights", "KV cache", "scratch", "host", "staging")
+    columns = ("device", "name", "weights", "KV cache", "scratch", "host", "staging", "free before", "free")
     err.print(table("memory in MiB", columns, rows))
 
 
@@ -255,6 +254,8 @@ def run(args: argparse.Namespace) -> None:
     if vulkan := [info for info in infos if info is not None]:
         err.print(device_table(vulkan, "devices"))
     with open_model(args, words, split, err) as llm:
+        for line in llm.prediction:
+            err.print(line, highlight=False)
         show_memory(llm, err)
         ids = llm.tokenize(prompt)
         chunks = []

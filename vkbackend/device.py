@@ -12,7 +12,14 @@ import numpy as np
 from vkbackend import env, faults
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
-from vkbackend.instance import DeviceInfo, compute_family, extensions_of, feature_structs, instance
+from vkbackend.instance import (
+    DeviceInfo,
+    compute_family,
+    extensions_of,
+    feature_structs,
+    free_nbytes,
+    instance,
+)
 from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
 from vkbackend.program import Programs
@@ -257,6 +264,9 @@ class VulkanDevice(Device):
         if home in (Home.STAGING, Home.HOST) and not self._types[best][0] & _VISIBLE:
             raise UnsupportedFeature(f"{self.name}: no host-visible memory type")
         return best
+
+    def free_nbytes(self) -> int | None:
+        return free_nbytes(self.info)
 
     def import_pages(self, pages: HostPages, label: str) -> Buffer:
         if not self.features.get("host_import"):

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vkbackend import env
-from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.vk import (
     API_1_1,
     API_1_2,
@@ -198,7 +198,10 @@ def instance() -> Instance:
     """The process's Vulkan instance; raises UnsupportedFeature without a loader or a driver."""
     global _instance
     if _instance is None:
-        _instance = Instance()
+        try:
+            _instance = Instance()
+        except OutOfDeviceMemory as error:  # what a loader says when it can read no driver's manifest
+            raise UnsupportedFeature(no_device_message()) from error
     return _instance
 
 
@@ -405,6 +408,21 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
             min(budget.heapBudget[i], heaps[i].size),
         )
         for i in range(memory.memoryProperties.memoryHeapCount)
+    )
+
+
+def free_nbytes(info: DeviceInfo) -> int | None:
+    """Bytes of device-local memory that this process may still take, or None where the driver does not
+    tell."""
+    if not info.features.get("memory_budget"):
+        return None
+    budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
+    memory = new("VkPhysicalDeviceMemoryProperties2", budget)
+    lib.vkGetPhysicalDeviceMemoryProperties2(info.physical, memory)
+    return max(
+        max(0, min(budget.heapBudget[i], heap.nbytes) - budget.heapUsage[i])
+        for i, heap in enumerate(info.heaps)
+        if heap.device_local
     )
 
 

@@ -80,6 +80,10 @@ class Device(ABC):
     def free(self, buffer: Buffer) -> None:
         """Give a buffer's memory back."""
 
+    def free_nbytes(self) -> int | None:
+        """Bytes of its memory that this process may still take, or None where nobody can tell."""
+        return None
+
     def import_pages(self, pages: HostPages, label: str) -> Buffer:
         """The pinned host pages as a buffer of this device; raises UnsupportedFeature where it cannot."""
         raise UnsupportedFeature(f"{self.name} cannot import host memory")

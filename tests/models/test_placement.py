@@ -176,3 +176,28 @@ def test_automatic_split_gives_equal_devices_equal_shares(
     runner = same(shared, ["0", "0"], auto_split=True)
     assert runner.options.tensor_split == (16, 16)
     assert runner.prediction is not None and runner.prediction.n_reduces == 2 * runner.model.n_layer
+
+
+@pytest.mark.parametrize("options", [{"override_tensor": (("_exps", "CPU"),)}, {"n_gpu_layers": 3}], ids=str)
+@pytest.mark.parametrize("n", [1, 3])
+def test_experts_on_the_host(shared: Path, options: dict[str, Any], n: int) -> None:
+    name = "stories260K-moe8x-Q4_0"
+    want = _reference.setdefault(name, run(shared, ["numpy"], name)[0])
+    logits, runner = run(shared, ["numpy"] * n, name, **options)
+    assert nmse(logits, want) <= 1e-9
+    assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
+
+
+def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fit, "budgets_of", lambda _: [fit.Budget("narrow", 1 << 40, (0,), max_binding=1 << 20)]
+    )
+    path = shared / "models" / "stories260K-F32.gguf"
+    with pytest.raises(OutOfDeviceMemory, match=r"reads 1 MiB at once.*-c (\d+)") as caught:
+        Runner(path, devices=["numpy"], n_ctx=1 << 16)
+    fitting = int(str(caught.value).split("(-c ")[1].split(")")[0])
+    Runner(path, devices=["numpy"], n_ctx=fitting).close()
+    with pytest.raises(OutOfDeviceMemory):
+        Runner(path, devices=["numpy"], n_ctx=2 * fitting)
