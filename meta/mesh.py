@@ -317,6 +317,8 @@ class Mesh:
 
     def close(self) -> None:
         """Release recordings, memory and devices; a device that does not answer is left as it is."""
+        for device in self.devices:  # nothing may run any more when its command buffers go
+            device.abandoned |= not device.abandoned and not device.settle()
         abandoned = [d for d in self.devices if d.abandoned]
         for step in self._steps.values():
             for device, executable in zip(self.devices, step.executables, strict=True):

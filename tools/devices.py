@@ -17,7 +17,7 @@ from vkbackend.tools.console import console, size, table, write_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vkbackend.instance import DeviceInfo
+    from vkbackend.capabilities import DeviceInfo
 
 HELP = "List the Vulkan devices of this machine"
 

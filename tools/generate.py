@@ -27,7 +27,7 @@ from vkbackend.tools.devices import device_table, present
 from vkbackend.tools.placement import add_placement_arguments, placement_of
 
 if TYPE_CHECKING:
-    from vkbackend.instance import DeviceInfo
+    from vkbackend.capabilities import DeviceInfo
 
 HELP = "Generate text with a GGUF model"
 MEMORY_PARTS = ("weights", "kv", "scratch", "host", "staging", "free_before", "free")

@@ -11,15 +11,15 @@ import numpy as np
 
 from vkbackend import env, faults
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
-from vkbackend.instance import (
+from vkbackend.capabilities import (
     DeviceInfo,
     compute_family,
     extensions_of,
     feature_structs,
     free_nbytes,
-    instance,
 )
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
+from vkbackend.instance import instance
 from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
 from vkbackend.program import Programs
@@ -438,9 +438,9 @@ class VulkanDevice(Device):
 
         return VulkanExecutable(self, recording)
 
-    def _is_idle(self) -> bool:
-        """Wait, with a deadline (which vkDeviceWaitIdle has not), until nothing runs any more."""
-        if self.queue is None:
+    def settle(self) -> bool:
+        # Not vkDeviceWaitIdle, which has no deadline.
+        if self.queue is None or self.closed:
             return True
         self.queue.release()
         fence = ffi.new("VkFence *")
@@ -460,13 +460,10 @@ class VulkanDevice(Device):
         invalid, and waiting for it would hang."""
         if self.closed:
             return
+        self.abandoned |= not self.abandoned and not self.settle()
         self.closed = True
         if self.abandoned:
             env.log(1, f"{self.name}: abandoned with {dict(self.counts)}")
-            return
-        if not self._is_idle():
-            self.abandoned = True
-            env.log(1, f"{self.name}: still at work after {CLOSE_S} s, left with {dict(self.counts)}")
             return
         self.drop_upload()
         if self.programs is not None:

@@ -6,15 +6,13 @@ layer and collects what that says in `validation_messages`.
 
 from __future__ import annotations
 
-import uuid
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vkbackend import env
+from vkbackend.capabilities import DeviceInfo, asdict_shallow, describe
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.vk import (
     API_1_1,
-    API_1_2,
     API_1_3,
     NULL,
     C,
@@ -29,61 +27,7 @@ from vkbackend.vk import (
 
 VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
 validation_messages: list[str] = []
-
-_TYPES = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
 _TYPE_ORDER = ("discrete", "integrated", "virtual", "other", "cpu")
-_VENDORS = {
-    0x1002: "AMD",
-    0x10DE: "NVIDIA",
-    0x8086: "Intel",
-    0x13B5: "ARM",
-    0x5143: "Qualcomm",
-    0x106B: "Apple",
-    0x1AE0: "Google",
-    0x10005: "Mesa",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Heap:
-    """One memory heap; bytes. `budget` is what the driver says this process may use now (0: not reported)."""
-
-    nbytes: int
-    device_local: bool
-    budget: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """What a physical device is and can do. `index` is its place in `devices()`; `uuid` survives reboots."""
-
-    index: int
-    name: str
-    uuid: str
-    driver_uuid: str
-    vendor: str
-    driver: str
-    driver_version: str
-    api: str
-    type: str
-    pci: str | None
-    heaps: tuple[Heap, ...]
-    features: dict[str, bool | int | str]
-    limits: dict[str, int]
-    physical: Any = field(repr=False, compare=False, default=None)
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.type == "cpu"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable dict of everything but the handle."""
-        values = {k: v for k, v in asdict_shallow(self).items() if k != "physical"}
-        return values | {"heaps": [asdict(heap) for heap in self.heaps]}
-
-
-def asdict_shallow(info: DeviceInfo) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in info.__slots__}
 
 
 class Instance:
@@ -214,7 +158,7 @@ def devices() -> list[DeviceInfo]:
         for physical in enumerate_all(
             lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, what="vkEnumeratePhysicalDevices"
         )
-        if (info := _describe(physical, inst.version)) is not None
+        if (info := describe(physical, inst.version)) is not None
     ]
     found.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
     return [DeviceInfo(**(asdict_shallow(info) | {"index": i})) for i, info in enumerate(found)]
@@ -238,205 +182,3 @@ def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
     raise InvalidArgument(
         f"device {text!r} {why}; there are: {listing}. Give an index, a UUID or a unique name"
     )
-
-
-def extensions_of(physical: Any) -> set[str]:
-    found = enumerate_all(
-        lib.vkEnumerateDeviceExtensionProperties,
-        "VkExtensionProperties",
-        physical,
-        NULL,
-        what="vkEnumerateDeviceExtensionProperties",
-    )
-    return {string(p.extensionName) for p in found}
-
-
-def _describe(physical: Any, instance_version: int) -> DeviceInfo | None:
-    base = new("VkPhysicalDeviceProperties2")
-    lib.vkGetPhysicalDeviceProperties(physical, ffi.addressof(base, "properties"))
-    api = min(base.properties.apiVersion, instance_version)
-    if api < API_1_1 or compute_family(physical) is None:
-        return None
-    extensions = extensions_of(physical)
-    ids, sub = new("VkPhysicalDeviceIDProperties"), new("VkPhysicalDeviceSubgroupProperties")
-    host = new("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
-    bus, driver = new("VkPhysicalDevicePCIBusInfoPropertiesEXT"), new("VkPhysicalDeviceDriverProperties")
-    size_control = new("VkPhysicalDeviceSubgroupSizeControlProperties")
-    maint3 = new("VkPhysicalDeviceMaintenance3Properties")
-    has_driver = api >= API_1_2 or "VK_KHR_driver_properties" in extensions
-    has_size_control = api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions
-    _chain(
-        base,
-        [
-            ids,
-            sub,
-            maint3,
-            has_driver and driver,
-            has_size_control and size_control,
-            "VK_EXT_external_memory_host" in extensions and host,
-            "VK_EXT_pci_bus_info" in extensions and bus,
-        ],
-    )
-    lib.vkGetPhysicalDeviceProperties2(physical, base)
-    properties = base.properties
-    limits = properties.limits
-    features = _features(physical, api, extensions)
-    features |= {
-        "host_import": "VK_EXT_external_memory_host" in extensions,
-        "memory_budget": "VK_EXT_memory_budget" in extensions,
-        "subgroup_arithmetic": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_ARITHMETIC_BIT),
-        "subgroup_min": size_control.minSubgroupSize or sub.subgroupSize,
-        "subgroup_max": size_control.maxSubgroupSize or sub.subgroupSize,
-        "cooperative_matrix_nv": "VK_NV_cooperative_matrix" in extensions,
-    }
-    version, reported = properties.driverVersion, properties.apiVersion
-    return DeviceInfo(
-        index=-1,
-        name=string(properties.deviceName),
-        uuid=str(uuid.UUID(bytes=bytes(ids.deviceUUID))),
-        driver_uuid=str(uuid.UUID(bytes=bytes(ids.driverUUID))),
-        vendor=_VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}"),
-        driver=string(driver.driverName) or "unknown",
-        driver_version=string(driver.driverInfo) or f"0x{version:08x}",
-        api=".".join(map(str, (reported >> 22, reported >> 12 & 0x3FF, reported & 0xFFF))),
-        type=_TYPES.get(properties.deviceType, "other"),
-        pci=f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction}"
-        if "VK_EXT_pci_bus_info" in extensions
-        else None,
-        heaps=_heaps(physical, bool(features["memory_budget"])),
-        features=features,
-        limits={
-            "max_invocations": min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]),
-            "max_shared_nbytes": limits.maxComputeSharedMemorySize,
-            "max_groups_x": limits.maxComputeWorkGroupCount[0],
-            "max_groups_y": limits.maxComputeWorkGroupCount[1],
-            "max_groups_z": limits.maxComputeWorkGroupCount[2],
-            "max_storage_range": limits.maxStorageBufferRange,
-            "max_uniform_range": limits.maxUniformBufferRange,
-            "max_push_nbytes": limits.maxPushConstantsSize,
-            "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
-            "max_allocation_nbytes": maint3.maxMemoryAllocationSize,
-            "max_allocations": limits.maxMemoryAllocationCount,
-            "storage_align": limits.minStorageBufferOffsetAlignment,
-            "uniform_align": limits.minUniformBufferOffsetAlignment,
-            "host_import_align": host.minImportedHostPointerAlignment,
-            "subgroup_size": sub.subgroupSize,
-            "timestamp_valid_bits": compute_family(physical)[1],  # type: ignore[index]
-            "timestamp_ps": round(limits.timestampPeriod * 1000),
-        },
-        physical=physical,
-    )
-
-
-def _chain(head: Any, structs: list[Any]) -> None:
-    """Link the structs that are present behind `head`, in order."""
-    for struct in structs:
-        if struct:
-            head.pNext = struct
-            head = struct
-
-
-def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
-    """Probe structs that this device knows: struct name -> (struct, {our feature name: its field})."""
-    table: dict[str, tuple[bool, dict[str, str]]] = {
-        "VkPhysicalDevice16BitStorageFeatures": (True, {"storage16": "storageBuffer16BitAccess"}),
-        "VkPhysicalDevice8BitStorageFeatures": (
-            api >= API_1_2 or "VK_KHR_8bit_storage" in extensions,
-            {"storage8": "storageBuffer8BitAccess"},
-        ),
-        "VkPhysicalDeviceShaderFloat16Int8Features": (
-            api >= API_1_2 or "VK_KHR_shader_float16_int8" in extensions,
-            {"float16": "shaderFloat16", "int8": "shaderInt8"},
-        ),
-        "VkPhysicalDeviceTimelineSemaphoreFeatures": (
-            api >= API_1_2 or "VK_KHR_timeline_semaphore" in extensions,
-            {"timeline": "timelineSemaphore"},
-        ),
-        "VkPhysicalDeviceSubgroupSizeControlFeatures": (
-            api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions,
-            {"subgroup_size_control": "subgroupSizeControl", "full_subgroups": "computeFullSubgroups"},
-        ),
-        "VkPhysicalDeviceShaderIntegerDotProductFeatures": (
-            api >= API_1_3 or "VK_KHR_shader_integer_dot_product" in extensions,
-            {"int_dot": "shaderIntegerDotProduct"},
-        ),
-        "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
-            "VK_KHR_cooperative_matrix" in extensions,
-            {"cooperative_matrix": "cooperativeMatrix"},
-        ),
-    }
-    return {name: (new(name), fields) for name, (known, fields) in table.items() if known}
-
-
-def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool | int | str]:
-    structs = feature_structs(api, extensions)
-    head = new("VkPhysicalDeviceFeatures2")
-    _chain(head, [struct for struct, _ in structs.values()])
-    lib.vkGetPhysicalDeviceFeatures2(physical, head)
-    features: dict[str, bool | int | str] = {
-        name: False
-        for name in (
-            "storage16",
-            "storage8",
-            "float16",
-            "int8",
-            "timeline",
-            "subgroup_size_control",
-            "full_subgroups",
-            "int_dot",
-            "cooperative_matrix",
-        )
-    }
-    for struct, fields in structs.values():
-        features |= {ours: bool(getattr(struct, theirs)) for ours, theirs in fields.items()}
-    return features | {"robust_buffer_access": bool(head.features.robustBufferAccess)}
-
-
-def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
-    budget, memory = (
-        new("VkPhysicalDeviceMemoryBudgetPropertiesEXT"),
-        new("VkPhysicalDeviceMemoryProperties2"),
-    )
-    _chain(memory, [has_budget and budget])
-    lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
-    heaps = memory.memoryProperties.memoryHeaps
-    return tuple(
-        # Some drivers report a budget above the heap itself: never believe more than the heap.
-        Heap(
-            heaps[i].size,
-            bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
-            min(budget.heapBudget[i], heaps[i].size),
-        )
-        for i in range(memory.memoryProperties.memoryHeapCount)
-    )
-
-
-def free_nbytes(info: DeviceInfo) -> int | None:
-    """Bytes of device-local memory that this process may still take, or None where the driver does not
-    tell."""
-    if not info.features.get("memory_budget"):
-        return None
-    budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
-    memory = new("VkPhysicalDeviceMemoryProperties2", budget)
-    lib.vkGetPhysicalDeviceMemoryProperties2(info.physical, memory)
-    return max(
-        max(0, min(budget.heapBudget[i], heap.nbytes) - budget.heapUsage[i])
-        for i, heap in enumerate(info.heaps)
-        if heap.device_local
-    )
-
-
-def compute_family(physical: Any) -> tuple[int, int] | None:
-    """(queue family, valid timestamp bits): a compute family without graphics if there is one, else any
-    compute."""
-    families = enumerate_all(
-        lib.vkGetPhysicalDeviceQueueFamilyProperties,
-        "VkQueueFamilyProperties",
-        physical,
-        what="vkGetPhysicalDeviceQueueFamilyProperties",
-    )
-    compute = [(i, f) for i, f in enumerate(families) if f.queueFlags & C.VK_QUEUE_COMPUTE_BIT]
-    if not compute:
-        return None
-    index, family = min(compute, key=lambda item: bool(item[1].queueFlags & C.VK_QUEUE_GRAPHICS_BIT))
-    return index, family.timestampValidBits

@@ -110,6 +110,11 @@ class Device(ABC):
     def invalidate(self, buffer: Buffer) -> None:  # noqa: B027
         """Make device writes to a host-visible buffer visible to the host."""
 
+    def settle(self) -> bool:
+        """Let all submitted work run to its end, whatever it waits for; False if it does not get there in
+        time."""
+        return True
+
     @abstractmethod
     def close(self) -> None:
         """Release everything; `counts` is empty afterwards."""

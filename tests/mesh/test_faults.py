@@ -3,6 +3,9 @@ after."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -155,3 +158,30 @@ def test_a_fault_from_the_environment_hangs_a_device(shared: Path, monkeypatch: 
     works_again(shared, ["0", "0"])
     stuck.queue.allow(stuck.queue.submitted)
     assert stuck.queue.wait(stuck.queue.submitted, 10)
+
+
+@pytest.mark.parametrize("devices", TWO[:1])
+@pytest.mark.parametrize(
+    "fault", ["vkQueueSubmit:3:VK_ERROR_DEVICE_LOST", "vkAllocateMemory:4:VK_ERROR_OUT_OF_DEVICE_MEMORY"]
+)
+def test_fault_on_the_command_line(devices: list[str], fault: str) -> None:
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "vkbackend.tools.cli",
+            "generate",
+            "-p",
+            "Once",
+            "-n",
+            "8",
+            "-dev",
+            ",".join(devices),
+        ],
+        env=os.environ | {"VKBACKEND_FAULT": f"Vulkan0.1:{fault}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: Vulkan0.1") and "Traceback" not in result.stderr
