@@ -118,6 +118,7 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
     limits = properties.limits
     features = _features(physical, api, extensions)
     features |= {
+        "device_map": _maps_device_memory(physical),
         "host_import": "VK_EXT_external_memory_host" in extensions,
         "memory_budget": "VK_EXT_memory_budget" in extensions,
         "subgroup_arithmetic": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_ARITHMETIC_BIT),
@@ -245,6 +246,15 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
         )
         for i in range(memory.memoryProperties.memoryHeapCount)
     )
+
+
+def _maps_device_memory(physical: Any) -> bool:
+    """Whether the host can map device-local memory: all of it on integrated GPUs, a window on others."""
+    memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
+    lib.vkGetPhysicalDeviceMemoryProperties(physical, memory)
+    both = C.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | C.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT
+    kinds = (memory.memoryTypes[i].propertyFlags for i in range(memory.memoryTypeCount))
+    return any(flags & both == both for flags in kinds)
 
 
 def free_nbytes(info: DeviceInfo) -> int | None:

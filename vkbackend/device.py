@@ -24,12 +24,12 @@ from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
 from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
-from vkbackend.recording import HOST_HOMES, Recording
+from vkbackend.recording import Recording
 from vkbackend.runtime import Device
+from vkbackend.transfers import Transfers
 from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, strings
 
 CLOSE_S = 5  # how long closing waits for work in flight before it leaves the device alone
-UPLOAD_NBYTES = 16 << 20  # one staging buffer per device for memory the host cannot map
 _USAGE = (
     C.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
     | C.VK_BUFFER_USAGE_UNIFORM_BUFFER_BIT
@@ -69,7 +69,7 @@ class VulkanDevice(Device):
         self._memory: dict[
             int, tuple[Any, Any, bool]
         ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
-        self._upload: Buffer | None = None
+        self.transfers = Transfers(self)
         if unknown := env.disabled() - info.features.keys():
             raise InvalidArgument(
                 f"VKBACKEND_DISABLE names no feature: {', '.join(sorted(unknown))}; "
@@ -204,7 +204,7 @@ class VulkanDevice(Device):
         self._memory[buffer.uid] = vk_buffer, memory, bool(flags & _COHERENT) or not flags & _VISIBLE
         self.nbytes[home] += nbytes
         self._bind(buffer)
-        if flags & _VISIBLE:
+        if flags & _VISIBLE and (home in (Home.STAGING, Home.HOST) or self.features.get("device_map")):
             pointer = ffi.new("void **")
             result = lib.vkMapMemory(self.vk, memory, 0, _WHOLE_SIZE, 0, pointer)
             if result != C.VK_SUCCESS:
@@ -325,101 +325,19 @@ class VulkanDevice(Device):
     # ---- transfers outside of recordings ----
 
     def write(self, view: View, data: np.ndarray) -> None:
-        buffer = view.buffer
-        assert isinstance(buffer, Buffer) and data.nbytes <= view.nbytes < data.nbytes + 4, (
-            view,
-            data.nbytes,
-        )
-        if buffer.host is not None:
-            target = buffer.host[view.offset : view.offset + data.nbytes]
-            np.copyto(target.view(data.dtype).reshape(data.shape), data)
-            self.flush(buffer)
-            return
-        upload = self._upload_buffer()
-        flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
-        rows = max(1, UPLOAD_NBYTES // max(1, flat[0].nbytes)) if flat.size else 1
-        offset = view.offset
-        for begin in range(0, flat.shape[0], rows):
-            raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)
-            for at in range(0, raw.size, UPLOAD_NBYTES):
-                piece = raw[at : at + UPLOAD_NBYTES]
-                upload.host[: piece.size] = piece
-                self.flush(upload)
-                self._copy(upload, 0, buffer, offset, piece.size)
-                offset += piece.size
+        self.transfers.write(view, data)
 
     def read(self, view: View) -> np.ndarray:
-        buffer = view.buffer
-        assert isinstance(buffer, Buffer)
-        if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # recordings order the host behind writes of those homes alone
-                self._once(lambda cmd: None, "read")
-            self.invalidate(buffer)
-            return np.array(buffer.host[view.offset : view.end])
-        upload, out = self._upload_buffer(), np.empty(view.nbytes, np.uint8)
-        for at in range(0, out.size, UPLOAD_NBYTES):
-            n = min(UPLOAD_NBYTES, out.size - at)
-            self._copy(buffer, view.offset + at, upload, 0, n)
-            self.invalidate(upload)
-            out[at : at + n] = upload.host[:n]
-        return out
+        return self.transfers.read(view)
 
     def fill(self, view: View, word: int) -> None:
         """Fill a view with a 32-bit pattern."""
-        buffer = view.buffer
-        assert isinstance(buffer, Buffer)
-        self._once(
-            lambda cmd: lib.vkCmdFillBuffer(cmd, buffer.handle, view.offset, view.nbytes, word), "fill"
-        )
-
-    def _upload_buffer(self) -> Buffer:
-        if self._upload is None:
-            self._upload = self.buffer(UPLOAD_NBYTES, Home.STAGING, "upload")
-        return self._upload
+        self.transfers.fill(view, word)
 
     def drop_upload(self) -> None:
-        """Free the upload staging once loading is over."""
-        if self._upload is not None:
-            self.free(self._upload)
-            self._upload = None
+        self.transfers.drop_upload()
 
-    def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        region = ffi.new("VkBufferCopy *", {"srcOffset": src_at, "dstOffset": dst_at, "size": nbytes})
-        self._once(
-            lambda cmd: lib.vkCmdCopyBuffer(cmd, src.handle, dst.handle, 1, region), f"copy to {dst.label}"
-        )
-
-    def _once(self, record: Any, what: str) -> None:
-        """Record, submit and wait for one command, ordered against everything before and after it."""
-        command, fence = self.command_buffers(1), ffi.new("VkFence *")
-        try:
-            self._submit_once(command, fence, record, what)
-        finally:
-            if not self.abandoned:  # else both are in use for good
-                if fence[0] != NULL:
-                    lib.vkDestroyFence(self.vk, fence[0], NULL)
-                    self.gone("VkFence")
-                self.free_command_buffers(command, 1)
-
-    def _submit_once(self, command: Any, fence: Any, record: Any, what: str) -> None:
-        begin = new("VkCommandBufferBeginInfo", flags=C.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT)
-        self.check(lib.vkBeginCommandBuffer(command[0], begin), "vkBeginCommandBuffer")
-        every = C.VK_ACCESS_MEMORY_READ_BIT | C.VK_ACCESS_MEMORY_WRITE_BIT
-        barrier = new("VkMemoryBarrier", srcAccessMask=every, dstAccessMask=every)
-        device_stages = C.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
-        both = device_stages | C.VK_PIPELINE_STAGE_HOST_BIT
-        lib.vkCmdPipelineBarrier(command[0], both, device_stages, 0, 1, barrier, 0, NULL, 0, NULL)
-        record(command[0])
-        lib.vkCmdPipelineBarrier(command[0], device_stages, both, 0, 1, barrier, 0, NULL, 0, NULL)
-        self.check(lib.vkEndCommandBuffer(command[0]), "vkEndCommandBuffer")
-        self.check(lib.vkCreateFence(self.vk, new("VkFenceCreateInfo"), NULL, fence), "vkCreateFence")
-        self.made("VkFence")
-        submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=command)
-        self.check(lib.vkQueueSubmit(self.vk_queue, 1, submit, fence[0]), f"vkQueueSubmit of {what}")
-        result = lib.vkWaitForFences(self.vk, 1, fence, 1, env.timeout_s() * 1_000_000_000)
-        if result != C.VK_SUCCESS:
-            self.abandoned = result == C.VK_TIMEOUT
-            self.check(result, f"{what} within {env.timeout_s()} s")
+    # ---- executables ----
 
     def command_buffers(self, n: int) -> Any:
         """A VkCommandBuffer[n] of this device's pool."""

@@ -115,7 +115,7 @@ class TimelineQueue(Queue):
 
     def release(self) -> None:
         """Let everything that was submitted run, whatever it waits for: the device is about to be closed."""
-        self._signal_info.value = self._go + (1 << 30)
+        self._go = self._signal_info.value = self._go + (1 << 20)  # far above what was submitted
         self._signal(self.device.vk, self._signal_info)
 
     def close(self) -> None:

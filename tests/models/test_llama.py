@@ -146,7 +146,9 @@ def test_every_provider_and_depth_gives_the_same_bits(shared: Path, provider: st
         assert np.array_equal(prefill(runner, tokens), want)
 
 
-@pytest.mark.parametrize("disabled", ["timeline", "host_import", "timeline,host_import"])
+@pytest.mark.parametrize(
+    "disabled", ["timeline", "host_import", "device_map", "timeline,host_import,device_map"]
+)
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0", "0,1")])
 def test_without_optional_features(
     shared: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], disabled: str
