@@ -20,6 +20,8 @@ from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 
+PART = 1024  # elements: parts of a scattered reduce are whole multiples of it, where they are that large
+
 
 @dataclass(slots=True)
 class Weight:
@@ -267,13 +269,15 @@ class Graph:
     def _sum_parts(self, x: Tensor, reduce: Reduce, provider: Provider) -> None:
         """Each device sums its part of the elements (in pairs, for the wire's sake) where all will read
         it."""
-        part = aligned(-(-reduce.elements // self.n), 2)
+        part = aligned(-(-reduce.elements // self.n), PART if reduce.elements >= PART * self.n else 2)
         for d in range(self.n):
             begin, end = min(d * part, reduce.elements), min((d + 1) * part, reduce.elements)
             if begin == end:
                 continue
             slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce.parity)
-            shape = (1, end - begin)
+            # A workgroup sums a row: whole lines where the part divides into them.
+            line = math.gcd(end - begin, PART)
+            shape = ((end - begin) // line, line) if line >= 32 else (1, end - begin)
             h = View(gathered.buffer, gathered.offset + 4 * begin, shape)
             own = x.views[d]
             own = own and View(own.buffer, own.offset + 4 * begin, shape)

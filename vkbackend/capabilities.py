@@ -7,6 +7,7 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vkbackend.limits import Limits
 from vkbackend.vk import (
     API_1_1,
     API_1_2,
@@ -286,3 +287,20 @@ def compute_family(physical: Any) -> tuple[int, int] | None:
         return None
     index, family = min(compute, key=lambda item: bool(item[1].queueFlags & C.VK_QUEUE_GRAPHICS_BIT))
     return index, family.timestampValidBits
+
+
+def limits_of(info: DeviceInfo) -> Limits:
+    """The limits that shaders are fitted to."""
+    have = info.limits
+    return Limits(
+        max_invocations=have["max_invocations"],
+        max_shared_nbytes=have["max_shared_nbytes"],
+        max_groups=(have["max_groups_x"], have["max_groups_y"], have["max_groups_z"]),
+        storage_align=have["storage_align"],
+        uniform_align=have["uniform_align"],
+        max_storage_range=have["max_storage_range"],
+        max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
+        host_import_align=max(have["host_import_align"], 4096),
+        subgroup_size=have["subgroup_size"],
+        is_cpu=info.is_cpu,
+    )

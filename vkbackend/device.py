@@ -17,6 +17,7 @@ from vkbackend.capabilities import (
     extensions_of,
     feature_structs,
     free_nbytes,
+    limits_of,
 )
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import instance
@@ -400,20 +401,3 @@ class VulkanDevice(Device):
             self.gone("VkCommandPool")
         lib.vkDestroyDevice(self.vk, NULL)
         self.gone("VkDevice")
-
-
-def limits_of(info: DeviceInfo) -> Limits:
-    """The limits that shaders are fitted to."""
-    have = info.limits
-    return Limits(
-        max_invocations=have["max_invocations"],
-        max_shared_nbytes=have["max_shared_nbytes"],
-        max_groups=(have["max_groups_x"], have["max_groups_y"], have["max_groups_z"]),
-        storage_align=have["storage_align"],
-        uniform_align=have["uniform_align"],
-        max_storage_range=have["max_storage_range"],
-        max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
-        host_import_align=max(have["host_import_align"], 4096),
-        subgroup_size=have["subgroup_size"],
-        is_cpu=info.is_cpu,
-    )
