@@ -250,10 +250,15 @@ def test_debug_shows_the_traceback_before_the_last_line() -> None:
 # ---- signals and pipes ----
 
 
+def heed_interrupts() -> None:
+    """A background job of a shell ignores SIGINT, and so do its children unless they say otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupt() -> None:
     process = subprocess.Popen(
         [*COMMAND, "generate", "-dev", "numpy", "-n", "-1", "-c", "100000", "--ignore-eos", "-p", "Once"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.read(20)  # flushed token by token, so this does not wait for the end

@@ -337,6 +337,7 @@ def test_no_orphan(tmp_path: Path, how: signal.Signals) -> None:
     parent = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )  # fmt: skip
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
