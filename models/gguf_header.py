@@ -22,7 +22,6 @@ MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18
 MAX_KEY_BYTES = 1 << 16  # the format's own limit
 MAX_NAME_BYTES = 256
-MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY = 1 << 24  # elements
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20

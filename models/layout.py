@@ -20,9 +20,9 @@ from vkbackend.meta.policy import Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slice_of
 from vkbackend.meta.split import Ranges, holders
 from vkbackend.models.base import Model, WeightSpec
+from vkbackend.ops import CELL_BLOCK
 
 SPLIT_MODES = ("none", "layer", "tensor")
-CELL_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
