@@ -122,14 +122,18 @@ def _matmul(graph: Graph, d: int, w: Weight, x: View | None, out: View) -> None:
         device_ops.mat(recording, limits, piece, x, target, y_stride=width, label=w.name)
 
 
-def logits(x: Tensor, w: Weight) -> None:
-    """x w^T into the host-visible region, each device its own vocabulary rows."""
+def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
+    """x w^T into the host-visible region, each device its own vocabulary rows; capped as by `softcap`."""
     x, graph = _whole(x), x.graph
     split.linear(x.state, w.state)
     for d, inputs in enumerate(graph.inputs):
         if inputs.logits is not None and w.pieces[d]:
             out = View(inputs.logits.buffer, inputs.logits.offset, (graph.n_outputs, inputs.logits.shape[1]))
-            _matmul(graph, d, w, x.views[d], out)
+            product = graph.scratch(out.shape, "logits") if softcap else out
+            _matmul(graph, d, w, x.views[d], product)
+            if softcap:
+                recording, limits = graph.recordings[d], graph.devices[d].limits
+                device_ops.softcap(recording, limits, product, out, c=softcap, label=graph.label("softcap"))
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
@@ -182,11 +186,21 @@ def attention(
     head_dim_k: int,
     head_dim_v: int,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Weight | None = None,
 ) -> Tensor:
     """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows,
-    heads * head_dim_v]."""
+    heads * head_dim_v].
+
+    With `window` a position sees that many, its own the last; `softcap` c makes c * tanh(s / c) of a score;
+    `sinks` [heads], split like the heads, are one more logit each, in the denominator alone (Xiao et al.
+    2024).
+    """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
+    if sinks:
+        split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
     y = graph.new(rows, heads * head_dim_v, state, "attention")
     for d, out in enumerate(y.views):
         if out is None:
@@ -199,19 +213,69 @@ def attention(
         # Where q heads are not whole groups, the first of them may be in the middle of its kv head's group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group, "label": label}
+        how |= {"window": window, "softcap": softcap}
+        own_sinks = sinks.whole(d) if sinks else None
         if rows > device_ops.MAX_VEC_ROWS:
-            device_ops.attn_prefill(recording, limits, q_view, *caches, out, step, **how)
+            device_ops.attn_prefill(recording, limits, q_view, *caches, out, step, sinks=own_sinks, **how)
             continue
         n_splits = device_ops.attn_splits(limits, rows, local, caches[2].shape[1])
         part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
         device_ops.attn_decode(recording, limits, q_view, *caches, part, step, **how)
-        device_ops.attn_combine(recording, limits, part, out, label=label)
+        device_ops.attn_combine(recording, limits, part, out, sinks=own_sinks, label=label)
     return y
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020)."""
-    return _elementwise("silu_mul", gate, up)
+    """silu(gate) * up: SwiGLU (Shazeer 2020)."""
+    return _glu("silu_mul", gate, up, "silu")
+
+
+def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) * up, GELU in its tanh form: GeGLU (Shazeer 2020)."""
+    return _glu("gelu_mul", gate, up, "gelu")
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x: an output gate."""
+    return _glu("sigmoid_mul", gate, x, "sigmoid")
+
+
+def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    """g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7) and u = up kept within +-7 (gpt-oss)."""
+    return _glu("swiglu_oai", gate, up, "swiglu_oai")
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """a * b, value by value."""
+    return _glu("mul", a, b, "none")
+
+
+def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
+    gate, up = _whole(gate), _whole(up)
+    holders = [d for d in _holders(gate) if up.views[d] is not None]
+    y = gate.graph.new(gate.rows, gate.width, split.elementwise(name, gate.state, up.state), name, holders)
+    for recording, limits, left, right, out in _each(y, gate, up):
+        device_ops.glu(recording, limits, left, right, out, act=act, label=y.graph.label(name))
+    return y
+
+
+def scale(x: Tensor, c: float) -> Tensor:
+    """c * x. A PARTIAL sum stays one: c times every share of it."""
+    x = x.whole or x
+    y = x.graph.new(x.rows, x.width, x.state, "scale", _holders(x))
+    for recording, limits, source, out in _each(y, x):
+        device_ops.scale(recording, limits, source, out, c=c, label=x.graph.label("scale"))
+    y.base = scale(x.base, c) if x.base else None
+    return y
+
+
+def softcap(x: Tensor, c: float) -> Tensor:
+    """c * tanh(x / c): keeps values within +-c."""
+    x = _whole(x)
+    y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", _holders(x))
+    for recording, limits, source, out in _each(y, x):
+        device_ops.softcap(recording, limits, source, out, c=c, label=x.graph.label("softcap"))
+    return y
 
 
 def moe(
@@ -254,7 +318,7 @@ def moe(
         _experts(graph, d, gate, x.on(d), ids, a)
         _experts(graph, d, up, x.on(d), ids, b)
         # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
-        device_ops.silu_mul(recording, limits, a, b, a, label=label)
+        device_ops.glu(recording, limits, a, b, a, act="silu", label=label)
         _experts(graph, d, down, a, ids, each)
         device_ops.moe_sum(recording, limits, each, weights.on(d), y.on(d), label=label)
     return y

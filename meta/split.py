@@ -164,6 +164,13 @@ def attention(
     raise _no_rule("attention", q=q, k=k, v=v)
 
 
+def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
+    """A weight with one value per head lies as the heads of `head_dim` do."""
+    want = MIRRORED if y == MIRRORED else split(0, tuple((b // head_dim, e // head_dim) for b, e in y.ranges))
+    if w != want:
+        raise _no_rule(op, heads=y, w=w)
+
+
 def moe(x: State, router: State, gate: State, up: State, down: State) -> State:
     """The expert-weighted sum of FFNs of which every device holds columns: linear in what `down` gives, so a
     PARTIAL sum."""

@@ -10,8 +10,8 @@ layout(constant_id = 2) const uint HEAD_V = 64;
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, part_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits;
-    float scale;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, window;
+    float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
@@ -23,6 +23,7 @@ layout(set = 0, binding = 4) writeonly buffer Part { float part[]; };
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/cache.glsl"
+#include "lib/tanh.glsl"
 
 const uint LANES = LOCAL / CELL_BLOCK; // threads per key
 const uint K_PAIRS = HEAD_K / 2;
@@ -45,9 +46,10 @@ void main() {
     const uint slot = step_params.rows[row].y;
 
     const uint n_keys = row < step_n_rows() ? step_params.rows[row].x + 1 : 0;
+    const uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
     const uint n_blocks = (n_keys + CELL_BLOCK - 1) / CELL_BLOCK;
-    const uint per_split = (n_blocks + n_splits - 1) / n_splits;
-    const uint first_block = split * per_split;
+    const uint per_split = (n_blocks - first_key / CELL_BLOCK + n_splits - 1) / n_splits;
+    const uint first_block = first_key / CELL_BLOCK + split * per_split;
     const uint end_block = min(first_block + per_split, n_blocks);
 
     for (uint i = thread; i < K_PAIRS; i += LOCAL) {
@@ -68,9 +70,10 @@ void main() {
     for (uint block = first_block; block < end_block; ++block) {
         const uint cell = block_cell(slot, block);
         const uint n_valid = min(n_keys - block * CELL_BLOCK, CELL_BLOCK);
+        const uint first_valid = max(first_key, block * CELL_BLOCK) - block * CELL_BLOCK;
 
         float s = 0.0;
-        if (key < n_valid) {
+        if (key >= first_valid && key < n_valid) {
             const uint base = ((cell + key) * n_kv + kv_head) * K_PAIRS;
             for (uint i = lane; i < K_PAIRS; i += LANES) s += dot(k_pair(base + i), q_row[i]);
         }
@@ -82,15 +85,16 @@ void main() {
                 for (uint i = 0; i < LANES; ++i) s += dots[thread * LANES + i];
             }
         }
+        s = soft_cap(s, softcap);
         if (thread < CELL_BLOCK) score[thread] = s;
         barrier();
 
         float m_new = m;
-        for (uint j = 0; j < n_valid; ++j) m_new = max(m_new, score[j]);
+        for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[j]);
         const float rescale = exp(m - m_new);
         m = m_new;
         l *= rescale;
-        if (thread < n_valid) {
+        if (thread >= first_valid && thread < n_valid) {
             const float p = exp(s - m);
             prob[thread] = p;
             l += p;
@@ -99,7 +103,7 @@ void main() {
 
         for (uint i = 0; i < V_ROUNDS; ++i) acc[i] *= rescale;
         if (v_group < V_GROUPS) {
-            for (uint j = v_group; j < n_valid; j += V_GROUPS) {
+            for (uint j = first_valid + v_group; j < n_valid; j += V_GROUPS) {
                 const uint base = ((cell + j) * n_kv + kv_head) * V_PAIRS;
                 for (uint i = 0; i < V_ROUNDS; ++i) {
                     const uint pair = v_pair0 + i * LOCAL;

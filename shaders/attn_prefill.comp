@@ -8,22 +8,25 @@
 layout(constant_id = 1) const uint HEAD_K = 64;
 layout(constant_id = 2) const uint HEAD_V = 64;
 layout(constant_id = 3) const uint TQ = 4; // 4, 8 or 16
+layout(constant_id = 4) const uint HAS_SINKS = 0;
 
 layout(push_constant) uniform Push {
-    uint q_off, k_off, v_off, cells_off, y_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot;
-    float scale;
+    uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window;
+    float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
 layout(set = 0, binding = 2) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
-layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
+layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 
-#define STEP_BINDING 5
+#define STEP_BINDING 6
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/cache.glsl"
+#include "lib/tanh.glsl"
 
 const uint K_PAIRS = HEAD_K / 2;
 const uint V_PAIRS = HEAD_V / 2;
@@ -69,6 +72,7 @@ void main() {
     const uint first_pos = run.w + tile * TQ;
     const uint n_tile = min(run.z - tile * TQ, TQ);
     const uint n_keys = first_pos + n_tile;
+    const uint first_key = window > 0 && first_pos + 1 > window ? first_pos + 1 - window : 0; // of the tile's first row
 
     for (uint e = thread; e < TQ * K_PAIRS; e += LOCAL) {
         vec2 value = vec2(0.0);
@@ -92,12 +96,14 @@ void main() {
     for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
     for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec2(0.0);
 
-    for (uint first_key = 0; first_key < n_keys; first_key += CELL_BLOCK) {
-        const uint cell = block_cell(run.x, first_key / CELL_BLOCK);
-        const uint n_valid = min(n_keys - first_key, CELL_BLOCK);
+    for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
+        const uint cell = block_cell(run.x, block);
+        const uint block_pos = block * CELL_BLOCK;
+        const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
+        const uint first_valid = max(first_key, block_pos) - block_pos;
 
         for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-        if (key < n_valid) {
+        if (key >= first_valid && key < n_valid) {
             const uint base = ((cell + key) * n_kv + kv_head) * K_PAIRS;
             for (uint i = 0; i < K_PAIRS; ++i) {
                 const vec2 kv = k_pair(base + i);
@@ -105,7 +111,12 @@ void main() {
             }
         }
         for (uint a = 0; a < S_ROWS; ++a) {
-            if (first_key + key > first_pos + s_row0 + a) s[a] = NEG_LARGE;
+            // Where every key so far is masked the maximum is NEG_LARGE and what is summed is finite; the first key
+            // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
+            const uint row_pos = first_pos + s_row0 + a;
+            const uint key_pos = block_pos + key;
+            const bool masked = key_pos > row_pos || (window > 0 && row_pos - key_pos >= window);
+            s[a] = masked ? NEG_LARGE : soft_cap(s[a], softcap);
             score[(s_row0 + a) * CELL_BLOCK + key] = s[a];
         }
         barrier();
@@ -127,7 +138,7 @@ void main() {
                 l[a] *= row_rescale[v_row0 + a];
                 for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
             }
-            for (uint j = 0; j < n_valid; ++j) {
+            for (uint j = first_valid; j < n_valid; ++j) {
                 const uint base = ((cell + j) * n_kv + kv_head) * V_PAIRS;
                 for (uint i = 0; i < V_ROUNDS; ++i) {
                     const uint pair = v_pair0 + i * LOCAL;
@@ -144,11 +155,18 @@ void main() {
     if (!sums_v) return;
     for (uint a = 0; a < V_ROWS && v_row0 + a < n_tile; ++a) {
         const uint base = y_off + ((first_row + v_row0 + a) * n_heads + head) * HEAD_V;
+        float factor = 1.0 / l[a];
+        if (HAS_SINKS != 0) { // one more logit, in the denominator alone
+            const float m_row = row_max[v_row0 + a];
+            const float sink = sinks[sinks_off + head];
+            const float m_all = max(m_row, sink);
+            factor = exp(m_row - m_all) / (l[a] * exp(m_row - m_all) + exp(sink - m_all));
+        }
         for (uint i = 0; i < V_ROUNDS; ++i) {
             const uint pair = v_pair0 + i * LOCAL;
             if (pair >= V_PAIRS) continue;
-            y[base + 2 * pair] = acc[a * V_ROUNDS + i].x / l[a];
-            y[base + 2 * pair + 1] = acc[a * V_ROUNDS + i].y / l[a];
+            y[base + 2 * pair] = acc[a * V_ROUNDS + i].x * factor;
+            y[base + 2 * pair + 1] = acc[a * V_ROUNDS + i].y * factor;
         }
     }
 }

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from vkbackend import ops
 from vkbackend.limits import Limits
+from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
@@ -192,6 +193,8 @@ class AttnDecode(Case):
     type_v: str = "f16"
     group: int | None = None
     q_first: int = 0
+    window: int = 0
+    softcap: float = 0.0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
@@ -200,9 +203,7 @@ class AttnDecode(Case):
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_decode(
-                rec, limits, *args, scale=self.head_k**-0.5, group=self.group, q_first=self.q_first
-            )
+            ops.attn_decode(rec, limits, *args, **_attention_options(self))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -230,19 +231,27 @@ class AttnPrefill(Case):
     type_v: str = "f16"
     group: int | None = None
     q_first: int = 0
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + self.pad
         tensors = _attention_tensors(self, rng, rows)
         tensors["y"] = output(rows, self.n_heads, self.head_v)
+        if self.sinks:
+            tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_prefill(
-                rec, limits, *args, scale=self.head_k**-0.5, group=self.group, q_first=self.q_first
-            )
+            ops.attn_prefill(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
 
         return Setup(tensors, record, step_of(rng, self.runs))
+
+
+def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
+    how = {name: getattr(case, name) for name in ("group", "q_first", "window", "softcap")}
+    return {"scale": case.head_k**-0.5, **how}
 
 
 def _attention_tensors(
@@ -265,6 +274,7 @@ class AttnCombine(Case):
     n_heads: int = 3
     n_splits: int = 4
     head_v: int = 16
+    sinks: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         part = rng.uniform(-1, 1, (self.rows, self.n_heads, self.n_splits, self.head_v + 2)).astype(
@@ -276,21 +286,59 @@ class AttnCombine(Case):
             empty[...] = 0
             empty[..., -2] = -1e30
         tensors = {"part": Tensor(part.shape, "f32", part), "y": output(self.rows, self.n_heads, self.head_v)}
-        return Setup(tensors, lambda rec, limits, v: ops.attn_combine(rec, limits, v["part"], v["y"]))
+        if self.sinks:
+            tensors["sinks"] = uniform(rng, self.n_heads, span=200.0)
+        return Setup(
+            tensors,
+            lambda rec, limits, v: ops.attn_combine(rec, limits, v["part"], v["y"], sinks=v.get("sinks")),
+        )
 
 
 @dataclass(frozen=True)
-class SiluMul(Case):
+class Glu(Case):
+    act: str = "silu"
     n: int = 64
     span: float = 8.0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         tensors = {
             "gate": uniform(rng, self.n, span=self.span),
-            "up": uniform(rng, self.n),
+            "up": uniform(rng, self.n, span=self.span),
             "y": output(self.n),
         }
-        return Setup(tensors, lambda rec, limits, v: ops.silu_mul(rec, limits, v["gate"], v["up"], v["y"]))
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            ops.glu(rec, limits, v["gate"], v["up"], v["y"], act=self.act)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class Scale(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    c: float = 3.7
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.n), "y": output(self.n)}
+        return Setup(tensors, lambda rec, limits, v: ops.scale(rec, limits, v["x"], v["y"], c=self.c))
+
+
+@dataclass(frozen=True)
+class Softcap(Case):
+    """Magnitudes from where tanh(x) is x to where it is 1."""
+
+    n: int = 64
+    c: float = 30.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = (np.exp2(rng.uniform(-20, 12, self.n)) * rng.choice([-1, 1], self.n)).astype(np.float32)
+        tensors = {"x": Tensor(x.shape, "f32", x), "y": output(self.n)}
+        return Setup(tensors, lambda rec, limits, v: ops.softcap(rec, limits, v["x"], v["y"], c=self.c))
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        small = np.abs(array) < 1
+        return {"small": np.where(small, array, 0), "large": np.where(small, 0, array)}
 
 
 @dataclass(frozen=True)
@@ -445,8 +493,10 @@ def _cases() -> _Sweep:
         AttnDecode(((0, 40, 1),), 1, 1, 576, 512, 1, "f16", "f32"),
         AttnDecode(((0, 70, 1),), 2, 1, 16, 24, 2, "f32", "f16"),
         AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
+        AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
+        AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65),
         AttnCombine(),
-        AttnCombine(3, 2, 1, 64),
+        AttnCombine(3, 2, 1, 64, sinks=True),
         AttnCombine(2, 1, 31, 576),
     ]
     s.quick += [
@@ -457,8 +507,11 @@ def _cases() -> _Sweep:
         AttnPrefill(((0, 60, 9),), 2, 2, 80, 40, 7, "f32", "f32"),
         AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
         AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
+        AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
     ]
-    s.quick += [SiluMul(1), SiluMul(1031), SiluMul(640, span=120.0), Add(1), Add(1031)]
+    s.quick += [Glu(act, 257, 12.0) for act in ACTS]
+    s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]
+    s.quick += [Scale(1), Scale(1031), Softcap(1031)]
     s.quick += [
         AddPartials(),
         AddPartials(2048, 3, n_slots=5, own=2, writers=0b10110, in_place=True),

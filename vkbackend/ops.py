@@ -2,7 +2,6 @@
 
 A function checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants
 and grid, and appends a `Dispatch`. Activations are contiguous f32 rows. Knows no model and no second device.
-One function per op makes the file long.
 """
 
 from __future__ import annotations
@@ -11,6 +10,17 @@ import math
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
+from vkbackend.ops_attention import CELL_BLOCK as CELL_BLOCK
+from vkbackend.ops_attention import attn_combine as attn_combine
+from vkbackend.ops_attention import attn_decode as attn_decode
+from vkbackend.ops_attention import attn_prefill as attn_prefill
+from vkbackend.ops_attention import attn_splits as attn_splits
+from vkbackend.ops_attention import kv_store as kv_store
+from vkbackend.ops_elementwise import add as add
+from vkbackend.ops_elementwise import add_bias as add_bias
+from vkbackend.ops_elementwise import glu as glu
+from vkbackend.ops_elementwise import scale as scale
+from vkbackend.ops_elementwise import softcap as softcap
 from vkbackend.ops_moe import COLUMNS as COLUMNS
 from vkbackend.ops_moe import ROWS as ROWS
 from vkbackend.ops_moe import mat_vec_id as mat_vec_id
@@ -21,19 +31,10 @@ from vkbackend.opspec import OPS as OPS
 from vkbackend.opspec import floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording
 
-CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves
-MAX_HEAD = 576
 MAX_SLOTS = 32  # partials of one sum: a bit each in a push constant
-
-
-def _elementwise(rec: Recording, limits: Limits, op: str, a: View, b: View, y: View, label: str) -> None:
-    n = math.prod(y.shape)
-    assert rows_of(a, 1) == rows_of(b, 1) == rows_of(y, 1) == n, (op, a.shape, b.shape, y.shape)
-    groups = (*fold(limits, -(-n // 128)), 1)
-    record(rec, op, "f32", (a, b, y), {"n": n}, {"LOCAL": 128}, groups, label=label, flops=n)
 
 
 # ---- rows in, rows out ----
@@ -171,155 +172,7 @@ def rope(
     )
 
 
-def kv_store(
-    rec: Recording, limits: Limits, x: View, cells: View, cache: View, step: View, *, label: str = ""
-) -> None:
-    """cache[cell of row r] = x[r] for the rows of the step.
-
-    x [n_rows, width], cache [n_cells, width] f16 or f32 and width even; cells u32 [n_slots, blocks_per_slot]:
-    position p of slot s lives in cell cells[s, p / 32] * 32 + p % 32.
-    """
-    width = math.prod(cache.shape[1:])
-    n_rows = rows_of(x, width)
-    assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
-    push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
-    groups = (*fold(limits, -(-width // 128)), n_rows)
-    record(rec, "kv_store", cache.dtype, (x, cells, cache), push, {"LOCAL": 64}, groups, step, label)
-
-
-def attn_splits(limits: Limits, n_rows: int, n_heads: int, blocks_per_slot: int) -> int:
-    """Splits of the keys for attn_decode: enough workgroups to fill a GPU, at least 4 blocks of keys each."""
-    wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_heads))
-    return max(1, min(wanted, blocks_per_slot // 4, 32))
-
-
-def attn_decode(
-    rec: Recording,
-    limits: Limits,
-    q: View,
-    k: View,
-    v: View,
-    cells: View,
-    part: View,
-    step: View,
-    *,
-    scale: float,
-    group: int | None = None,
-    q_first: int = 0,
-    label: str = "",
-) -> None:
-    """Each row's heads attend to positions 0..pos of the row's slot; follow with attn_combine.
-
-    q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], f16 or f32 each;
-    part f32 [n_rows, n_heads, n_splits, head_v + 2] holds (sum of p * v, max, sum of p) per split. Head h
-    reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv, another
-    serves a device whose q heads are not whole groups.
-    """
-    n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
-    push, head_k = _attn_push(q, k, v, cells, head_v, group, q_first)
-    assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
-    local = 32 if limits.is_cpu else 128  # a multiple of CELL_BLOCK
-    record(
-        rec,
-        "attn_decode",
-        f"{k.dtype}-{v.dtype}",
-        (q, k, v, cells, part),
-        {**push, "n_splits": n_splits, "scale": scale},
-        {"LOCAL": local, "HEAD_K": head_k, "HEAD_V": head_v},
-        (n_heads, n_splits, n_rows),
-        step,
-        label,
-        flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
-    )
-
-
-def attn_combine(rec: Recording, limits: Limits, part: View, y: View, *, label: str = "") -> None:
-    """y [n_rows, n_heads, head_v] from the splits that attn_decode left in part."""
-    n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
-    assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
-    push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits}
-    local = 32 if limits.is_cpu else 64
-    groups = (n_heads, 1, n_rows)
-    record(
-        rec, "attn_combine", "f32", (part, y), push, {"LOCAL": local, "HEAD_V": head_v}, groups, label=label
-    )
-
-
-def attn_prefill(
-    rec: Recording,
-    limits: Limits,
-    q: View,
-    k: View,
-    v: View,
-    cells: View,
-    y: View,
-    step: View,
-    *,
-    scale: float,
-    group: int | None = None,
-    q_first: int = 0,
-    label: str = "",
-) -> None:
-    """Causal attention of the step's runs; shapes as attn_decode, y [n_rows, n_heads, head_v]."""
-    n_rows, n_heads, head_v = y.shape
-    push, head_k = _attn_push(q, k, v, cells, head_v, group, q_first)
-    assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
-    tq = (
-        16 if head_k <= 128 else 8 if head_k <= 320 else 4
-    )  # the q tile takes at most 10 KiB of shared memory
-    n_tiles = -(-n_rows // tq) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
-    local = 32 if limits.is_cpu else 128  # 1 to 4 times CELL_BLOCK
-    record(
-        rec,
-        "attn_prefill",
-        f"{k.dtype}-{v.dtype}",
-        (q, k, v, cells, y),
-        {**push, "scale": scale},
-        {"LOCAL": local, "HEAD_K": head_k, "HEAD_V": head_v, "TQ": tq},
-        (n_tiles, n_heads, 1),
-        step,
-        label,
-        flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
-    )
-
-
-def _attn_push(
-    q: View, k: View, v: View, cells: View, head_v: int, group: int | None, q_first: int
-) -> tuple[dict[str, int | float], int]:
-    n_rows, n_heads, head_k = q.shape
-    n_kv = math.prod(k.shape[1:]) // head_k
-    assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
-    assert math.prod(k.shape[1:]) == n_kv * head_k and math.prod(v.shape[1:]) == n_kv * head_v, (k, v)
-    if group is None:
-        assert n_heads % n_kv == 0, f"{n_heads} q heads are not whole groups of {n_kv} kv heads"
-        group = n_heads // n_kv
-    assert 0 <= q_first < group and (q_first + n_heads - 1) // group < n_kv, (q_first, group, n_heads, n_kv)
-    assert k.shape[0] == v.shape[0] and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, v, cells)
-    push: dict[str, int | float] = {"n_heads": n_heads, "n_kv": n_kv, "group": group, "q_first": q_first}
-    return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k
-
-
-# ---- elementwise and reduce tail ----
-
-
-def silu_mul(rec: Recording, limits: Limits, gate: View, up: View, y: View, *, label: str = "") -> None:
-    """y = gate * sigmoid(gate) * up, any equal sizes; y may be gate or up."""
-    _elementwise(rec, limits, "silu_mul", gate, up, y, label)
-
-
-def add(rec: Recording, limits: Limits, a: View, b: View, y: View, *, label: str = "") -> None:
-    """y = a + b, any equal sizes; y may be a or b."""
-    _elementwise(rec, limits, "add", a, b, y, label)
-
-
-def add_bias(rec: Recording, limits: Limits, x: View, b: View, y: View, *, label: str = "") -> None:
-    """y = x + b for every row of x [n_rows, n]; b f32 [n]; y may be x."""
-    n = x.shape[-1]
-    n_rows = rows_of(x, n)
-    assert b.shape == (n,) and b.dtype == "f32" and rows_of(y, n) == n_rows, (x, b, y)
-    groups = (*fold(limits, -(-n * n_rows // 128)), 1)
-    push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
-    record(rec, "add_bias", "f32", (x, b, y), push, {"LOCAL": 128}, groups, label=label, flops=n * n_rows)
+# ---- reduce tail ----
 
 
 def pack_bf16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:

@@ -1,6 +1,6 @@
 """The ops of a mixture of experts, of the same contract as ops.py, where callers find them.
 
-The order is moe_logits and moe_topk on the residual, mat_vec_id with gate and up, silu_mul, mat_vec_id with
+The order is moe_logits and moe_topk on the residual, mat_vec_id with gate and up, glu, mat_vec_id with
 down, moe_sum. A device holds some columns of every expert's feed-forward network, of each as many as its
 plan says: `starts` u32 [n_experts + 1] are the prefix sums of those counts.
 """

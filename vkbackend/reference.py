@@ -124,8 +124,8 @@ def kv_store(
 
 def attn_decode(
     q: Array, k: Array, v: Array, cells: Array, part: Array, step: StepParams, *, n_heads: int, n_kv: int,
-    group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, scale: float, head_k: int,
-    head_v: int, **_: Any,
+    group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, window: int, scale: float,
+    softcap: float, head_k: int, head_v: int, **_: Any,
 ) -> None:  # fmt: skip
     """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max)."""
     queries = _f64(q, n_rows, n_heads, head_k)
@@ -133,11 +133,14 @@ def attn_decode(
     out[..., head_v] = NEG_LARGE
     for row in range(min(n_rows, step.n_rows)):
         at = _cells_of(step, row, cells, blocks_per_slot)
-        per_split = _ceil_div(_ceil_div(len(at), CELL_BLOCK), n_splits) * CELL_BLOCK
+        first = _first_key(len(at), window)
+        start = first // CELL_BLOCK * CELL_BLOCK
+        per_split = _ceil_div(_ceil_div(len(at) - start, CELL_BLOCK), n_splits) * CELL_BLOCK
         for split in range(n_splits):
-            own = at[split * per_split : (split + 1) * per_split]
+            begin = start + split * per_split
+            own = at[max(begin, first) : begin + per_split]
             if len(own):
-                score, values = _scores(queries[row], k, v, own, n_kv, group, q_first, scale)
+                score, values = _scores(queries[row], k, v, own, n_kv, group, q_first, scale, softcap)
                 top = score.max(axis=1, keepdims=True)
                 prob = np.exp(score - top)
                 out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
@@ -147,49 +150,86 @@ def attn_decode(
 
 
 def attn_combine(
-    part: Array, y: Array, *, n_heads: int, n_rows: int, n_splits: int, head_v: int, **_: Any
-) -> None:
-    """y = sum of exp(m_s - m) * acc_s / sum of exp(m_s - m) * l_s, zeros where there were no keys."""
+    part: Array, sinks: Array, y: Array, *, n_heads: int, n_rows: int, n_splits: int, head_v: int,
+    has_sinks: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """y = sum of exp(m_s - m) * acc_s / (sum of exp(m_s - m) * l_s + exp(sink - m)), zeros for no keys."""
     parts = _f64(part, n_rows, n_heads, n_splits, head_v + 2)
     top = parts[..., head_v].max(axis=2, keepdims=True)
+    if has_sinks:
+        top = np.maximum(top, _f64(sinks, 1, n_heads, 1))
     factor = np.exp(parts[..., head_v] - top)[..., None]
     total = (factor * parts[..., head_v + 1 :]).sum(axis=2)
+    if has_sinks:
+        total += np.exp(_f64(sinks, 1, n_heads, 1) - top)
     acc = (factor * parts[..., :head_v]).sum(axis=2)
     y.reshape(n_rows, n_heads, head_v)[:] = np.divide(acc, total, out=np.zeros_like(acc), where=total > 0)
 
 
 def attn_prefill(
-    q: Array, k: Array, v: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_kv: int,
-    group: int, q_first: int, n_rows: int, blocks_per_slot: int, scale: float, head_k: int, head_v: int,
-    **_: Any,
+    q: Array, k: Array, v: Array, cells: Array, sinks: Array, y: Array, step: StepParams, *, n_heads: int,
+    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, scale: float,
+    softcap: float, head_k: int, head_v: int, has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = softmax(scale * q k) v over positions 0..pos of each row's slot; zeros for rows of no run."""
+    """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run."""
     queries = _f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, head_v))
     for row in range(min(n_rows, step.n_rows)):
         at = _cells_of(step, row, cells, blocks_per_slot)
-        score, values = _scores(queries[row], k, v, at, n_kv, group, q_first, scale)
-        prob = np.exp(score - score.max(axis=1, keepdims=True))
-        out[row] = np.einsum("hj,jhd->hd", prob / prob.sum(axis=1, keepdims=True), values)
+        at = at[_first_key(len(at), window) :]
+        score, values = _scores(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
+        logits = np.c_[score, _f64(sinks, n_heads)] if has_sinks else score
+        prob = np.exp(score - logits.max(axis=1, keepdims=True))
+        total = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
+        out[row] = np.einsum("hj,jhd->hd", prob / total, values)
     y.reshape(out.shape)[:] = out
 
 
+def _first_key(n_keys: int, window: int) -> int:
+    """The first of `n_keys` positions that the last one sees."""
+    return max(0, n_keys - window) if window else 0
+
+
 def _scores(
-    query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float
-) -> tuple[Array, Array]:
+    query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float,
+    softcap: float,
+) -> tuple[Array, Array]:  # fmt: skip
     """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of one row's query over the cells `at`."""
     kv_head = (q_first + np.arange(len(query))) // group
 
     def heads(cache: Array) -> Array:
         return cache.reshape(cache.shape[0], n_kv, -1)[at].astype(np.float64)[:, kv_head]
 
-    return scale * np.einsum("hd,jhd->hj", query, heads(k)), heads(v)
+    score = scale * np.einsum("hd,jhd->hj", query, heads(k))
+    return softcap * np.tanh(score / softcap) if softcap else score, heads(v)
 
 
-def silu_mul(gate: Array, up: Array, y: Array, *, n: int, **_: Any) -> None:
-    """y = gate * sigmoid(gate) * up."""
-    g = _f64(gate, n)
-    y.reshape(-1)[:n] = g / (1.0 + np.exp(np.minimum(-g, 700.0))) * _f64(up, n)
+def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> None:
+    """y = act(gate) * up: identity, SiLU, GELU (tanh form), sigmoid, or the clamped SwiGLU of gpt-oss."""
+    g, u = _f64(gate, n), _f64(up, n)
+
+    def sigmoid(x: Array) -> Array:
+        return 1.0 / (1.0 + np.exp(np.minimum(-x, 700.0)))
+
+    capped = np.minimum(g, 7.0)
+    product = [
+        lambda: g * u,
+        lambda: g * sigmoid(g) * u,
+        lambda: 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3))) * u,
+        lambda: sigmoid(g) * u,
+        lambda: capped * sigmoid(1.702 * capped) * (np.clip(u, -7.0, 7.0) + 1.0),
+    ]
+    y.reshape(-1)[:n] = product[act]()
+
+
+def scale(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
+    """y = c * x, in float32: the product of two floats has one rounding."""
+    y.reshape(-1)[:n] = np.float32(c) * x.reshape(-1)[:n]
+
+
+def softcap(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
+    """y = c * tanh(x / c)."""
+    y.reshape(-1)[:n] = c * np.tanh(_f64(x, n) / c)
 
 
 def add(a: Array, b: Array, y: Array, *, n: int, **_: Any) -> None:

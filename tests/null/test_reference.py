@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vkbackend import reference
+from vkbackend.ops_elementwise import ACTS
 from vkbackend.step import Run, StepParams
 
 RNG = np.random.default_rng(20240917)
@@ -110,7 +111,14 @@ def test_kv_store(dtype: type) -> None:
 
 
 def attention_by_scalars(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, n_kv: int, kv_heads: list[int], scale: float
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    n_kv: int,
+    kv_heads: list[int],
+    scale: float,
+    softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """One row: q [heads, head_k], k [keys, n_kv * head_k], v [keys, n_kv * head_v]."""
     n_heads, head_k, head_v = len(q), q.shape[1], v.shape[1] // n_kv
@@ -119,16 +127,23 @@ def attention_by_scalars(
         scores = [
             scale * float(q[h].astype(float) @ row[g * head_k : (g + 1) * head_k]) for row in k.astype(float)
         ]
-        weights = [math.exp(s) for s in scores]
+        weights = [math.exp(softcap * math.tanh(s / softcap) if softcap else s) for s in scores]
+        total = math.fsum([*weights, *([] if sinks is None else [math.exp(sinks[h])])])
         for w, row in zip(weights, v.astype(float), strict=True):
-            out[h] += w / math.fsum(weights) * row[g * head_v : (g + 1) * head_v]
+            out[h] += w / total * row[g * head_v : (g + 1) * head_v]
     return out
 
 
 @pytest.mark.parametrize(("q_first", "kv_heads"), [(0, [0, 0, 1, 1]), (1, [0, 1, 1])])
 @pytest.mark.parametrize("n_splits", [1, 2, 3])
-def test_attention(n_splits: int, q_first: int, kv_heads: list[int]) -> None:
-    """Prefill, and decode joined over its splits, of rows in two slots; no key of a later position counts."""
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_sinks"), [(0, 0.0, 0), (1, 0.5, 1), (3, 0.0, 1), (33, 2.0, 0)]
+)
+def test_attention(
+    n_splits: int, q_first: int, kv_heads: list[int], window: int, softcap: float, has_sinks: int
+) -> None:
+    """Prefill, and decode joined over its splits, of rows in two slots; no key of a later position counts,
+    none before the window, and a sink once."""
     heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)
@@ -141,32 +156,64 @@ def test_attention(n_splits: int, q_first: int, kv_heads: list[int]) -> None:
         "q_first": q_first,
         "blocks_per_slot": 2,
         "scale": 0.3,
+        "window": window,
+        "softcap": softcap,
         "head_k": head_k,
         "head_v": head_v,
     }
+    sinks = f32(heads, span=2)
     prefill = np.full((rows, heads, head_v), np.nan, np.float32)
-    reference.attn_prefill(q, k, v, CELLS, prefill, step, **common, **kv)
+    reference.attn_prefill(q, k, v, CELLS, sinks, prefill, step, **common, **kv, has_sinks=has_sinks)
     part = np.full((rows, heads, n_splits, head_v + 2), np.nan, np.float32)
     reference.attn_decode(q, k, v, CELLS, part, step, **common, **kv, n_splits=n_splits)
     decode = np.full_like(prefill, np.nan)
-    reference.attn_combine(part, decode, **common, n_splits=n_splits, head_v=head_v)
+    shape = {"n_splits": n_splits, "head_v": head_v, "has_sinks": has_sinks}
+    reference.attn_combine(part, sinks, decode, **common, **shape)
     for run in runs:
         for i in range(run.n_rows):
-            row, at = run.first_row + i, [cell(run.slot, p) for p in range(run.first_pos + i + 1)]
-            want = attention_by_scalars(q[row], k[at], v[at], n_kv, kv_heads, 0.3)
+            row, pos = run.first_row + i, run.first_pos + i
+            at = [cell(run.slot, p) for p in range(pos + 1) if not window or pos - p < window]
+            extra = softcap, sinks if has_sinks else None
+            want = attention_by_scalars(q[row], k[at], v[at], n_kv, kv_heads, 0.3, *extra)
             np.testing.assert_allclose(prefill[row], want, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(decode[row], want, rtol=1e-5, atol=1e-6)
     assert not prefill[5:].any() and not decode[5:].any()
 
 
-def test_silu_mul_and_add() -> None:
-    gate, up = f32(40, span=200), f32(40)
-    y = np.empty(40, np.float32)
-    reference.silu_mul(gate, up, y, n=40)
-    want = gate * 0.5 * (1 + np.tanh(gate.astype(float) / 2)) * up  # sigmoid(x) = (1 + tanh(x / 2)) / 2
-    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-12)
-    reference.add(gate, up, y, n=40)
-    np.testing.assert_array_equal(y, gate + up)
+def test_glu() -> None:
+    gate, up = f32(60, span=20), f32(60, span=9)
+    y = np.empty(60, np.float32)
+
+    def sigmoid(x: float) -> float:
+        return 0.5 * (1 + math.tanh(x / 2))
+
+    def gelu(x: float) -> float:  # the tanh form is within 1e-3 of the exact one
+        return 0.5 * x * math.erfc(-x / math.sqrt(2))
+
+    wants = {
+        "none": (lambda g, u: g * u, 1e-6),
+        "silu": (lambda g, u: g * sigmoid(g) * u, 1e-6),
+        "gelu": (lambda g, u: gelu(g) * u, 5e-3),
+        "sigmoid": (lambda g, u: sigmoid(g) * u, 1e-6),
+        "swiglu_oai": (lambda g, u: min(g, 7) * sigmoid(1.702 * min(g, 7)) * (1 + max(-7, min(u, 7))), 1e-5),
+    }
+    assert tuple(wants) == ACTS
+    for act, (want, tolerance) in enumerate(wants.values()):
+        reference.glu(gate, up, y, n=60, act=act)
+        np.testing.assert_allclose(
+            y, [want(*map(float, pair)) for pair in zip(gate, up, strict=True)], atol=tolerance
+        )
+
+
+def test_add_scale_and_softcap() -> None:
+    a, b, y = f32(40, span=200), f32(40), np.empty(40, np.float32)
+    reference.add(a, b, y, n=40)
+    np.testing.assert_array_equal(y, a + b)
+    reference.scale(a, y, n=40, c=0.25)
+    np.testing.assert_array_equal(y, a / 4)
+    reference.softcap(a, y, n=40, c=30.0)
+    e = np.exp(2 * a.astype(float) / 30)
+    np.testing.assert_allclose(y, 30 * (e - 1) / (e + 1), rtol=1e-6)
 
 
 def test_add_partials() -> None:

@@ -117,7 +117,7 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("moe, down cut by rows", lambda: mix(down=BY_ROWS), "moe of"),
     ("moe, gate cut by columns", lambda: mix(gate=BY_COLUMNS, up=BY_COLUMNS), "moe of"),
     ("moe, one matrix", lambda: mix(gate=ROWS, up=ROWS, down=COLUMNS), "moe of"),
-    ("elementwise, sums", lambda: rules.elementwise("silu_mul", SUM, SUM), "silu_mul of x0 PARTIAL"),
+    ("elementwise, sums", lambda: rules.elementwise("glu", SUM, SUM), "glu of x0 PARTIAL"),
     ("elementwise, mixed", lambda: rules.elementwise("f", MIRRORED, COLUMNS), "x0 MIRRORED, x1 SPLIT"),
     ("elementwise, split differently", lambda: rules.elementwise("f", COLUMNS, split(1, THIRDS)), "f of"),
     ("add, sum and split", lambda: rules.add(SUM, COLUMNS), "add of"),
