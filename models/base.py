@@ -3,7 +3,7 @@ lookup."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,6 +66,9 @@ class Weights:
     def __call__(self, name: str) -> Weight:
         return self._weights[f"{self._prefix}{name}.weight"]
 
+    def has(self, name: str) -> bool:
+        return f"{self._prefix}{name}.weight" in self._weights
+
     def bias(self, name: str) -> Weight | None:
         return self._weights.get(f"{self._prefix}{name}.bias")
 
@@ -82,7 +85,7 @@ class Model(Protocol):
 
     def weights(self) -> list[WeightSpec]: ...
     def kv(self, il: int) -> KVSpec: ...
-    def ropes(self) -> dict[str, RopeTable]: ...
+    def ropes(self, n_ctx: int) -> dict[str, RopeTable]: ...  # for contexts of n_ctx tokens
     def layer(self, il: int, types: Mapping[str, str]) -> Layer: ...
     def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None: ...
 
@@ -102,9 +105,28 @@ def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) 
         value = values.pop()
     else:
         value = gguf.u32(name) if default is None else gguf.u32(name, default)
+    return _counted(gguf, name, int(value), limit)
+
+
+def read_counts(
+    gguf: GGUF, key: str, n_layer: int, default: Sequence[int] | None = None, limit: int = 1 << 24
+) -> tuple[int, ...]:
+    """A positive integer of every layer: one value for all, or an array with one each."""
+    name = f"{gguf.architecture}.{key}"
+    if name not in gguf.metadata and default is not None:
+        return tuple(default)
+    if name not in gguf.metadata or not gguf.metadata.kind(name)[1]:
+        return (read_count(gguf, key, limit=limit),) * n_layer
+    values = [int(v) for v in gguf.ints(name)]
+    if len(values) < n_layer:
+        raise GGUFError(f"{gguf.paths[0]}: {name} has {len(values)} values for {n_layer} layers")
+    return tuple(_counted(gguf, name, value, limit) for value in values[:n_layer])
+
+
+def _counted(gguf: GGUF, name: str, value: int, limit: int) -> int:
     if not 0 < value <= limit:
         raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected 1..{limit}")
-    return int(value)
+    return value
 
 
 def check_off(gguf: GGUF, key: str, off: float = 0) -> None:

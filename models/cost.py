@@ -78,7 +78,7 @@ def trace_reduces(
     devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
     weights = {load.name: _weight(load, devices) for load in layout.loads}
     vocab = layout.output_plan.ranges["vocab"]
-    inputs = [_inputs(model, n_rows, end - begin) for begin, end in vocab]
+    inputs = [_inputs(model, options.n_ctx, n_rows, end - begin) for begin, end in vocab]
     graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, wire)
     model.forward(graph, Weights(weights), _caches(model, layout, options))
     return graph.reduces
@@ -101,8 +101,8 @@ def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
     return weight
 
 
-def _inputs(model: Model, n_rows: int, n_vocab: int) -> Inputs:
-    rope = {name: _view((n_rows, table.n_rot // 2, 2)) for name, table in model.ropes().items()}
+def _inputs(model: Model, n_ctx: int, n_rows: int, n_vocab: int) -> Inputs:
+    rope = {name: _view((n_rows, table.n_rot // 2, 2)) for name, table in model.ropes(n_ctx).items()}
     logits = _view((1, n_vocab)) if n_vocab else None
     return Inputs(_view((STEP_NBYTES // 4,), "u32"), rope, _view((1,)), _view((1,)), logits)
 

@@ -1,8 +1,9 @@
 """The pre-norm decoder that the model files describe themselves against: hyper-parameters, weights with
 roles, the graph of a step.
 
-A model file states what its architecture does otherwise, mostly in `rotate`. Biases are added wherever the
-file has them. Roles, formulas and keys: the papers named in the model files, and llama.cpp's GGUF names.
+A model file states what its architecture does otherwise: attributes, hyper-parameters by layer, weights,
+hooks of the graph. Biases are added wherever the file has them. Roles, formulas and keys: the papers named in
+the model files, and llama.cpp's GGUF names.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vkbackend.models.base import (
     WeightSpec,
     check_off,
     read_count,
+    read_counts,
     read_rope,
 )
 from vkbackend.models.gguf import GGUF
@@ -35,20 +37,28 @@ SOFTMAX = 1  # of expert_gating_func
 
 
 @dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """Hyper-parameters of one layer."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int  # of q and k
+    head_dim_v: int
+    n_ff: int  # of each expert, where there are experts
+    scale: float  # of q k^T
+    n_rot: int  # dimensions of a head that RoPE turns, the first ones
+    rope: str = "rope"  # the name of its RoPE table
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Hyper-parameters, named after their GGUF keys' field-standard short forms."""
 
-    n_layer: int
     n_embd: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    n_ff: int  # of each expert, where there are experts
     n_vocab: int
     n_ctx_train: int
     eps: float
-    scale: float  # of q k^T
-    rope: RopeTable
+    layers: tuple[LayerConfig, ...]
     n_expert: int = 0  # 0: a dense FFN
     n_used: int = 0
     expert_scale: float = 1.0
@@ -58,16 +68,6 @@ class Config:
         """Raises GGUFError for missing or impossible values, UnsupportedModel for features that are not
         there."""
         arch = gguf.architecture
-        n_embd, n_head = read_count(gguf, "embedding_length"), read_count(gguf, "attention.head_count")
-        head_dim = read_count(gguf, "attention.key_length", n_embd // n_head or 1)
-        n_head_kv = read_count(gguf, "attention.head_count_kv", n_head)
-        if n_head % n_head_kv:
-            raise GGUFError(f"{gguf.paths[0]}: {n_head} heads are not a multiple of {n_head_kv} kv heads")
-        if head_dim % 8 or head_dim > MAX_HEAD_DIM:
-            raise UnsupportedModel(f"head size {head_dim}: multiples of 8 up to {MAX_HEAD_DIM} are supported")
-        for key in ("attention.value_length", "rope.dimension_count"):
-            if (found := read_count(gguf, key, head_dim)) != head_dim:
-                raise UnsupportedModel(f"{arch}.{key} = {found}: only the key length {head_dim} is supported")
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
         if (window := gguf.u32(f"{arch}.attention.sliding_window", 0)) and window < n_ctx_train:
@@ -75,26 +75,45 @@ class Config:
                 f"{arch}.attention.sliding_window = {window} is not supported; only windows of at least the "
                 f"context length {n_ctx_train} are"
             )
-        factors = gguf.data("rope_freqs.weight").view("<f4") if "rope_freqs.weight" in gguf.tensors else None
         if "token_embd.weight" not in gguf.tensors:
             raise GGUFError(f"{gguf.paths[0]}: the tensor 'token_embd.weight' is missing")
         n_expert, n_used = _experts(gguf)
         return cls(
-            n_layer=read_count(gguf, "block_count", limit=MAX_LAYERS),
-            n_embd=n_embd,
-            n_head=n_head,
-            n_head_kv=n_head_kv,
-            head_dim=head_dim,
-            n_ff=_n_ff(gguf, n_expert),
+            n_embd=read_count(gguf, "embedding_length"),
             n_vocab=gguf.tensors["token_embd.weight"].shape[0],
             n_ctx_train=n_ctx_train,
             eps=float(gguf.f32(f"{arch}.attention.layer_norm_rms_epsilon")),
-            scale=float(gguf.f32(f"{arch}.attention.scale", 0.0)) or head_dim**-0.5,
-            rope=read_rope(gguf, head_dim, n_ctx_train, factors),
+            layers=read_layers(gguf, n_expert),
             n_expert=n_expert,
             n_used=n_used,
             expert_scale=float(gguf.f32(f"{arch}.expert_weights_scale", 0.0)) or 1.0,
         )
+
+
+def read_layers(gguf: GGUF, n_expert: int) -> tuple[LayerConfig, ...]:
+    """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
+    kind of layer."""
+    arch, n_layer = gguf.architecture, read_count(gguf, "block_count", limit=MAX_LAYERS)
+    has_own = n_expert and f"{arch}.expert_feed_forward_length" in gguf.metadata
+    n_ff = read_counts(gguf, "expert_feed_forward_length" if has_own else "feed_forward_length", n_layer)
+    heads = read_counts(gguf, "attention.head_count", n_layer)
+    kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads)
+    n_embd = read_count(gguf, "embedding_length")
+    layers = []
+    for n_head, n_head_kv, width in zip(heads, kv_heads, n_ff, strict=True):
+        if n_head % n_head_kv:
+            raise GGUFError(f"{gguf.paths[0]}: {n_head} heads are not a multiple of {n_head_kv} kv heads")
+        head_dim = read_count(gguf, "attention.key_length", n_embd // n_head or 1)
+        head_dim_v = read_count(gguf, "attention.value_length", n_embd // n_head or 1)
+        for dim in (head_dim, head_dim_v):
+            if dim % 8 or dim > MAX_HEAD_DIM:
+                raise UnsupportedModel(f"head size {dim}: multiples of 8 up to {MAX_HEAD_DIM} are supported")
+        n_rot = read_count(gguf, "rope.dimension_count", head_dim)
+        if n_rot > head_dim or n_rot % 2:
+            raise GGUFError(f"{gguf.paths[0]}: RoPE cannot turn {n_rot} dimensions of heads of {head_dim}")
+        scale = float(gguf.f32(f"{arch}.attention.scale", 0.0)) or head_dim**-0.5
+        layers.append(LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, n_rot))
+    return tuple(layers)
 
 
 def _experts(gguf: GGUF) -> tuple[int, int]:
@@ -123,30 +142,41 @@ def _experts(gguf: GGUF) -> tuple[int, int]:
     return n_expert, n_used
 
 
-def _n_ff(gguf: GGUF, n_expert: int) -> int:
-    has_own = n_expert and f"{gguf.architecture}.expert_feed_forward_length" in gguf.metadata
-    return read_count(gguf, "expert_feed_forward_length" if has_own else "feed_forward_length")
-
-
 class Decoder:
-    """The weights and the graph. A subclass may have experts (`mixture`) and RoPE frequency factors."""
+    """The weights and the graph. A subclass may have experts (`mixture`) and RoPE frequency factors; norms of
+    q and k are applied where its weights have them."""
 
     mixture = False
     freq_factors = False
+    half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
+    pre_ffn_norm = "ffn_norm"  # the tensor's name
+    post_norms = False  # norms of what attention and FFN give, before it is added
 
     def __init__(self, gguf: GGUF) -> None:
         if not self.mixture:
             check_off(gguf, "expert_count")
         if not self.freq_factors and "rope_freqs.weight" in gguf.tensors:
             raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no rope_freqs.weight")
-        self.config = c = Config.from_gguf(gguf)
-        self.n_layer, self.n_vocab = c.n_layer, c.n_vocab
+        self.config = c = self.read_config(gguf)
+        self.rope_tables = self.read_ropes(gguf)
+        self.n_layer, self.n_vocab = len(c.layers), c.n_vocab
         self.n_embd, self.n_ctx_train, self.n_used = c.n_embd, c.n_ctx_train, c.n_used
-        self._biases = {name for name in gguf.tensors if name.endswith(".bias")}
-        routers = [gguf.tensors.get(f"blk.{il}.ffn_gate_inp.weight") for il in range(c.n_layer)]
+        self._in_file = set(gguf.tensors)
+        routers = [gguf.tensors.get(f"blk.{il}.ffn_gate_inp.weight") for il in range(self.n_layer)]
         for router in routers if c.n_expert else ():
             if router and router.type != "f32":
                 raise UnsupportedModel(f"{gguf.paths[0]}: {router.name} is {router.type}, supported is f32")
+
+    # ---- hyper-parameters ----
+
+    def read_config(self, gguf: GGUF) -> Config:
+        return Config.from_gguf(gguf)
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        """The tables that the layers name."""
+        [n_rot] = {layer.n_rot for layer in self.config.layers}
+        factors = gguf.data("rope_freqs.weight").view("<f4") if "rope_freqs.weight" in gguf.tensors else None
+        return {"rope": read_rope(gguf, n_rot, self.config.n_ctx_train, factors)}
 
     # ---- weights ----
 
@@ -157,105 +187,125 @@ class Decoder:
             WeightSpec("output_norm.weight", (c.n_embd,)),
             WeightSpec("output.weight", (c.n_vocab, c.n_embd), rows("vocab"), source="token_embd.weight"),
         ]
-        for il in range(c.n_layer):
-            for spec in [*self.attention_weights(), *self.feed_forward_weights()]:
+        for il in range(self.n_layer):
+            for spec in [*self.attention_weights(il), *self.feed_forward_weights(il)]:
                 spec = replace(spec, name=f"blk.{il}.{spec.name}.weight")
                 specs.append(spec)
                 bias = f"{spec.name.removesuffix('.weight')}.bias"
-                if len(spec.shape) == 2 and spec.role.dim and bias in self._biases:
+                if len(spec.shape) == 2 and spec.role.dim and bias in self._in_file:
                     specs.append(WeightSpec(bias, spec.shape[:1], MIRROR if spec.role.axis else spec.role))
         return specs
 
-    def attention_weights(self) -> list[WeightSpec]:
+    def attention_weights(self, il: int) -> list[WeightSpec]:
         """Of one layer, names without `blk.N.` and `.weight`."""
-        c = self.config
-        q, kv = c.n_head * c.head_dim, c.n_head_kv * c.head_dim
-        return [
-            WeightSpec("attn_norm", (c.n_embd,)),
-            WeightSpec("attn_q", (q, c.n_embd), rows("heads")),
-            WeightSpec("attn_k", (kv, c.n_embd), rows("kv_heads")),
-            WeightSpec("attn_v", (kv, c.n_embd), rows("kv_heads")),
-            WeightSpec("attn_output", (c.n_embd, q), columns("heads")),
+        n_embd, layer = self.config.n_embd, self.config.layers[il]
+        q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
+        o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v
+        specs = [
+            WeightSpec("attn_norm", (n_embd,)),
+            WeightSpec("attn_q", (q, n_embd), rows("heads")),
+            WeightSpec("attn_k", (k, n_embd), rows("kv_heads")),
+            WeightSpec("attn_v", (v, n_embd), rows("kv_heads")),
+            WeightSpec("attn_output", (n_embd, o), columns("heads")),
         ]
+        return [*specs, WeightSpec("post_attention_norm", (n_embd,))] if self.post_norms else specs
 
-    def feed_forward_weights(self) -> list[WeightSpec]:
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
         c = self.config
-        norm = WeightSpec("ffn_norm", (c.n_embd,))
+        n_embd, n_ff = c.n_embd, c.layers[il].n_ff
+        norms = [WeightSpec(self.pre_ffn_norm, (n_embd,))]
+        if self.post_norms:
+            norms.append(WeightSpec("post_ffw_norm", (n_embd,)))
         if not c.n_expert:
             return [
-                norm,
-                WeightSpec("ffn_gate", (c.n_ff, c.n_embd), rows("ffn")),
-                WeightSpec("ffn_up", (c.n_ff, c.n_embd), rows("ffn")),
-                WeightSpec("ffn_down", (c.n_embd, c.n_ff), columns("ffn")),
+                *norms,
+                WeightSpec("ffn_gate", (n_ff, n_embd), rows("ffn")),
+                WeightSpec("ffn_up", (n_ff, n_embd), rows("ffn")),
+                WeightSpec("ffn_down", (n_embd, n_ff), columns("ffn")),
             ]
         return [
-            norm,
-            WeightSpec("ffn_gate_inp", (c.n_expert, c.n_embd)),
-            WeightSpec("ffn_gate_exps", (c.n_expert, c.n_ff, c.n_embd), Role("experts", 1)),
-            WeightSpec("ffn_up_exps", (c.n_expert, c.n_ff, c.n_embd), Role("experts", 1)),
-            WeightSpec("ffn_down_exps", (c.n_expert, c.n_embd, c.n_ff), Role("experts", 2)),
+            *norms,
+            WeightSpec("ffn_gate_inp", (c.n_expert, n_embd)),
+            WeightSpec("ffn_gate_exps", (c.n_expert, n_ff, n_embd), Role("experts", 1)),
+            WeightSpec("ffn_up_exps", (c.n_expert, n_ff, n_embd), Role("experts", 1)),
+            WeightSpec("ffn_down_exps", (c.n_expert, n_embd, n_ff), Role("experts", 2)),
         ]
 
-    def kv(self, il: int) -> KVSpec:
-        return KVSpec(self.config.n_head_kv, self.config.head_dim, self.config.head_dim)
+    def head_norm_weights(self, il: int) -> list[WeightSpec]:
+        """RMS norms of the heads of q and k, for the architectures that have them."""
+        names = "attn_q_norm", "attn_k_norm"
+        return [WeightSpec(name, (self.config.layers[il].head_dim,)) for name in names]
 
-    def ropes(self) -> dict[str, RopeTable]:
-        return {"rope": self.config.rope}
+    def kv(self, il: int) -> KVSpec:
+        layer = self.config.layers[il]
+        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v)
+
+    def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
+        return self.rope_tables
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
-        c = self.config
+        c, layer = self.config, self.config.layers[il]
         down = "ffn_down_exps" if c.n_expert else "ffn_down"
         o_block, down_block = (
             block_of(types[f"blk.{il}.{name}.weight"])[0] for name in ("attn_output", down)
         )
-        attention = Attention(c.n_head, c.n_head_kv, c.head_dim, c.head_dim, o_block)
-        return Layer(attention, FeedForward(c.n_ff, down_block, c.n_expert))
+        attention = Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, o_block)
+        return Layer(attention, FeedForward(layer.n_ff, down_block, c.n_expert))
 
     # ---- graph ----
 
     def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None:
-        h = ops.embed(graph, w("token_embd"))
+        h = self.embed(graph, w)
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
-                h = self.block(h, w.layer(il), cache)
+                h = self.block(h, w.layer(il), cache, il)
         if graph.n_outputs:
             x = ops.rms_norm(ops.outputs(h), w("output_norm"), self.config.eps)
             ops.logits(x, w("output"))
 
-    def block(self, h: Tensor, w: Weights, cache: LayerCache) -> Tensor:
-        h = h + self.attention(ops.rms_norm(h, w("attn_norm"), self.config.eps), w, cache)
-        x = ops.rms_norm(h, w("ffn_norm"), self.config.eps)
-        return h + (self.experts(x, h, w) if self.config.n_expert else self.feed_forward(x, w))
+    def embed(self, graph: Graph, w: Weights) -> Tensor:
+        return ops.embed(graph, w("token_embd"))
 
-    def attention(self, x: Tensor, w: Weights, cache: LayerCache) -> Tensor:
-        c = self.config
+    def block(self, h: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
+        eps = self.config.eps
+        a = self.attention(ops.rms_norm(h, w("attn_norm"), eps), w, cache, il)
+        h = h + (ops.rms_norm(a, w("post_attention_norm"), eps) if self.post_norms else a)
+        x = ops.rms_norm(h, w(self.pre_ffn_norm), eps)
+        f = self.experts(x, h, w, il) if self.config.n_expert else self.feed_forward(x, w, il)
+        return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
+
+    def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
+        layer = self.config.layers[il]
         q, k, v = (linear(x, w, name) for name in ("attn_q", "attn_k", "attn_v"))
-        ops.kv_store(self.rotate(k, w, "attn_k"), cache.k, cache.cells)
+        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
         ops.kv_store(v, cache.v, cache.cells)
         a = ops.attention(
-            self.rotate(q, w, "attn_q"),
+            self.rotate(q, w, "attn_q", il),
             cache.k,
             cache.v,
             cache.cells,
-            heads=c.n_head,
-            kv_heads=c.n_head_kv,
-            head_dim_k=c.head_dim,
-            head_dim_v=c.head_dim,
-            scale=c.scale,
+            heads=layer.n_head,
+            kv_heads=layer.n_head_kv,
+            head_dim_k=layer.head_dim,
+            head_dim_v=layer.head_dim_v,
+            scale=layer.scale,
         )
         return linear(a, w, "attn_output")
 
-    def rotate(self, x: Tensor, w: Weights, name: str) -> Tensor:
-        """q or k (`name` is its projection's) on the way to attention: RoPE on pairs half a head apart."""
-        return ops.rope(x, self.config.head_dim, half_split=True)
+    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
+        """q or k (`name` is its projection's) on the way to attention: its norm, if it has one, then RoPE."""
+        layer = self.config.layers[il]
+        if w.has(f"{name}_norm"):
+            x = ops.head_norm(x, w(f"{name}_norm"), layer.head_dim, self.config.eps)
+        return ops.rope(x, layer.head_dim, layer.rope, half_split=self.half_split)
 
-    def feed_forward(self, x: Tensor, w: Weights) -> Tensor:
+    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
         gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")
         return linear(ops.silu_mul(gate, up), w, "ffn_down")
 
-    def experts(self, x: Tensor, h: Tensor, w: Weights) -> Tensor:
+    def experts(self, x: Tensor, h: Tensor, w: Weights, il: int) -> Tensor:
         c = self.config
-        names = ("ffn_norm", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+        names = (self.pre_ffn_norm, "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
         return ops.moe(x, h, *map(w, names), n_used=c.n_used, eps=c.eps, scale=c.expert_scale)
 
 

@@ -6,9 +6,6 @@ of each. Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2024, arXiv:2401.04
 
 from __future__ import annotations
 
-from vkbackend.meta import ops
-from vkbackend.meta.tensor import Tensor
-from vkbackend.models.base import Weights
 from vkbackend.models.decoder import Decoder
 
 
@@ -17,6 +14,4 @@ class Model(Decoder):
 
     mixture = True
     freq_factors = True
-
-    def rotate(self, x: Tensor, w: Weights, name: str) -> Tensor:
-        return ops.rope(x, self.config.head_dim)
+    half_split = False

@@ -151,7 +151,7 @@ class Runner:
         check_fit(mesh.devices, options, sizes_with, model.n_layer)
         mesh.load(layout.loads, _Source(gguf, model.weights()), progress)
         self.kv = KVCache(mesh, model, layout, options)
-        self._ropes = model.ropes()
+        self._ropes = model.ropes(self.n_ctx)
         self._params = StepParams()
         self._rope_rows = {
             name: np.zeros((self.n_ubatch, t.n_rot // 2, 2), np.float32) for name, t in self._ropes.items()

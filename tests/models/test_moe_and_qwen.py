@@ -303,8 +303,14 @@ REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendEr
             ("leading_dense_block_count", 1, MIXTRAL),
             ("expert_used_count", 2, QWEN3),
             ("attention.sliding_window", 255, QWEN2),
-            ("rope.dimension_count", 8, QWEN3),
         )
+    ),
+    (
+        "more rotated than there is",
+        replace(QWEN3, keys={"rope.dimension_count": 24}),
+        {},
+        BAD,
+        "24 dimensions",
     ),
     ("frequency factors", QWEN2, {"rope_freqs.weight": ones(8)}, OFF, "qwen2 reads no rope_freqs"),
     ("no head norm", QWEN3, without(QWEN3, "2.attn_k_norm"), BAD, "'blk.2.attn_k_norm.weight' is missing"),
