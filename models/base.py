@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from vkbackend import shaderlib
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta.plan import MIRROR, Role
 from vkbackend.meta.policy import Layer
@@ -16,7 +17,7 @@ from vkbackend.rope import RopeTable
 
 MAX_HEAD_DIM = 576
 MAX_LAYERS = 1024
-MATRIX_TYPES = ("f32", "f16", "q8_0", "q4_0")
+MATRIX_TYPES = shaderlib.weight_types()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vkbackend import ops
+from vkbackend import ops, shaderlib
+from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
@@ -428,7 +429,6 @@ class AddPartials(Case):
 
 # ---- the list ----
 
-_TYPES = ("f32", "f16", "q8_0", "q4_0")
 _RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
 
 
@@ -524,11 +524,14 @@ def _cases() -> _Sweep:
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
     s.quick += op_cases_moe.quick()
     s.wide += op_cases_moe.wide()
-    for kind in _TYPES:
-        k = 288
+    for kind in shaderlib.weight_types():
+        block = block_of(kind)[0]
+        k = 288 if 288 % block == 0 else 3 * block
         s.wide += [MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)]
         s.wide += [MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
-        s.wide += [MatVec(kind, 2880, 2880, 2), MatVec(kind, 6, 4096, 3), MatMul(kind, 64, 4096, 128)]
+        s.wide += [Embed(kind, k, pieces=3), Embed(kind, 11 * block, 31), Embed(kind, 4096, rows=1, used=1)]
+        s.wide += [MatVec(kind, 2880, 2880 // block * block, 2), MatVec(kind, 6, 4096, 3)]
+        s.wide += [MatMul(kind, 64, 4096, 128), MatVec(kind, 16, k, scale=1e-3)]
     for head in (8, 40, 64, 72, 96, 112, 192, 256, 320, 512):
         for kind in ("f16", "f32"):
             s.wide += [AttnDecode(_RUNS, 4, 2, head, head, 2, kind, kind)]
@@ -536,5 +539,16 @@ def _cases() -> _Sweep:
     return s
 
 
-CASES: list[Case] = _cases().quick
+def _format_cases() -> list[Case]:
+    """Every weight type in every op that reads weights; rows of three blocks begin at every alignment."""
+    cases: list[Case] = []
+    for kind in shaderlib.weight_types():
+        block = block_of(kind)[0]
+        k = 3 * block if block > 1 else 31
+        cases += [Embed(kind, k), MatVec(kind, 5, k), MatMul(kind, 3, k), op_cases_moe.one_of(kind)]
+    return cases
+
+
+FORMAT_CASES: list[Case] = _format_cases()
+CASES: list[Case] = [*_cases().quick, *FORMAT_CASES]
 WIDE_CASES: list[Case] = _cases().wide

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vkbackend import ops
+from vkbackend import ops, shaderlib
+from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
@@ -147,6 +148,12 @@ class MoeSum(Case):
         return Setup(tensors, lambda rec, limits, v: ops.moe_sum(rec, limits, v["x"], v["weights"], v["y"]))
 
 
+def one_of(kind: str) -> Case:
+    """A small case of a weight type; its down projections are in the wide sweep."""
+    block = block_of(kind)[0]
+    return MatVecId(kind, side=3 * block if block > 1 else 31, widths=(3, 0, 2), used=3)
+
+
 def quick() -> list[Case]:
     down: dict[str, Any] = {"axis": ops.COLUMNS, "x_per_used": True}
     return [
@@ -178,9 +185,12 @@ def wide() -> list[Case]:
     for experts in (8, 60, 128, 512, 1024):
         cases += [MoeLogits(2048, experts, rows, near) for rows in (1, 4, 17) for near in (False, True)]
         cases += [MoeTopk(experts, used, 5, values=v) for used in (1, 4, 8) for v in (2, 50, 1 << 20)]
-    for kind in ("f32", "f16", "q8_0", "q4_0"):
+    for kind in shaderlib.weight_types():
+        unit, side, counts = 32, 288, [(12,) * 8, (11, 12, 13, 0), tuple(range(1, 20))]
+        if (block := block_of(kind)[0]) > unit:
+            unit, side, counts = block, 3 * block, [(2,) * 8, (1, 0, 3, 2)]
         for rows in (1, 2, 40):
-            for widths in ((384,) * 8, (352, 384, 416, 0), tuple(range(32, 32 * 20, 32))):
-                gate = MatVecId(kind, ops.ROWS, 288, widths, rows, 4)
-                cases += [gate, MatVecId(kind, ops.COLUMNS, 288, widths, rows, 4, x_per_used=True, pieces=2)]
+            for widths in (tuple(unit * n for n in count) for count in counts):
+                gate = MatVecId(kind, ops.ROWS, side, widths, rows, 4)
+                cases += [gate, MatVecId(kind, ops.COLUMNS, 33, widths, rows, 4, x_per_used=True, pieces=2)]
     return cases

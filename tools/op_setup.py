@@ -6,6 +6,7 @@ them into one buffer, guard words between and NaN in every output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +15,7 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.formats import row_nbytes
+from vkbackend.formats import block_of, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
@@ -117,19 +118,34 @@ def uniform(rng: np.random.Generator, *shape: int, span: float = 1.0) -> Tensor:
     return Tensor(shape, "f32", rng.uniform(-span, span, shape).astype(np.float32))
 
 
+# Where a block has its scales (halves), and the largest |value / scale| in it; all other bytes are codes.
+SCALES: dict[str, tuple[tuple[int, ...], float]] = {
+    "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
+    "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
+    "q6_k": ((208,), 4096), "iq4_nl": ((0,), 127), "iq4_xs": ((0,), 4064), "tq1_0": ((52,), 1),
+    "tq2_0": ((64,), 2),
+}  # fmt: skip
+
+
 def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0) -> Tensor:
     """Values of about +-scale; in quantized blocks every code occurs, also those a quantizer never writes."""
-    values = rng.uniform(-scale, scale, shape).astype(np.float32)
-    if dtype in ("f32", "f16"):
+    if dtype in ("f32", "f16", "bf16"):
+        values = rng.uniform(-scale, scale, shape).astype(np.float32)
+        if dtype == "bf16":
+            return Tensor(shape, dtype, values.view(np.uint16).reshape(*shape, 2)[..., 1])
         return Tensor(shape, dtype, values.astype(np.float16 if dtype == "f16" else np.float32))
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    raw = quantize(values, GGMLQuantizationType[dtype.upper()])
-    blocks = raw.reshape(-1, row_nbytes(dtype, 32))
-    assert dtype in ("q8_0", "q4_0"), f"{dtype}: say which bytes of a block are codes"
-    blocks[:, 2:] = rng.integers(0, 256, blocks[:, 2:].shape, np.uint8)
-    return Tensor(shape, dtype, blocks.reshape(raw.shape))
+    elements, nbytes = block_of(dtype)
+    blocks = rng.integers(0, 256, (math.prod(shape) // elements, nbytes), np.uint8)
+    if dtype == "mxfp4":  # a power of two, times up to 12
+        blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
+        return Tensor(shape, dtype, blocks)
+    offsets, largest = SCALES[dtype]
+    for at in offsets:
+        scales = (
+            rng.choice([-1, 1], len(blocks)) * rng.uniform(0.5, 1, len(blocks)) * scale / largest
+        ).astype("<f2")
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return Tensor(shape, dtype, blocks)
 
 
 def output(*shape: int, dtype: str = "f32") -> Tensor:

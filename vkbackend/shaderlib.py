@@ -17,6 +17,7 @@ import tempfile
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from vkbackend import env
 from vkbackend.errors import UnsupportedFeature
@@ -36,15 +37,26 @@ def shaders_dir() -> Path:
 @cache
 def manifest() -> dict[str, dict[str, dict[str, str]]]:
     """op -> variant -> {axis: value}, in the manifest's order."""
-    with open(shaders_dir() / "variants.toml", "rb") as file:
-        ops: dict[str, dict[str, list[str]]] = tomllib.load(file)
+    tables: dict[str, Any] = _variants_toml()
+    ops = {op: axes for op, axes in tables.items() if isinstance(axes, dict)}
     return {
         op: {
             "-".join(values) or "f32": dict(zip(axes, values, strict=True))
-            for values in itertools.product(*axes.values())
+            for values in itertools.product(*(tables[v] if isinstance(v, str) else v for v in axes.values()))
         }
         for op, axes in ops.items()
     }
+
+
+def weight_types() -> tuple[str, ...]:
+    """The formats of weights that every matrix op and embed have a variant for."""
+    return tuple(_variants_toml()["weights"])
+
+
+@cache
+def _variants_toml() -> dict[str, Any]:
+    with open(shaders_dir() / "variants.toml", "rb") as file:
+        return tomllib.load(file)
 
 
 def variants() -> list[tuple[str, str]]:

@@ -1,84 +1,91 @@
 // Weights of every format as floats. The including file declares `uint w[]`, calls it with the row's start, and never
-// unpacks bits itself. A new format is one block description and one function.
+// unpacks bits itself. A format is one block description and one decode4, in the file of its family below.
 //
-//     uint row_start(uint row, uint n)      where a row of n elements starts, in the format's own unit
+//     uint row_start(uint row, uint n)      where a row of n elements starts
 //     ROW_UNIT                              elements that rows are whole multiples of
 //     vec4 dequant4(uint start, uint k)     elements k..k+3 of a row, k a multiple of 4 (quantized formats: in a block)
 //     vec4 dequant4_tail(start, k, n)       the same with zeros from element n on
 //
-// Rows are addressed in halves (2 bytes), the finest alignment a GGUF row can have inside a view (a Q8_0 block has 34
-// bytes), which reaches 8 GiB with 32 bits; f32 in words.
+// Addresses are bytes (an MXFP4 block has 17). 32 bits reach all of a binding, which never spans 4 GiB. Reads are
+// whole words that hold something wanted, so the end of a view is safe.
 
-#if !defined(TYPE_F32)
-// 32 bits from half h on. Never reads a word that holds none of them, so the end of a view is safe.
-uint word_at(uint h) {
-    const uint low = w[h >> 1];
-    const uint high = w[(h + 1) >> 1];
-    return (h & 1u) == 0u ? low : (low >> 16) | (high << 16);
+uint u32_at(uint at); // 32 bits at any multiple of the block size's power of two
+uint u16_at(uint at); // at even addresses
+uint u8_at(uint at); // anywhere
+float f16_at(uint at); // at even addresses
+
+// The four bytes of a word, each shifted and masked.
+uvec4 codes4(uint word, uint shift, uint mask) {
+    return (uvec4(word, word >> 8, word >> 16, word >> 24) >> shift) & mask;
 }
 
-float half_at(uint h) {
-    const vec2 pair = unpackHalf2x16(w[h >> 1]);
-    return (h & 1u) == 0u ? pair.x : pair.y;
-}
-#endif
+// vec4 decode4(uint b, uint k): elements k..k+3, k a multiple of 4, of the block at address b.
 
 #if defined(TYPE_F32)
 const uint ROW_UNIT = 1;
+const uint BLOCK_NBYTES = 4;
+#define HAS_TAIL // rows need not be a multiple of 4 long
 
-uint row_start(uint row, uint n) { return w_off + row * n; }
+float decode1(uint b) { return uintBitsToFloat(w[b >> 2]); }
 
-float dequant1(uint start, uint k) { return uintBitsToFloat(w[start + k]); }
-
-vec4 dequant4(uint start, uint k) {
-    const uint i = start + k;
+vec4 decode4(uint b, uint k) {
+    const uint i = b >> 2;
     return uintBitsToFloat(uvec4(w[i], w[i + 1], w[i + 2], w[i + 3]));
 }
-#define HAS_TAIL // rows need not be a multiple of 4 long
 
 #elif defined(TYPE_F16)
 const uint ROW_UNIT = 1;
-
-uint row_start(uint row, uint n) { return 2 * w_off + row * n; }
-
-float dequant1(uint start, uint k) { return half_at(start + k); }
-
-vec4 dequant4(uint start, uint k) {
-    const uint h = start + k;
-    return vec4(unpackHalf2x16(word_at(h)), unpackHalf2x16(word_at(h + 2)));
-}
+const uint BLOCK_NBYTES = 2;
 #define HAS_TAIL
 
-#elif defined(TYPE_Q8_0)
-// block of 32: half d; int8 q[32]                      value = d * q
-const uint ROW_UNIT = 32;
-const uint BLOCK_HALVES = 17;
+float decode1(uint b) { return f16_at(b); }
 
-uint row_start(uint row, uint n) { return 2 * w_off + row * (n / 32) * BLOCK_HALVES; }
+vec4 decode4(uint b, uint k) { return vec4(unpackHalf2x16(u32_at(b)), unpackHalf2x16(u32_at(b + 4))); }
 
-vec4 dequant4(uint start, uint k) {
-    const uint block = start + (k >> 5) * BLOCK_HALVES;
-    const int q = int(word_at(block + 1 + ((k & 31u) >> 1)));
-    const ivec4 bytes = ivec4(q << 24, q << 16, q << 8, q) >> 24;
-    return half_at(block) * vec4(bytes);
-}
+#elif defined(TYPE_BF16)
+const uint ROW_UNIT = 1;
+const uint BLOCK_NBYTES = 2;
+#define HAS_TAIL
 
-#elif defined(TYPE_Q4_0)
-// block of 32: half d; 16 bytes, byte j holds element j low and element j + 16 high      value = d * (q - 8)
-const uint ROW_UNIT = 32;
-const uint BLOCK_HALVES = 9;
+float decode1(uint b) { return uintBitsToFloat(u16_at(b) << 16); }
 
-uint row_start(uint row, uint n) { return 2 * w_off + row * (n / 32) * BLOCK_HALVES; }
-
-vec4 dequant4(uint start, uint k) {
-    const uint block = start + (k >> 5) * BLOCK_HALVES;
-    const uint q = word_at(block + 1 + ((k & 15u) >> 1)) >> ((k & 16u) >> 2);
-    const uvec4 nibbles = uvec4(q, q >> 8, q >> 16, q >> 24) & 15u;
-    return half_at(block) * (vec4(nibbles) - 8.0);
+vec4 decode4(uint b, uint k) {
+    const uvec2 pairs = uvec2(u32_at(b), u32_at(b + 4));
+    return uintBitsToFloat(uvec4(pairs.x << 16, pairs.x, pairs.y << 16, pairs.y) & 0xFFFF0000u);
 }
 #endif
 
+#include "lib/dequant_32.glsl"
+#include "lib/dequant_k.glsl"
+#include "lib/dequant_iq.glsl"
+#include "lib/dequant_tq.glsl"
+
+// ---- addresses and reads, the same for all ----
+
+uint u32_at(uint at) {
+    const uint low = w[at >> 2];
+    if (BLOCK_NBYTES % 4 == 0) return low;
+    const uint high = w[(at + 3) >> 2];
+    const uint shift = 8 * (at & 3u);
+    return shift == 0 ? low : (low >> shift) | (high << (32 - shift));
+}
+
+uint u16_at(uint at) { return (w[at >> 2] >> (8 * (at & 2u))) & 0xFFFFu; }
+
+uint u8_at(uint at) { return (w[at >> 2] >> (8 * (at & 3u))) & 0xFFu; }
+
+float f16_at(uint at) {
+    const vec2 pair = unpackHalf2x16(w[at >> 2]);
+    return (at & 2u) == 0u ? pair.x : pair.y;
+}
+
+uint row_start(uint row, uint n) { return 4 * w_off + row * (n / ROW_UNIT) * BLOCK_NBYTES; }
+
+vec4 dequant4(uint start, uint k) { return decode4(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT); }
+
 #ifdef HAS_TAIL
+float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }
+
 vec4 dequant4_tail(uint start, uint k, uint n) {
     if (k + 4 <= n) return dequant4(start, k);
     vec4 value = vec4(0.0);

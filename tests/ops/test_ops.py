@@ -1,6 +1,7 @@
 """Every op case on every Vulkan device present, against the numpy twins.
 
-Runs with the constants chosen for the device and with those of the portable floor, there with folded grids.
+Runs with the constants chosen for the device and with those of the floor, there with folded grids; the
+cases of every weight type with the former alone, as each costs its compilation.
 One case: pytest tests/ops/test_ops.py --case "MatVec.*q4_0"; a failure's seed: VKBACKEND_TEST_SEED=N pytest
 """
 
@@ -19,7 +20,7 @@ from vkbackend.executors import NumpyDevice
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.runtime import Device
-from vkbackend.tools.op_cases import CASES, WIDE_CASES
+from vkbackend.tools.op_cases import CASES, FORMAT_CASES, WIDE_CASES
 from vkbackend.tools.op_setup import Case, Placed
 
 # Three workgroups in x, so that the fold into y, needed above 65,535, happens in small cases.
@@ -108,7 +109,7 @@ def run(case: Case, device: Device, limits: Limits, seed: int) -> None:
 def test_op(case: Case, device: Device) -> None:
     seed = int(os.environ.get("VKBACKEND_TEST_SEED") or secrets.randbelow(1 << 31))
     done: list[object] = []
-    for limits in (device.limits, FLOOR):
+    for limits in (device.limits,) if case in FORMAT_CASES else (device.limits, FLOOR):
         probe = Placed(NumpyDevice("probe"), case.setup(np.random.default_rng(seed)))
         shape = [(c.consts, c.groups) for c in probe.record(limits).accesses() if isinstance(c, Dispatch)]
         probe.close()

@@ -1,0 +1,68 @@
+// Blocks of 32 elements with one scale; part of dequant.glsl. `nibbles` are 16 bytes, byte j with element j in its low
+// half and element j + 16 in its high half.
+
+uvec4 nibbles4(uint at, uint k) { return codes4(u32_at(at + (k & 15u)), (k & 16u) >> 2, 15u); }
+
+#if defined(TYPE_Q4_0)
+// half d; nibbles q                                     d * (q - 8)
+const uint ROW_UNIT = 32;
+const uint BLOCK_NBYTES = 18;
+
+vec4 decode4(uint b, uint k) { return f16_at(b) * (vec4(nibbles4(b + 2, k)) - 8.0); }
+
+#elif defined(TYPE_Q4_1)
+// half d, m; nibbles q                                  d * q + m
+const uint ROW_UNIT = 32;
+const uint BLOCK_NBYTES = 20;
+
+vec4 decode4(uint b, uint k) {
+    const vec2 dm = unpackHalf2x16(u32_at(b));
+    return dm.x * vec4(nibbles4(b + 4, k)) + dm.y;
+}
+
+#elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
+// Q5_0: half d; u32 h; nibbles q                        d * (q + 16 * bit k of h - 16)
+// Q5_1: half d, m; u32 h; nibbles q                     d * (q + 16 * bit k of h) + m
+const uint ROW_UNIT = 32;
+#ifdef TYPE_Q5_0
+const uint BLOCK_NBYTES = 22;
+const uint HEAD = 2;
+#else
+const uint BLOCK_NBYTES = 24;
+const uint HEAD = 4;
+#endif
+
+vec4 decode4(uint b, uint k) {
+    const uvec4 high = (uvec4(u32_at(b + HEAD) >> k) >> uvec4(0, 1, 2, 3)) & 1u;
+    const vec4 q = vec4(nibbles4(b + HEAD + 4, k) | (high << 4));
+#ifdef TYPE_Q5_0
+    return f16_at(b) * (q - 16.0);
+#else
+    const vec2 dm = unpackHalf2x16(u32_at(b));
+    return dm.x * q + dm.y;
+#endif
+}
+
+#elif defined(TYPE_Q8_0)
+// half d; int8 q[32]                                    d * q
+const uint ROW_UNIT = 32;
+const uint BLOCK_NBYTES = 34;
+
+vec4 decode4(uint b, uint k) {
+    const int q = int(u32_at(b + 2 + k));
+    return f16_at(b) * vec4(ivec4(q << 24, q << 16, q << 8, q) >> 24);
+}
+
+#elif defined(TYPE_MXFP4)
+// u8 e; nibbles q, a sign over the code of 0, 1, 2, 3, 4, 6, 8 or 12                2^(e - 128) * value
+const uint ROW_UNIT = 32;
+const uint BLOCK_NBYTES = 17;
+
+vec4 decode4(uint b, uint k) {
+    const uint e = u8_at(b);
+    const uvec4 q = nibbles4(b + 1, k);
+    const vec4 magnitude = vec4((uvec4(0xC8643210u) >> (4 * (q & 7u))) & 15u);
+    const float d = uintBitsToFloat(e < 2 ? 0x00200000u << e : (e - 1) << 23); // e < 2: a subnormal
+    return d * mix(magnitude, -magnitude, notEqual(q & 8u, uvec4(0)));
+}
+#endif

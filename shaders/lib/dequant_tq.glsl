@@ -1,0 +1,27 @@
+// Ternary formats: blocks of 256 elements of -d, 0 or d; part of dequant.glsl.
+
+#if defined(TYPE_TQ1_0)
+// u8 q[52], five elements (the last four bytes: four) in base 3 as a fraction of 256, so that digit n is the carry of
+// 3 * (3^n q mod 256); element k is digit k / 32 of byte k % 32 below 160, then digit (k - 160) / 16 of byte
+// 32 + k % 16 below 240, then digit (k - 240) / 4 of byte 48 + k % 4; half d        d * (digit - 1)
+const uint ROW_UNIT = 256;
+const uint BLOCK_NBYTES = 54;
+
+vec4 decode4(uint b, uint k) {
+    const uvec2 place = k < 160 ? uvec2(k % 32, k / 32) : k < 240 ? uvec2(32 + k % 16, (k - 160) / 16)
+        : uvec2(48, (k - 240) / 4);
+    const uint power = place.y == 4 ? 81u : (0x1B090301u >> (8 * place.y)) & 0xFFu; // 3^n
+    const uvec4 fraction = (codes4(u32_at(b + place.x), 0, 0xFFu) * power) & 0xFFu;
+    return f16_at(b + 52) * (vec4((fraction * 3u) >> 8) - 1.0);
+}
+
+#elif defined(TYPE_TQ2_0)
+// u8 q[64], bits 2j of byte 32 i + l for element 128 i + 32 j + l; half d          d * (q - 1)
+const uint ROW_UNIT = 256;
+const uint BLOCK_NBYTES = 66;
+
+vec4 decode4(uint b, uint k) {
+    const uvec4 q = codes4(u32_at(b + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u);
+    return f16_at(b + 64) * (vec4(q) - 1.0);
+}
+#endif
