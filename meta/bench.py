@@ -17,6 +17,7 @@ import numpy as np
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.meta import ops
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import MIRRORED, State, partial
 from vkbackend.meta.tensor import Graph, Tensor
 from vkbackend.runtime import Device
@@ -57,7 +58,7 @@ def time_reduce(
     mesh = Mesh(devices, **mesh_options)
     try:
         chain = _Chain(devices, nbytes // 4, length or chain_length(nbytes))
-        mesh.prepare(chain.build, 1, 0, {}, ((0, 0),) * len(devices))
+        mesh.prepare(chain.build, StepShape(1, 0, ((0, 0),) * len(devices)))
         step = mesh.step(1, 0)
         seconds: list[float] = []
         mesh.run(step)

@@ -8,20 +8,21 @@ wait and one signal. Nothing is allocated, compiled or recorded there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from vkbackend import env, hazards
 from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
-from vkbackend.memory import ALIGN, HostPages, aligned, plan_scratch
+from vkbackend.memory import ALIGN, HostPages, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
-from vkbackend.meta.reduce import Provider, Reduce, Slots, make_provider, wire_of
+from vkbackend.meta.reduce import Provider, Reduce, make_provider, wire_of
+from vkbackend.meta.sizing import Build, StepShape, StepSizes, measure
 from vkbackend.meta.split import MIRRORED, Ranges, split
 from vkbackend.meta.tensor import Graph, Inputs, Weight
-from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable
@@ -41,9 +42,6 @@ class Step:
     reduces: list[Reduce]
     values: dict[str, list[View | None]]  # intermediate tensors by label, where the mesh keeps them
     n_outputs: int
-
-
-Build = Callable[[Graph], None]
 
 
 class Mesh:
@@ -71,9 +69,13 @@ class Mesh:
         self._inputs: list[Inputs] = []
         self._arenas: list[Buffer] = []
         self._steps: dict[tuple[int, int], Step] = {}
-        self._active: Mapping[str, tuple[int, ...]] = {}
         self._bases = [0] * len(self.devices)
         self._broken = ""
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What `sizing.measure` must know of this mesh: the wire format and whether values share memory."""
+        return {"wire": self._wire, "reuse": not self._keep_values}
 
     # ---- loading ----
 
@@ -117,72 +119,28 @@ class Mesh:
         for d, device in enumerate(self.devices):
             device.write(weight.whole(d), values)
 
-    def prepare(
-        self,
-        build: Build,
-        n_rows: int,
-        n_outputs: int,
-        rope_widths: Mapping[str, int],
-        vocab: Ranges,
-        active: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> None:
-        """Allocate what steps of up to `n_rows` rows and `n_outputs` output rows need, by planning the
-        largest one.
-
-        `rope_widths`: floats per row of each RoPE table. `vocab`: vocabulary rows per device. `active`: by
-        outermost graph scope, the devices that work there and so need what a reduce there gives (default:
-        all).
-        """
-        self._active = active or {}
-        offsets, total = {}, aligned(STEP_NBYTES)
-        for name, width in rope_widths.items():
-            offsets[name], total = total, total + aligned(4 * n_rows * width)
+    def prepare(self, build: Build, shape: StepShape, sizes: StepSizes | None = None) -> None:
+        """Allocate what steps up to `shape` need: `sizes`, or what building the largest of them shows."""
+        sizes = sizes or measure(self.devices, build, shape, **self.how)
         for d, device in enumerate(self.devices):
-            host = device.buffer(total, Home.STAGING, "step")
-            local = device.buffer(total, Home.SCRATCH, "step")
-            rope = {
-                name: View(local, offsets[name], (n_rows, width // 2, 2))
-                for name, width in rope_widths.items()
-            }
-            n_vocab = vocab[d][1] - vocab[d][0]
-            logits = None
-            if n_vocab and n_outputs:
-                region = device.buffer(4 * n_outputs * n_vocab, Home.STAGING, "logits")
-                logits = View(region, 0, (n_outputs, n_vocab))
-            words = total // 4
-            self._inputs.append(
-                Inputs(
-                    View(local, 0, (STEP_NBYTES // 4,), "u32"),
-                    rope,
-                    View(host, 0, (words,)),
-                    View(local, 0, (words,)),
-                    logits,
-                )
-            )
-        # The kinds of step there are: few rows and many, one output row and many. Planned before they have
-        # addresses.
-        sizing = Sizing(len(self.devices))
-        probes = [
-            self._graph(rows, min(rows, outputs), sizing, build)
-            for rows in {n_rows, min(n_rows, MAX_VEC_ROWS)}
-            for outputs in {n_outputs, 1}
-        ]
-        elements = max((r.elements for probe in probes for r in probe.reduces), default=0)
-        if elements:
-            self._provider = make_provider(self.devices, 4 * elements, self._wanted)
-        for d, device in enumerate(self.devices):
-            nbytes = max(self._plan(probe.recordings[d])[1] for probe in probes)
-            self._arenas.append(device.buffer(max(nbytes, ALIGN), Home.SCRATCH, "scratch"))
-        self._vocab, self._build = vocab, build
+            host = device.buffer(sizes.params, Home.STAGING, "step")
+            local = device.buffer(sizes.params, Home.SCRATCH, "step")
+            region = device.buffer(n, Home.STAGING, "logits") if (n := sizes.logits[d]) else None
+            self._inputs.append(shape.inputs(d, host, local, region))
+            self._arenas.append(device.buffer(sizes.arenas[d], Home.SCRATCH, "scratch"))
+        if sizes.slot:
+            self._provider = make_provider(self.devices, sizes.slot, self._wanted)
+        self._shape, self._build = shape, build
 
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
         return plan_scratch(recording, reuse=not self._keep_values)
 
-    def _graph(self, n_rows: int, n_outputs: int, provider: Provider | None, build: Build) -> Graph:
+    def _graph(self, n_rows: int, n_outputs: int) -> Graph:
         """The step's graph, built by the model and scheduled."""
-        graph = Graph(self.devices, self._inputs, provider, n_rows, n_outputs, self._active, wire=self._wire)
+        active = self._shape.active
+        graph = Graph(self.devices, self._inputs, self._provider, n_rows, n_outputs, active, wire=self._wire)
         graph.begin()
-        build(graph)
+        self._build(graph)
         graph.recordings = [by_depth(recording) for recording in graph.recordings]
         return graph
 
@@ -196,7 +154,7 @@ class Mesh:
         return self._steps[key]
 
     def _record(self, n_rows: int, n_outputs: int) -> Step:
-        graph = self._graph(n_rows, n_outputs, self._provider, self._build)
+        graph = self._graph(n_rows, n_outputs)
         executables, values = [], {name: list(views) for name, views in graph.values.items()}
         for d, (device, recording) in enumerate(zip(self.devices, graph.recordings, strict=True)):
             offsets, nbytes = self._plan(recording)
@@ -308,7 +266,7 @@ class Mesh:
 
     def read_logits(self, out: np.ndarray, n_outputs: int) -> None:
         """Gather the logits of the last step into `out`, float32 [>= n_outputs, n_vocab]."""
-        for device, inputs, (begin, end) in zip(self.devices, self._inputs, self._vocab, strict=True):
+        for device, inputs, (begin, end) in zip(self.devices, self._inputs, self._shape.vocab, strict=True):
             if inputs.logits is not None:
                 view = inputs.logits
                 device.invalidate(view.buffer)  # type: ignore[arg-type]
@@ -334,26 +292,3 @@ class Mesh:
 
 # Pages that an abandoned device may still write stay mapped for the life of the process.
 _leaked: list[object] = []
-
-
-class Sizing(Provider):
-    """Stands in for the provider while the largest step is traced to find out how large its slots must be."""
-
-    name = "sizing"
-
-    def __init__(self, n: int) -> None:
-        self._n, self._buffer = n, Buffer(1 << 40, Home.PAGES, "sizing")
-
-    def slot(self, device: int, parity: int) -> View:
-        return View(self._buffer, 0, (1 << 30,), "u32")
-
-    def readable(self, device: int, reduce: Reduce) -> Slots:
-        own = device if device in reduce.writers else None
-        mask = sum(1 << w for w in reduce.writers)
-        return Slots(self._buffer, 0, reduce.elements, self._n, own, mask, reduce.wire)
-
-    def exchange(self, reduce: Reduce) -> None:
-        raise AssertionError("a sizing graph never runs")
-
-    def close(self) -> None:
-        pass

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.executors import NullDevice
 from vkbackend.limits import Limits
 from vkbackend.meta.balance import Cost, Shares
-from vkbackend.meta.mesh import Sizing
 from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, bucket, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
 from vkbackend.meta.split import MIRRORED, Ranges, scaled, split
-from vkbackend.meta.tensor import Graph, Inputs, Weight
+from vkbackend.meta.tensor import Graph, Weight
 from vkbackend.models.base import LayerCache, Model, Weights
 from vkbackend.models.layout import Layout, Options, lay_out, sizes, weight_nbytes
 from vkbackend.ops import CELL_BLOCK
-from vkbackend.step import STEP_NBYTES
+from vkbackend.step import MAX_ROWS
+
+LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
 
 
 def cost_function(
@@ -66,6 +69,23 @@ def cost_of(model: Model, layout: Layout, options: Options, reduces: tuple[int, 
 # ---- the traced step ----
 
 
+def step_shape(model: Model, layout: Layout, options: Options, n_ubatch: int) -> StepShape:
+    """The largest step of a model whose micro-batches have up to `n_ubatch` rows."""
+    rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
+    fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
+    outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
+    widths = {name: table.n_rot for name, table in model.ropes(options.n_ctx).items()}
+    return StepShape(rows, outputs, layout.output_plan.ranges["vocab"], widths, layout.active)
+
+
+def step_sizes(
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape, **how: Any
+) -> StepSizes:
+    """What steps up to `shape` need besides weights and caches; `how` are wire and reuse of `measure`."""
+    devices, build = _traced(model, layout, options, limits)
+    return measure(devices, build, shape, **how)
+
+
 def trace_reduces(
     model: Model,
     layout: Layout,
@@ -75,13 +95,21 @@ def trace_reduces(
     wire: str = "auto",
 ) -> list[Reduce]:
     """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
-    devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
-    weights = {load.name: _weight(load, devices) for load in layout.loads}
-    vocab = layout.output_plan.ranges["vocab"]
-    inputs = [_inputs(model, options.n_ctx, n_rows, end - begin) for begin, end in vocab]
+    devices, build = _traced(model, layout, options, limits)
+    shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
+    inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, wire)
-    model.forward(graph, Weights(weights), _caches(model, layout, options))
+    build(graph)
     return graph.reduces
+
+
+def _traced(
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits]
+) -> tuple[list[NullDevice], Build]:
+    devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
+    weights = Weights({load.name: _weight(load, devices) for load in layout.loads})
+    caches = _caches(model, layout, options)
+    return devices, lambda graph: model.forward(graph, weights, caches)
 
 
 def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
@@ -99,12 +127,6 @@ def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
         if len(load.shape) == 3 and expert_pieces(load, d, most):
             weight.starts[d] = _view((load.shape[0] + 1,), "u32")
     return weight
-
-
-def _inputs(model: Model, n_ctx: int, n_rows: int, n_vocab: int) -> Inputs:
-    rope = {name: _view((n_rows, table.n_rot // 2, 2)) for name, table in model.ropes(n_ctx).items()}
-    logits = _view((1, n_vocab)) if n_vocab else None
-    return Inputs(_view((STEP_NBYTES // 4,), "u32"), rope, _view((1,)), _view((1,)), logits)
 
 
 def _caches(model: Model, layout: Layout, options: Options) -> list[LayerCache]:

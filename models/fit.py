@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
-from vkbackend.models.layout import Options
+from vkbackend.meta.sizing import StepSizes
+from vkbackend.models.base import Model
+from vkbackend.models.layout import Options, largest_cache, lay_out, sizes, totals
 from vkbackend.runtime import Device
 
-RESERVE = 0.02  # of a heap, for scratch, staging and what drivers keep for themselves
+RESERVE = 0.02  # of a heap, for what drivers keep for themselves
+ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "shared", "staging")
+NAMES = {
+    "weights": "weights",
+    "kv": "KV cache",
+    "scratch": "scratch",
+    "host": "tensors placed on the host",
+    "shared": "tables that all devices read",
+    "staging": "staging",
+}
 Sizes = Callable[[Options], list[dict[str, int]]]  # bytes per device of a layout under these options
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one physical device may hold for us now, bytes; `members` are the logical devices that share
-    it."""
+    """What one physical device, or the host, may hold for us now, bytes; `members` are the logical devices
+    that share it, `homes` what of theirs lies in it."""
 
     name: str
     nbytes: int
     members: tuple[int, ...]
     max_binding: int = 1 << 62  # what a shader can read as one buffer
+    homes: tuple[str, ...] = ON_DEVICE
+
+    def held(self, sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+        """Bytes by home of what a layout puts here."""
+        return {home: sum(sizes[d].get(home, 0) for d in self.members) for home in self.homes}
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
@@ -40,13 +56,41 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
     return budgets
 
 
-def shortfall(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> tuple[Budget, int, int] | None:
-    """(budget, weight bytes, kv bytes) of the first physical device that what lies on it exceeds, or None."""
-    for budget in budgets:
-        weights, kv = (sum(sizes[d][key] for d in budget.members) for key in ("weights", "kv"))
-        if weights + kv > budget.nbytes:
-            return budget, weights, kv
-    return None
+def host_budget(n_devices: int) -> list[Budget]:
+    """The budget for what all devices keep in host memory, where the host says what is free."""
+    if (free := host_free_nbytes()) is None:
+        return []
+    return [Budget("host memory", int(free * (1 - RESERVE)), tuple(range(n_devices)), homes=ON_HOST)]
+
+
+def host_free_nbytes() -> int | None:
+    """What the host could still give without swapping (Linux: MemAvailable); None where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next((line for line in lines if line.startswith("MemAvailable:")), "")
+        return 1024 * int(found.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def sizes_with(model: Model, types: Mapping[str, str], n_devices: int, steps: StepSizes) -> Sizes:
+    """Bytes per device and home under changed options; what `steps` need stays as it is."""
+
+    def sizes_of(changed: Options) -> list[dict[str, int]]:
+        layout = lay_out(model, types, n_devices, changed)
+        held = sizes(layout, model, changed)
+        for d, n in enumerate(held):
+            n["scratch"], n["staging"] = steps.scratch(d), steps.staging(d) + 2 * steps.slot
+            n["cache"] = largest_cache(layout, model, changed, d)
+        held[0]["shared"] = totals(layout, model, changed)["shared"]
+        return held
+
+    return sizes_of
+
+
+def shortfall(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> Budget | None:
+    """The first budget that what is to lie there exceeds, or None."""
+    return next((b for b in budgets if sum(b.held(sizes).values()) > b.nbytes), None)
 
 
 def unreadable(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> tuple[Budget, int] | None:
@@ -58,10 +102,10 @@ def unreadable(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> tu
     return None
 
 
-def check_fit(devices: Sequence[Device], options: Options, sizes: Sizes, n_layer: int) -> None:
+def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
     """Raise OutOfDeviceMemory with the numbers and the smallest change that would fit."""
-    budgets = budgets_of(devices)
-    planned = sizes(options)
+    budgets = budgets_of(devices) + host_budget(len(devices))
+    planned = sizes_of(options)
     found = shortfall(planned, budgets)
     if found is None:
         if (cache := unreadable(planned, budgets)) is None:
@@ -69,25 +113,27 @@ def check_fit(devices: Sequence[Device], options: Options, sizes: Sizes, n_layer
         budget, largest = cache
         raise OutOfDeviceMemory(
             f"{budget.name}: the KV cache of one layer would take {largest / 2**20:.0f} MiB, and the device "
-            f"reads {budget.max_binding / 2**20:.0f} MiB at once; {advice(options, sizes, budgets, n_layer)}",
+            f"reads {budget.max_binding / 2**20:.0f} MiB at once; "
+            f"{advice(options, sizes_of, budgets, n_layer)}",
             requested=largest,
             budget=budget.max_binding,
         )
-    budget, weights, kv = found
+    held = found.held(planned)
+    parts = ", ".join(f"{nbytes / 2**20:.0f} MiB of {NAMES[home]}" for home, nbytes in held.items())
     raise OutOfDeviceMemory(
-        f"{budget.name} would hold {weights / 2**20:.0f} MiB of weights and {kv / 2**20:.0f} MiB of KV "
-        f"cache, and has {budget.nbytes / 2**20:.0f} MiB; {advice(options, sizes, budgets, n_layer)}",
-        requested=weights + kv,
-        budget=budget.nbytes,
+        f"{found.name} would hold {parts}, and has {found.nbytes / 2**20:.0f} MiB; "
+        f"{advice(options, sizes_of, budgets, n_layer)}",
+        requested=sum(held.values()),
+        budget=found.nbytes,
     )
 
 
-def advice(options: Options, sizes: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
+def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
     """What would fit: a smaller context if that is enough, else fewer layers on the devices."""
 
     def fits(changed: Options) -> bool:
         try:
-            planned = sizes(changed)
+            planned = sizes_of(changed)
             return shortfall(planned, budgets) is None and unreadable(planned, budgets) is None
         except VkbackendError:
             return False

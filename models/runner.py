@@ -17,12 +17,13 @@ from vkbackend.executors import NumpyDevice
 from vkbackend.meta.balance import Prediction, auto_split
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
+from vkbackend.meta.sizing import bucket
 from vkbackend.models.base import MATRIX_TYPES, Model, Weights, WeightSpec
-from vkbackend.models.cost import cost_function
-from vkbackend.models.fit import budgets_of, check_fit
+from vkbackend.models.cost import cost_function, step_shape, step_sizes
+from vkbackend.models.fit import budgets_of, check_fit, sizes_with
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.kv_cache import KVCache
-from vkbackend.models.layout import Options, largest_cache, lay_out, sizes
+from vkbackend.models.layout import Options, lay_out
 from vkbackend.models.registry import load_model
 from vkbackend.models.state import fingerprint
 from vkbackend.ops import MAX_SLOTS
@@ -31,13 +32,7 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams
 
 CACHE_TYPES = ("f16", "f32")
 MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
-LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
-
-
-def bucket(n: int) -> int:
-    """The power of two that n rows are padded to: one recording serves each."""
-    return 1 << max(0, n - 1).bit_length() if n else 0
 
 
 def open_devices(specs: Sequence[str | int] | None) -> list[Device]:
@@ -108,10 +103,6 @@ class Runner:
             opts = self.options
             self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
             self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
-            fits = LOGITS_NBYTES // (4 * self.n_vocab)
-            self.max_outputs = min(
-                self.n_ubatch, max(bucket(self.n_slots), 1 << max(fits, 1).bit_length() - 1)
-            )
             self.mesh = Mesh(open_devices(devices), **mesh_options)
             self.prediction: Prediction | None = None
             self._free_before = [device.free_nbytes() for device in self.mesh.devices]
@@ -143,18 +134,17 @@ class Runner:
         self.layout = layout = lay_out(model, types, n, options)
         env.log(1, "plan\n" + layout.table())
 
-        def sizes_with(changed: Options) -> list[dict[str, int]]:
-            tried = lay_out(model, types, n, changed)
-            caches = [largest_cache(tried, model, changed, d) for d in range(n)]
-            return [s | {"cache": c} for s, c in zip(sizes(tried, model, changed), caches, strict=True)]
-
-        check_fit(mesh.devices, options, sizes_with, model.n_layer)
+        limits = [device.limits for device in mesh.devices]
+        shape = step_shape(model, layout, options, self.n_ubatch)
+        steps = step_sizes(model, layout, options, limits, shape, **mesh.how)
+        self.max_outputs = shape.n_outputs
+        check_fit(mesh.devices, options, sizes_with(model, types, n, steps), model.n_layer)
         mesh.load(layout.loads, _Source(gguf, model.weights()), progress)
         self.kv = KVCache(mesh, model, layout, options)
         self._ropes = model.ropes(self.n_ctx)
         self._params = StepParams()
         self._rope_rows = {
-            name: np.zeros((self.n_ubatch, t.n_rot // 2, 2), np.float32) for name, t in self._ropes.items()
+            name: np.zeros((shape.n_rows, t.n_rot // 2, 2), np.float32) for name, t in self._ropes.items()
         }
         self._rope_all = {
             name: t.rows(np.arange(self.n_ctx)) if 4 * t.n_rot * self.n_ctx <= ROPE_CACHE_NBYTES else None
@@ -162,14 +152,7 @@ class Runner:
         }
         self._logits = np.empty((self.max_outputs, self.n_vocab), np.float32)
         weights = Weights(mesh.weights)
-        mesh.prepare(
-            lambda graph: model.forward(graph, weights, self.kv.layers),
-            bucket(self.n_ubatch),
-            self.max_outputs,
-            {name: t.n_rot for name, t in self._ropes.items()},
-            layout.output_plan.ranges["vocab"],
-            layout.active,
-        )
+        mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
         for device in mesh.devices:
             device.drop_upload()
         mesh.step(1, 1)  # compiles what decode needs now, rather than in front of the first token

@@ -20,10 +20,10 @@ from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.split import Kind
 from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.base import Model
-from vkbackend.models.cost import cost_function, cost_of, trace_reduces
-from vkbackend.models.fit import budgets_of, check_fit
+from vkbackend.models.cost import cost_function, cost_of, step_shape, step_sizes, trace_reduces
+from vkbackend.models.fit import ON_DEVICE, budgets_of, check_fit, sizes_with
 from vkbackend.models.gguf import GGUF
-from vkbackend.models.layout import Layout, Options, lay_out, sizes, totals, weight_nbytes
+from vkbackend.models.layout import Layout, Options, lay_out, totals, weight_nbytes
 from vkbackend.models.registry import load_model
 from vkbackend.models.runner import check_weights, checked_options, open_devices, with_a_share
 from vkbackend.runtime import Device
@@ -73,6 +73,7 @@ class Report:
     devices: list[Device]
     options: Options
     layout: Layout
+    sizes: list[dict[str, int]]  # bytes per device and home
     reduces: list[Reduce]
     prediction: Prediction
     misfit: str  # why the model does not fit, and what would; "" where it does
@@ -81,7 +82,7 @@ class Report:
         """Bytes on each device, and what it reads for one token."""
         cost = cost_of(self.model, self.layout, self.options, ())
         rows = []
-        for d, held in enumerate(sizes(self.layout, self.model, self.options)):
+        for d, held in enumerate(self.sizes):
             mirrored = sum(
                 weight_nbytes(load, d) for load in self.layout.loads if load.state.kind is not Kind.SPLIT
             )
@@ -89,7 +90,7 @@ class Report:
                 {
                     "device": self.devices[d].name,
                     "share": self.prediction.tensor_split[d],
-                    **held,
+                    **{home: held[home] for home in (*ON_DEVICE, "host", "staging")},
                     "mirrored": mirrored,
                     "read_per_token": cost.read[d],
                     "host_read_per_token": cost.host[d],
@@ -150,15 +151,15 @@ def _report(
     layout = lay_out(model, types, len(devices), options)
     reduces = trace_reduces(model, layout, options, limits, wire=wire)
 
-    def sizes_with(changed: Options) -> list[dict[str, int]]:
-        return sizes(lay_out(model, types, len(devices), changed), model, changed)
-
+    shape = step_shape(model, layout, options, 512)
+    steps = step_sizes(model, layout, options, limits, shape, wire=wire)
+    planned = sizes_with(model, types, len(devices), steps)
     misfit = ""
     try:
-        check_fit(devices, options, sizes_with, model.n_layer)
+        check_fit(devices, options, planned, model.n_layer)
     except OutOfDeviceMemory as error:
         misfit = str(error)
-    return Report(model, devices, options, layout, reduces, prediction, misfit)
+    return Report(model, devices, options, layout, planned(options), reduces, prediction, misfit)
 
 
 # ---- text and JSON ----
@@ -226,7 +227,7 @@ def show(found: Report) -> None:
     out = console()
     slices = ("layers", "device", "heads", "kv heads", "ffn columns", "vocabulary rows")
     out.print(table("plan", slices, plan_rows(found.layout, found.devices)))
-    keys = ("weights", "mirrored", "kv", "host", "read_per_token")
+    keys = ("weights", "mirrored", "kv", "scratch", "host", "staging", "read_per_token")
     rows = [
         (row["device"], f"{row['share']:g}", *(row[key] / MIB for key in keys), row["bytes_per_s"] / 1e9)
         for row in found.per_device()
@@ -237,7 +238,9 @@ def show(found: Report) -> None:
         "weights",
         "of these mirrored",
         "KV",
+        "scratch",
         "host-placed",
+        "staging",
         "read per token",
         "GB/s",
     )

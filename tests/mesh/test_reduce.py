@@ -15,6 +15,7 @@ from device_sets import MULTI, device_infos, nmse
 from vkbackend.executors import NumpyDevice
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.reduce import PROVIDERS, wire_of
+from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import partial
 from vkbackend.meta.tensor import Graph, Tensor
 from vkbackend.models.runner import Runner, open_devices
@@ -40,7 +41,7 @@ class Sum:
                 with graph.scope(f"sum {i}"):
                     graph.all_reduce(Tensor(graph, ROWS, WIDTH, partial(writers), views))
 
-        self.mesh.prepare(build, ROWS, 0, {}, ((0, 0),) * len(devices))
+        self.mesh.prepare(build, StepShape(ROWS, 0, ((0, 0),) * len(devices)))
         self.step = self.mesh.step(ROWS, 0)
 
     def put(self, i: int, values: np.ndarray) -> None:

@@ -13,9 +13,13 @@ from device_sets import device_infos, nmse
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
 from vkbackend.models import fit
+from vkbackend.models.cost import step_shape, step_sizes
+from vkbackend.models.fit import sizes_with
+from vkbackend.models.layout import totals
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
+needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 TOKENS = np.random.default_rng(11).integers(3, 512, 20).tolist()
 _reference: dict[str, np.ndarray] = {}
 
@@ -70,7 +74,7 @@ def test_host_placement_on_numpy(shared: Path, options: dict[str, Any], n: int) 
     same(shared, ["numpy"] * n, **options)
 
 
-@pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+@needs_device
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[4], OPTIONS[-1]], ids=str)
 def test_host_placement_on_vulkan(shared: Path, options: dict[str, Any]) -> None:
     runner = same(shared, ["0", "0"], **options)
@@ -104,7 +108,7 @@ def test_layer_mode_exchanges_once_per_boundary(shared: Path, n: int, split: lis
     assert runner.reduce_stats()[0] == 9 * (n - 1)  # nine steps
 
 
-@pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+@needs_device
 def test_layer_mode_on_vulkan(shared: Path) -> None:
     same(shared, ["0", "0", "0"], split_mode="layer")
 
@@ -131,10 +135,10 @@ def test_refusals(shared: Path, options: dict[str, Any], message: str) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def two_devices_sharing_a_megabyte(_: object) -> list[fit.Budget]:
-        return [fit.Budget("small", 1_400_000, (0, 1))]
+    def two_devices_sharing_little(_: object) -> list[fit.Budget]:
+        return [fit.Budget("small", 3_400_000, (0, 1))]
 
-    monkeypatch.setattr(fit, "budgets_of", two_devices_sharing_a_megabyte)
+    monkeypatch.setattr(fit, "budgets_of", two_devices_sharing_little)
     with pytest.raises(
         OutOfDeviceMemory, match=r"small would hold .* MiB of KV cache.*-c \d+.*-ngl \d.*-nkvo"
     ) as caught:
@@ -145,21 +149,27 @@ def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch:
             type_k="f32",
             type_v="f32",
         )
-    assert caught.value.requested > caught.value.budget == 1_400_000
+    assert caught.value.requested > caught.value.budget == 3_400_000
 
 
-def test_memory_report_is_what_was_planned(shared: Path) -> None:
-    from vkbackend.models.layout import sizes, totals
-
-    runner = Runner(
-        shared / "models" / "stories260K-Q8_0.gguf", devices=["numpy"] * 3, n_ctx=64, kv_offload=False
-    )
-    planned = sizes(runner.layout, runner.model, runner.options)
+@pytest.mark.parametrize("devices", [["numpy"] * 3, pytest.param(["0", "0"], marks=needs_device)], ids=str)
+def test_memory_report_is_what_was_planned(shared: Path, devices: list[str]) -> None:
+    path = shared / "models" / "stories260K-Q8_0.gguf"
+    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=16, kv_offload=False)
+    n, limits = len(devices), [device.limits for device in runner.mesh.devices]
+    shape = step_shape(runner.model, runner.layout, runner.options, 16)
+    steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape, **runner.mesh.how)
+    types = {load.name: load.dtype for load in runner.layout.loads}
+    planned = sizes_with(runner.model, types, n, steps)(runner.options)
+    n_tensors = len(runner.layout.loads)
     for row, plan, device in zip(runner.memory(), planned, runner.mesh.devices, strict=True):
-        n_tensors = len(runner.layout.loads)
-        assert 0 <= row["weights"] - plan["weights"] < 256 * n_tensors  # each slice is padded to 256 bytes
-        assert 0 <= row["host"] - plan["host"] < 256 * n_tensors
+        for home in ("weights", "kv", "host"):
+            assert 0 <= row[home] - plan[home] < 256 * (n_tensors + 1)  # each slice is padded to 256 bytes
+        assert row["scratch"] == plan["scratch"]
+        assert device.nbytes[Home.STAGING] == steps.staging(planned.index(plan))
         assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
+    runner.step(list(range(1, 17)), [Run(0, 0, 16, 0)], [15])
+    assert [row["scratch"] for row in runner.memory()] == [steps.scratch(d) for d in range(n)]
     items = totals(runner.layout, runner.model, runner.options)
     assert (
         sum(p["weights"] for p in planned)
@@ -168,7 +178,14 @@ def test_memory_report_is_what_was_planned(shared: Path) -> None:
     runner.close()
 
 
-@pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+def test_host_memory_is_a_budget_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1 << 20)
+    path = shared / "models" / "stories260K-F32.gguf"
+    with pytest.raises(OutOfDeviceMemory, match=r"host memory would hold .* MiB of tensors placed"):
+        Runner(path, devices=["numpy"] * 2, n_gpu_layers=0)
+
+
+@needs_device
 def test_automatic_split_gives_equal_devices_equal_shares(
     shared: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

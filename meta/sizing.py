@@ -1,0 +1,133 @@
+"""What steps need besides weights and caches, found by building the largest ones before they have addresses.
+
+Nothing is allocated here: a graph over devices that only know their limits gives scratch and slot sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.memory import ALIGN, aligned, plan_scratch
+from vkbackend.meta.reduce import Provider, Reduce, Slots
+from vkbackend.meta.split import Ranges
+from vkbackend.meta.tensor import Graph, Inputs
+from vkbackend.ops import MAX_VEC_ROWS
+from vkbackend.runtime import Device
+from vkbackend.schedule import by_depth
+from vkbackend.step import STEP_NBYTES
+
+Build = Callable[[Graph], None]
+
+
+def bucket(n: int) -> int:
+    """The power of two that n rows are padded to: one recording serves each."""
+    return 1 << max(0, n - 1).bit_length() if n else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The largest step: rows and output rows, vocabulary rows per device, floats per row of each RoPE table.
+
+    `active`: by outermost graph scope, the devices that work there and so need what a reduce there gives
+    (default: all).
+    """
+
+    n_rows: int
+    n_outputs: int
+    vocab: Ranges
+    rope_widths: Mapping[str, int] = field(default_factory=dict)
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def places(self) -> tuple[dict[str, int], int]:
+        """(byte offset of each RoPE table, bytes in all) of a step's parameters, StepParams first."""
+        offsets, total = {}, aligned(STEP_NBYTES)
+        for name, width in self.rope_widths.items():
+            offsets[name], total = total, total + aligned(4 * self.n_rows * width)
+        return offsets, total
+
+    def logits_nbytes(self, device: int) -> int:
+        begin, end = self.vocab[device]
+        return 4 * self.n_outputs * (end - begin)
+
+    def inputs(self, device: int, host: Buffer, local: Buffer, region: Buffer | None) -> Inputs:
+        """Views of one device's step parameters, of the host's copy, and of the logits' region."""
+        offsets, total = self.places()
+        rope = {
+            name: View(local, offsets[name], (self.n_rows, width // 2, 2))
+            for name, width in self.rope_widths.items()
+        }
+        begin, end = self.vocab[device]
+        return Inputs(
+            View(local, 0, (STEP_NBYTES // 4,), "u32"),
+            rope,
+            View(host, 0, (total // 4,)),
+            View(local, 0, (total // 4,)),
+            View(region, 0, (self.n_outputs, end - begin)) if region else None,
+        )
+
+    def unplaced(self, device: int) -> Inputs:
+        """The same of memory that nobody has, to build a graph that never runs."""
+        nowhere = Buffer(1 << 62, Home.SCRATCH, "nowhere")
+        return self.inputs(device, nowhere, nowhere, nowhere if self.logits_nbytes(device) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """Bytes: per device the arena of a step's values and the step parameters (one copy each on the device and
+    the host) with the logits; `slot` is one device's share of the largest reduce (0: no reduces)."""
+
+    arenas: tuple[int, ...]
+    params: int
+    logits: tuple[int, ...]
+    slot: int
+
+    def scratch(self, device: int) -> int:
+        return self.arenas[device] + self.params
+
+    def staging(self, device: int) -> int:
+        return self.params + aligned(self.logits[device])
+
+
+def measure(
+    devices: Sequence[Device], build: Build, shape: StepShape, *, wire: str = "auto", reuse: bool = True
+) -> StepSizes:
+    """Sizes for all steps up to `shape`: planned for the kinds there are, few rows and many, one output row
+    and many. Of the devices only names and limits are read."""
+    n, params = len(devices), shape.places()[1]
+    sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
+    arenas, elements = [ALIGN] * n, 0
+    for rows in {shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)}:
+        for outputs in {min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)}:
+            graph = Graph(devices, inputs, sizing, rows, outputs, shape.active, wire=wire)
+            graph.begin()
+            build(graph)
+            for d, recording in enumerate(graph.recordings):
+                arenas[d] = max(arenas[d], plan_scratch(by_depth(recording), reuse)[1])
+            elements = max([elements, *(r.elements for r in graph.reduces)])
+    logits = tuple(shape.logits_nbytes(d) for d in range(n))
+    return StepSizes(tuple(arenas), params, logits, 4 * elements)
+
+
+class Sizing(Provider):
+    """Stands in for the provider while a step is traced to find out how large its slots must be."""
+
+    name = "sizing"
+
+    def __init__(self, n: int) -> None:
+        self._n, self._buffer = n, Buffer(1 << 40, Home.PAGES, "sizing")
+
+    def slot(self, device: int, parity: int) -> View:
+        return View(self._buffer, 0, (1 << 30,), "u32")
+
+    def readable(self, device: int, reduce: Reduce) -> Slots:
+        own = device if device in reduce.writers else None
+        mask = sum(1 << w for w in reduce.writers)
+        return Slots(self._buffer, 0, reduce.elements, self._n, own, mask, reduce.wire)
+
+    def exchange(self, reduce: Reduce) -> None:
+        raise AssertionError("a sizing graph never runs")
+
+    def close(self) -> None:
+        pass
