@@ -549,6 +549,18 @@ def _format_cases() -> list[Case]:
     return cases
 
 
+def _bench_cases() -> list[Case]:
+    """The matrices of a layer of a 0.6B model (n_embd 1024) and of one small enough for every cache."""
+    cases: list[Case] = []
+    for kind in shaderlib.weight_types():
+        cases += [MatVec(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
+        cases += [MatVec(kind, 1024, 3072), MatVec(kind, 256, 256), MatVec(kind, 16_384, 1024)]
+        cases += [MatMul(kind, 3072, 1024, rows) for rows in (16, 32, 128)]
+        cases += [MatMul(kind, 256, 256, 16)]
+    return cases
+
+
 FORMAT_CASES: list[Case] = _format_cases()
 CASES: list[Case] = [*_cases().quick, *FORMAT_CASES]
+BENCH_CASES: list[Case] = _bench_cases()
 WIDE_CASES: list[Case] = _cases().wide

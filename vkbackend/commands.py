@@ -33,9 +33,9 @@ _SCOPES = {
 
 class VulkanExecutable(Executable):
     """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for
-    it."""
+    it. `timed` keeps a timestamp behind every command, as DEBUG=2 does."""
 
-    def __init__(self, device: VulkanDevice, recording: Recording) -> None:
+    def __init__(self, device: VulkanDevice, recording: Recording, *, timed: bool = False) -> None:
         self._device = device
         self.recording = recording
         self.submission: Any = None
@@ -52,7 +52,7 @@ class VulkanExecutable(Executable):
             self._sets = iter(self._descriptor_sets(dispatches, [layout for _, layout in pipelines]))
             self._pipelines = iter(pipelines)
             segments = [_split_at_cuts(segment) for segment in recording.segments()]
-            if env.debug() >= 2 and device.info.limits["timestamp_valid_bits"]:
+            if (timed or env.debug() >= 2) and device.info.limits["timestamp_valid_bits"]:
                 n = len(list(recording.accesses())) + sum(map(len, segments))
                 self._timestamps = Timestamps(device, n)
             self.n_segments = len(segments)
@@ -185,6 +185,11 @@ class VulkanExecutable(Executable):
         """At DEBUG=2: the time of every command of the last replay, which must have finished."""
         if self._timestamps:
             report_times(self._device.name, self._timestamps.durations())
+
+    def durations(self) -> list[tuple[Dispatch | Copy, float]]:
+        """(command, microseconds) of the last replay, which must have finished."""
+        assert self._timestamps is not None, "built without timestamps"
+        return self._timestamps.durations()
 
     def close(self) -> None:
         device = self._device

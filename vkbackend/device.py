@@ -352,10 +352,10 @@ class VulkanDevice(Device):
         lib.vkFreeCommandBuffers(self.vk, self.command_pool, n, buffers)
         self.gone("VkCommandBuffer", n)
 
-    def build(self, recording: Recording) -> Any:
+    def build(self, recording: Recording, *, timed: bool = False) -> Any:
         from vkbackend.commands import VulkanExecutable
 
-        return VulkanExecutable(self, recording)
+        return VulkanExecutable(self, recording, timed=timed)
 
     def settle(self) -> bool:
         # Not vkDeviceWaitIdle, which has no deadline.
