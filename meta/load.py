@@ -26,7 +26,7 @@ class Source(Protocol):
     """Where weights come from: raw bytes by name, as stored."""
 
     def data(self, name: str) -> np.ndarray:
-        """uint8 bytes of a tensor, not copied."""
+        """uint8 bytes of a tensor, not copied: of any shape, rows in order."""
 
 
 def load_weights(
@@ -148,6 +148,7 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
     copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
+    raw = raw.reshape(-1)
     pages.bytes[: raw.nbytes] = raw
     for d, device in enumerate(devices):
         try:

@@ -3,9 +3,13 @@ lookup."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
+
+import numpy as np
 
 from vkbackend import shaderlib
 from vkbackend.errors import GGUFError, UnsupportedModel
@@ -13,6 +17,7 @@ from vkbackend.meta.plan import MIRROR, Role
 from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Graph, Weight
 from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf_header import TensorInfo
 from vkbackend.rope import RopeTable
 
 MAX_HEAD_DIM = 576
@@ -21,11 +26,40 @@ MATRIX_TYPES = shaderlib.weight_types()
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What one weight takes of a tensor that several share: seen as [repeat, total, ...], begin:end of each.
+
+    q, k and v rows in one tensor have repeat 1; where every head has its q rows and its gate's, or every
+    expert its gate and up, repeat is their number.
+    """
+
+    tensor: str
+    begin: int
+    end: int
+    total: int
+    repeat: int = 1
+
+    def cut(self, raw: np.ndarray) -> np.ndarray:
+        """The part's bytes [repeat, end - begin, bytes] of the tensor's, not copied."""
+        return raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
+
+    def whole(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The shapes that the tensor may have where the part has `shape`: one axis is longer."""
+        n = self.end - self.begin
+        return [
+            (*shape[:axis], size // n * self.total, *shape[axis + 1 :])
+            for axis, size in enumerate(shape)
+            if size % n == 0
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One tensor a model reads: its GGUF name, its shape (rows first) and the role that decides its slices.
+    """One weight a model reads: its GGUF name, its shape (rows first) and the role that decides its slices.
 
     `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to
-    fall back to where the file has none of that name (a tied lm_head).
+    fall back to where the file has none of that name (a tied lm_head); `part` says which part of a shared
+    tensor it is.
     """
 
     name: str
@@ -33,6 +67,24 @@ class WeightSpec:
     role: Role = MIRROR
     host: bool = False
     source: str = ""
+    part: Part | None = None
+
+    def tensor(self, gguf: GGUF) -> TensorInfo | None:
+        """Where it is in a file."""
+        if self.part:
+            return gguf.tensors.get(self.part.tensor)
+        return gguf.tensors.get(self.name) or gguf.tensors.get(self.source)
+
+
+def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
+    """The specs as parts of one tensor, in order: their rows, or those of each of `repeat` runs of rows (the
+    experts of a stack, the heads of a matrix)."""
+    counts = [math.prod(spec.shape[: max(1, len(spec.shape) - 1)]) // repeat for spec in specs]
+    ends, total = list(accumulate(counts)), sum(counts)
+    return [
+        replace(spec, part=Part(tensor, end - count, end, total, repeat))
+        for spec, count, end in zip(specs, counts, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from vkbackend.models.base import (
     Weights,
     WeightSpec,
     check_off,
+    fused,
     read_count,
     read_counts,
     read_rope,
@@ -161,7 +162,7 @@ class Decoder:
         self.rope_tables = self.read_ropes(gguf)
         self.n_layer, self.n_vocab = len(c.layers), c.n_vocab
         self.n_embd, self.n_ctx_train, self.n_used = c.n_embd, c.n_ctx_train, c.n_used
-        self._in_file = set(gguf.tensors)
+        self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
         routers = [gguf.tensors.get(f"blk.{il}.ffn_gate_inp.weight") for il in range(self.n_layer)]
         for router in routers if c.n_expert else ():
             if router and router.type != "f32":
@@ -188,13 +189,33 @@ class Decoder:
             WeightSpec("output.weight", (c.n_vocab, c.n_embd), rows("vocab"), source="token_embd.weight"),
         ]
         for il in range(self.n_layer):
-            for spec in [*self.attention_weights(il), *self.feed_forward_weights(il)]:
-                spec = replace(spec, name=f"blk.{il}.{spec.name}.weight")
+            layer = [*self.attention_weights(il), *self.feed_forward_weights(il)]
+            layer = [replace(spec, name=f"blk.{il}.{spec.name}.weight") for spec in layer]
+            for spec in self._as_stored(layer, f"blk.{il}."):
                 specs.append(spec)
-                bias = f"{spec.name.removesuffix('.weight')}.bias"
-                if len(spec.shape) == 2 and spec.role.dim and bias in self._in_file:
-                    specs.append(WeightSpec(bias, spec.shape[:1], MIRROR if spec.role.axis else spec.role))
+                stored = spec.part.tensor if spec.part else spec.name
+                if len(spec.shape) == 2 and spec.role.dim and _bias(stored) in self._shapes:
+                    role = MIRROR if spec.role.axis else spec.role
+                    part = spec.part and replace(spec.part, tensor=_bias(stored))
+                    specs.append(WeightSpec(_bias(spec.name), spec.shape[:1], role, part=part))
         return specs
+
+    def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
+        """The specs of a layer, with q, k, v or gate, up as parts of one tensor where the file has that: up
+        then has the rows of both."""
+        by_name = {spec.name: spec for spec in specs}
+        for names, tensor in (
+            (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
+            (("ffn_gate", "ffn_up"), "ffn_up"),
+        ):
+            tensor = f"{prefix}{tensor}.weight"
+            separate = [by_name.get(f"{prefix}{name}.weight") for name in names]
+            group = [spec for spec in separate if spec]
+            if len(group) == len(names) and group[0].name not in self._shapes:
+                n_rows = sum(spec.shape[0] for spec in group)
+                if self._shapes.get(tensor) == (n_rows, self.n_embd):
+                    by_name |= {spec.name: spec for spec in fused(tensor, group)}
+        return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         """Of one layer, names without `blk.N.` and `.weight`."""
@@ -307,6 +328,10 @@ class Decoder:
         c = self.config
         names = (self.pre_ffn_norm, "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
         return ops.moe(x, h, *map(w, names), n_used=c.n_used, eps=c.eps, scale=c.expert_scale)
+
+
+def _bias(name: str) -> str:
+    return f"{name.removesuffix('.weight')}.bias"
 
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from vkbackend.errors import GGUFError, InvalidArgument
-from vkbackend.meta.gather import stream, transfers
+from vkbackend.meta.gather import gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
+from vkbackend.models.base import Part, WeightSpec
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
 from vkbackend.runtime import Device
@@ -29,25 +30,31 @@ def write_gguf(
     source: GGUF,
     devices: Sequence[Device],
     weights: Mapping[str, Weight],
+    specs: Sequence[WeightSpec],
     progress: Progress | None = None,
 ) -> int:
-    """Write the model of `source` to `path`, one file, its tensors from the `weights` on `devices`; returns
-    the bytes written. The parts of a split model are joined. Needs host memory for 16 MiB at a time.
+    """Write the model of `source` to `path`, one file, its tensors from the `weights` on `devices`, which
+    `specs` describe; returns the bytes written. The parts of a split model are joined. Needs host memory for
+    16 MiB at a time.
 
     Raises InvalidArgument where `path` is the source, GGUFError where a tensor of the source is not on the
     devices as it was stored or the file cannot be written; `path` then is as before.
     """
     if any(os.path.exists(path) and os.path.samefile(path, part) for part in source.paths):
         raise InvalidArgument(f"{path}: is the model that was loaded; give the copy another name")
+    stored: dict[str, list[WeightSpec]] = {}
+    for spec in specs:
+        if spec.part or spec.name in source.tensors:
+            stored.setdefault(spec.part.tensor if spec.part else spec.name, []).append(spec)
     for info in source.tensors.values():
-        _check(info, weights, source.paths[0])
+        _check(info, stored.get(info.name, []), weights, source.paths[0])
     alignment = source.u32("general.alignment", DEFAULT_ALIGNMENT)
     header = _header(source, alignment)
     total = len(header) + sum(_padded(info.nbytes, alignment) for info in source.tensors.values())
     with replacing(path, GGUFError) as part, open(part, "wb") as file, transfers(devices):
         file.write(header)
         for info in source.tensors.values():
-            for piece in _bytes_of(info, source, devices, weights):
+            for piece in _bytes_of(info, source, devices, weights, stored.get(info.name, [])):
                 file.write(piece.data)
                 if progress:
                     progress(file.tell(), total)
@@ -56,12 +63,20 @@ def write_gguf(
     return total
 
 
-def _check(info: TensorInfo, weights: Mapping[str, Weight], path: Path) -> None:
+def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
+    """The weights on the devices must be the whole tensor: one that is all of it, or parts that tile it."""
     if info.name in HOST_TENSORS:
         return
-    weight = weights.get(info.name)
-    if weight is None or (weight.dtype, weight.shape) != (info.type, info.shape):
-        have = "nothing of it" if weight is None else f"{weight.dtype} {weight.shape}"
+    held = [weights[spec.name] for spec in specs if spec.name in weights]
+    parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
+    if parts:
+        ends = [0, *(part.end for part in parts)]
+        fits = [part.begin for part in parts] == ends[:-1] and ends[-1] == parts[0].total
+        fits = fits and len(held) == len(parts)
+    else:
+        fits = len(held) == 1 and held[0].shape == info.shape
+    if not fits or any(w.dtype != info.type for w in held):
+        have = ", ".join(f"{w.dtype} {w.shape}" for w in held) or "nothing of it"
         raise GGUFError(
             f"{path}: {info.name} is {info.type} {info.shape}, and the devices hold {have}; "
             "the model cannot be written back"
@@ -69,12 +84,31 @@ def _check(info: TensorInfo, weights: Mapping[str, Weight], path: Path) -> None:
 
 
 def _bytes_of(
-    info: TensorInfo, source: GGUF, devices: Sequence[Device], weights: Mapping[str, Weight]
+    info: TensorInfo,
+    source: GGUF,
+    devices: Sequence[Device],
+    weights: Mapping[str, Weight],
+    specs: Sequence[WeightSpec],
 ) -> Iterator[np.ndarray]:
     if info.name in HOST_TENSORS:
         yield source.data(info.name)
-    else:
-        yield from stream(devices, weights[info.name])
+        return
+    parts = [(spec.part, weights[spec.name]) for spec in specs if spec.part]
+    yield from joined(devices, parts) if parts else stream(devices, weights[info.name])
+
+
+def joined(devices: Sequence[Device], parts: Sequence[tuple[Part, Weight]]) -> Iterator[np.ndarray]:
+    """The tensor that weights are the parts of."""
+    weights = [weight for _, weight in sorted(parts, key=lambda pair: pair[0].begin)]
+    repeat = parts[0][0].repeat
+    if repeat == 1:
+        for weight in weights:
+            yield from stream(devices, weight)
+        return
+    for i in range(repeat):
+        for weight in weights:
+            n_rows = matrix_of(weight)[0] // repeat
+            yield gather_rows(devices, weight, i * n_rows, (i + 1) * n_rows)
 
 
 def _header(source: GGUF, alignment: int) -> bytes:

@@ -153,7 +153,8 @@ def _override(
     patterns = [(text, _compile(text), target) for text, target in options.override_tensor]
     matched: set[str] = set()
     for spec in specs:
-        found = next(((text, target) for text, regex, target in patterns if regex.search(spec.name)), None)
+        stored = spec.part.tensor if spec.part else spec.name
+        found = next(((text, target) for text, regex, target in patterns if regex.search(stored)), None)
         if found is None:
             continue
         text, target = found

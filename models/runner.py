@@ -228,10 +228,14 @@ class _Source:
 
     def __init__(self, gguf: GGUF, specs: Sequence[WeightSpec]) -> None:
         self._gguf = gguf
-        self._names = {s.name: s.name if s.name in gguf.tensors else s.source for s in specs}
+        self._specs = {spec.name: spec for spec in specs}
 
     def data(self, name: str) -> np.ndarray:
-        return self._gguf.data(self._names[name])
+        spec = self._specs[name]
+        info = spec.tensor(self._gguf)
+        assert info is not None  # checked by check_weights
+        raw = self._gguf.data(info.name)
+        return spec.part.cut(raw) if spec.part else raw
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
@@ -239,11 +243,13 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     over."""
     types, used = {}, {"rope_freqs.weight"}
     for spec in model.weights():
-        info = gguf.tensors.get(spec.name) or gguf.tensors.get(spec.source)
+        info = spec.tensor(gguf)
         if info is None:
             raise GGUFError(f"{gguf.paths[0]}: the tensor {spec.name!r} is missing")
-        if info.shape != spec.shape:
-            raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {spec.shape}")
+        shapes = spec.part.whole(spec.shape) if spec.part else [spec.shape]
+        if info.shape not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {expected}")
         supported = MATRIX_TYPES if len(spec.shape) > 1 else ("f32",)
         if info.type not in supported:
             raise UnsupportedModel(

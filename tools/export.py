@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
         try:
             mesh, names = runner.mesh, runner.device_names()
             total = write_gguf(
-                args.output, source, mesh.devices, mesh.weights,
+                args.output, source, mesh.devices, mesh.weights, runner.model.weights(),
                 lambda done, total: bar.update(writing, completed=done, total=total),
             )  # fmt: skip
         finally:

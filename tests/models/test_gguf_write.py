@@ -71,7 +71,7 @@ def written_back(
     runner = Runner(path, devices=devices, tensor_split=split, n_ctx=32, n_ubatch=1, **options)
     try:
         with GGUF.open(path) as source:
-            total = write_gguf(out, source, runner.mesh.devices, runner.mesh.weights)
+            total = write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
             if "output.weight" in runner.mesh.weights:
                 tied = source.data(
                     "output.weight" if "output.weight" in source.tensors else "token_embd.weight"
@@ -166,7 +166,7 @@ def test_the_bytes_come_from_the_devices(shared: Path, tmp_path: Path) -> None:
         held[0] ^= 255
         runner.mesh.devices[1].write(view, held)
         with GGUF.open(path) as source:
-            write_gguf(out, source, runner.mesh.devices, runner.mesh.weights)
+            write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
             info = source.tensors["blk.2.ffn_down.weight"]
             raw = path.read_bytes()
         begin = runner.mesh.weights[info.name].state.ranges[1][0]
@@ -182,15 +182,16 @@ def test_refusals(shared: Path, tmp_path: Path) -> None:
     path.write_bytes((shared / "models" / "stories260K-Q4_0.gguf").read_bytes())
     runner = Runner(path, devices=["numpy"], n_ctx=32, n_ubatch=1)
     devices, weights = runner.mesh.devices, dict(runner.mesh.weights)
+    specs = runner.model.weights()
     try:
         with GGUF.open(path) as source:
             link = tmp_path / "link.gguf"
             os.link(path, link)
             for same in (path, link):
                 with pytest.raises(InvalidArgument, match="is the model that was loaded"):
-                    write_gguf(same, source, devices, weights)
+                    write_gguf(same, source, devices, weights, specs)
             with pytest.raises(GGUFError, match="cannot be written"):
-                write_gguf(tmp_path / "no" / "out.gguf", source, devices, weights)
+                write_gguf(tmp_path / "no" / "out.gguf", source, devices, weights, specs)
             out.write_bytes(b"old")
 
             def stop(done: int, total: int) -> None:
@@ -198,10 +199,10 @@ def test_refusals(shared: Path, tmp_path: Path) -> None:
                     raise KeyboardInterrupt
 
             with pytest.raises(KeyboardInterrupt):
-                write_gguf(out, source, devices, weights, stop)
+                write_gguf(out, source, devices, weights, specs, stop)
             del weights["blk.0.attn_q.weight"]
             with pytest.raises(GGUFError, match=r"blk\.0\.attn_q\.weight .* the devices hold nothing of it"):
-                write_gguf(out, source, devices, weights)
+                write_gguf(out, source, devices, weights, specs)
             assert out.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 3
     finally:
         runner.close()
