@@ -21,9 +21,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "wide: a wide sweep, run with --all")
+    config.addinivalue_line(
+        "markers", "oracle: asks the programs that golden files come from, run with -m oracle"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "oracle" not in config.getoption("-m"):
+        ask = pytest.mark.skip(reason="asks other programs: run with -m oracle")
+        for item in items:
+            if "oracle" in item.keywords:
+                item.add_marker(ask)
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="wide sweep: run with --all")
         for item in items:

@@ -1,0 +1,79 @@
+"""A fixture: the metadata and the tensors of a tiny random model, made from a seed, written as GGUF.
+
+Weights are never stored: every tensor has its own generator, seeded by its name, so that they are the same
+wherever and in whatever order they are made. Names, keys and layouts are those of the GGUF convention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import gguf
+import numpy as np
+
+N_VOCAB = 128
+N_CTX = 64  # what every oracle and every test opens a context for
+PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
+N_PREFILL = 40  # tokens of the prompt in one batch where the other 8 follow one by one
+
+
+@dataclass
+class Fixture:
+    """A model under construction; `keys` without the architecture's prefix."""
+
+    name: str
+    arch: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()  # how names of tensors begin that are there and change nothing
+
+    def normal(self, name: str, *shape: int) -> np.ndarray:
+        rng = np.random.default_rng(crc32(f"{self.name} {name}".encode()))
+        return rng.normal(size=shape).astype(np.float32)
+
+    def put(self, name: str, values: np.ndarray) -> None:
+        assert name not in self.tensors, name
+        self.tensors[name] = np.ascontiguousarray(values, np.float32)
+
+    def matrix(self, name: str, *shape: int, gain: float = 1.0, bias: bool = False) -> None:
+        """Rows of about unit length times `gain`; stacked matrices have their experts first."""
+        self.put(f"{name}.weight", self.normal(name, *shape) * np.float32(gain / np.sqrt(shape[-1])))
+        if bias:
+            self.bias(name, *shape[:-1])
+
+    def bias(self, name: str, *shape: int, scale: float = 0.5) -> None:
+        self.put(f"{name}.bias", self.normal(f"{name}.bias", *shape) * np.float32(scale))
+
+    def norm(self, name: str, n: int) -> None:
+        self.put(f"{name}.weight", 1 + np.float32(0.3) * self.normal(name, n))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.tensors[name]
+
+
+def write(fixture: Fixture, path: Path) -> Path:
+    """The model as a GGUF file without a vocabulary: token ids are all it knows."""
+    writer = gguf.GGUFWriter(path, fixture.arch)
+    writer.add_string("tokenizer.ggml.model", "none")
+    for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():
+        name = f"{fixture.arch}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, int):
+            writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_array(name, list(value))
+    for name, values in fixture.tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,124 @@
+"""llama.cpp as an oracle: the C library inside the `xllamacpp` package, called with ctypes on the CPU.
+
+F32 KV cache, flash attention off. The layout of the context's parameters is not part of any stable interface,
+so the defaults found at the offsets used here are checked first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+F32, F16 = 0, 1  # of ggml_type
+# offset: (default, ours)
+CONTEXT = {
+    0: (512, 64),  # n_ctx
+    4: (2048, 64),  # n_batch
+    8: (512, 64),  # n_ubatch
+    28: (4, 1),  # n_threads: every sum in one order
+    32: (4, 1),
+    52: (-1, 0),  # flash attention: automatic, off
+    104: (F16, F32),  # K
+    108: (F16, F32),  # V
+}
+N_GPU_LAYERS = 16
+ERROR = 4  # of ggml_log_level
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+@_LOG
+def _log(level: int, text: bytes, _: int) -> None:
+    if level == ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+class _Parameters(ctypes.Structure):
+    """Any parameter structure: passed in memory, and the callee reads no further than its own size."""
+
+    _fields_ = (("raw", ctypes.c_uint8 * 512),)
+
+    def set(self, offset: int, default: int, value: int) -> None:
+        found = struct.unpack_from("<i", bytes(self.raw), offset)[0]
+        if found != default:
+            raise RuntimeError(f"llama.cpp's parameters changed: {found} at offset {offset}, not {default}")
+        self.raw[offset : offset + 4] = list(struct.pack("<i", value))
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.c_void_p),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.c_void_p),
+        ("seq_id", ctypes.c_void_p),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    spec = find_spec("xllamacpp")
+    if spec is None or spec.origin is None:
+        raise ImportError("xllamacpp is not installed")
+    lib = ctypes.CDLL(str(next(Path(spec.origin).parent.glob("*.so"))))
+    for kind in ("model", "context"):
+        getattr(lib, f"llama_{kind}_default_params").restype = _Parameters
+    lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, _Parameters]
+    lib.llama_model_load_from_file.restype = ctypes.c_void_p
+    lib.llama_init_from_model.argtypes = [ctypes.c_void_p, _Parameters]
+    lib.llama_init_from_model.restype = ctypes.c_void_p
+    lib.llama_decode.argtypes = [ctypes.c_void_p, _Batch]
+    lib.llama_get_logits_ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+    lib.llama_free.argtypes = lib.llama_model_free.argtypes = [ctypes.c_void_p]
+    lib.llama_log_set.argtypes = [_LOG, ctypes.c_void_p]
+    lib.llama_log_set(_log, None)
+    lib.llama_backend_init()
+    return lib
+
+
+def versions() -> str:
+    return f"llama.cpp in xllamacpp {version('xllamacpp')}"
+
+
+def logits(path: Path, batches: Sequence[Sequence[int]], n_vocab: int) -> np.ndarray:
+    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]."""
+    lib = _library()
+    model_params, params = lib.llama_model_default_params(), lib.llama_context_default_params()
+    model_params.set(N_GPU_LAYERS, -1, 0)
+    for offset, (default, value) in CONTEXT.items():
+        params.set(offset, default, value)
+    if not (model := lib.llama_model_load_from_file(str(path).encode(), model_params)):
+        raise ValueError(f"llama.cpp does not load {path.name}")
+    context = lib.llama_init_from_model(model, params)
+    assert context, "no context"
+    rows, pos = [], 0
+    for tokens in batches:
+        n = len(tokens)
+        batch = _Batch(
+            n,
+            (ctypes.c_int32 * n)(*tokens),
+            None,
+            (ctypes.c_int32 * n)(*range(pos, pos + n)),
+            None,
+            None,
+            (ctypes.c_int8 * n)(*[1] * n),
+        )
+        if status := lib.llama_decode(context, batch):
+            raise RuntimeError(f"llama_decode returned {status}")
+        rows += [
+            np.ctypeslib.as_array(lib.llama_get_logits_ith(context, i), (n_vocab,)).copy() for i in range(n)
+        ]
+        pos += n
+    lib.llama_free(context)
+    lib.llama_model_free(model)
+    return np.stack(rows)

@@ -1,0 +1,75 @@
+"""Makes `golden/*.npz`: the logits of every fixture by two independent programs that must agree.
+
+    PYTHONPATH=tests python -m models.oracles.make_golden [NAME ...]
+
+Needs torch, transformers and xllamacpp. Kept are transformers' logits; each file says which versions made it,
+how far the two programs are apart, and what the tensor that matters least does to the logits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+from models.oracles import hf, llama_cpp
+from models.oracles.fixture import N_PREFILL, N_VOCAB, PROMPT, Fixture, write
+from models.oracles.fixtures import FIXTURES, build
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
+AGREE = 1e-6  # NMSE between the programs; llama.cpp reads GELU from a table of halves
+SAME = 1e-11  # of one program, all at once and token by token
+MATTERS = 1e-2  # root mean square change, in units of the logits', when a tensor is neutral
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    return float(((got - want) ** 2).sum() / (want**2).sum())
+
+
+def golden(name: str, folder: Path) -> tuple[np.ndarray, dict[str, object]]:
+    fixture = build(name)
+    path = write(fixture, folder / "model.gguf")
+    theirs, theirs_stepped = (llama_cpp.logits(path, batches, N_VOCAB) for batches in ([PROMPT], STEPS))
+    ours, ours_stepped = (hf.logits(fixture, batches) for batches in ([PROMPT], STEPS))
+    apart = nmse(theirs, ours)
+    assert apart <= AGREE, f"{name}: the oracles disagree, NMSE {apart:.1e}"
+    assert nmse(theirs_stepped, theirs) <= SAME and nmse(ours_stepped, ours) <= SAME, name
+    least = min((change, tensor) for tensor, change in changes(fixture, theirs, folder).items())
+    assert least[0] > MATTERS, f"{name}: without {least[1]} the logits change by {least[0]:.1e} only"
+    return ours, {
+        "made by": hf.versions(),
+        "agrees with": llama_cpp.versions(),
+        "nmse": float(f"{apart:.1e}"),
+        "matters least": [least[1], float(f"{least[0]:.1e}")],
+    }
+
+
+def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, float]:
+    """By tensor: how much the logits change when it is replaced by zeros, or by ones where it multiplies."""
+    found = {}
+    for name, values in fixture.tensors.items():
+        if fixture.unread and name.startswith(fixture.unread):
+            continue
+        neutral = deepcopy(fixture)
+        multiplies = "norm" in name or "rope_" in name or "scale" in name
+        neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
+        path = write(neutral, folder / "neutral.gguf")
+        found[name] = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
+    return found
+
+
+def main() -> None:
+    for name in sys.argv[1:] or FIXTURES:
+        with tempfile.TemporaryDirectory() as folder:
+            logits, about = golden(name, Path(folder))
+        np.savez_compressed(GOLDEN / f"{name}.npz", logits=logits, about=json.dumps(about))
+        print(f"{name:16} {about}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Every architecture against two oracles: logits that transformers and llama.cpp agree on, kept in `golden/`.
+
+The models are made here, from a seed (`oracles/fixtures.py`); `oracles/make_golden.py` made the logits.
+`-m oracle` asks the two programs again, where they are installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, nmse
+from models.oracles.fixture import N_CTX, N_PREFILL, PROMPT, write
+from models.oracles.fixtures import FIXTURES, build
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.models.runner import Runner
+from vkbackend.step import Run
+
+GOLDEN = Path(__file__).parent / "golden"
+EXACT = 1e-5  # NMSE to the oracles; they are 1e-11 from each other, 1e-6 where one has GELU in a table
+SAME = 1e-9  # several devices to one of the same kind
+DRIVERS = 1e-6  # devices of two drivers to one
+N = len(PROMPT)
+
+architectures = pytest.mark.parametrize("name", FIXTURES)
+_made: dict[tuple[str, ...], np.ndarray] = {}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("architectures")
+
+
+def model(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.gguf"
+    return path if path.exists() else write(build(name), path)
+
+
+def golden(name: str) -> np.ndarray:
+    return np.load(GOLDEN / f"{name}.npz")["logits"]
+
+
+@contextmanager
+def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
+    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "type_k": "f32", "type_v": "f32", "wire": "f32"} | options
+    try:
+        runner = Runner(path, devices=devices, **options)
+    except UnsupportedModel as error:
+        pytest.xfail(f"not supported yet: {error}")
+    try:
+        yield runner
+    finally:
+        runner.close()
+        assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
+
+
+def prefill(runner: Runner) -> np.ndarray:
+    return runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()
+
+
+def stepped(runner: Runner) -> np.ndarray:
+    """Most of the prompt at once, the rest token by token."""
+    rows = [runner.step(PROMPT[:N_PREFILL], [Run(0, 0, N_PREFILL, 0)], range(N_PREFILL)).copy()]
+    for pos in range(N_PREFILL, N):
+        rows.append(runner.step(PROMPT[pos : pos + 1], [Run(0, 0, 1, pos)], [0]).copy())
+    return np.concatenate(rows)
+
+
+def logits(folder: Path, name: str, devices: list[str]) -> np.ndarray:
+    """Both ways of running the prompt, [2, n_tokens, n_vocab]; two-runner tests share those of one device."""
+    key = (name, *devices)
+    if key not in _made:
+        with opened(model(folder, name), devices) as runner:
+            _made[key] = np.stack([prefill(runner), stepped(runner)])
+    return _made[key]
+
+
+def check(got: np.ndarray, want: np.ndarray, bound: float) -> None:
+    for way, rows in zip(("at once", "step by step"), got, strict=True):
+        assert nmse(rows, want) <= bound, way
+
+
+# ---- against the oracles ----
+
+
+@architectures
+@pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3], ids=["numpy", "numpy*3"])
+def test_oracles_on_numpy(folder: Path, name: str, devices: list[str]) -> None:
+    check(logits(folder, name, devices), golden(name), EXACT)
+
+
+@architectures
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
+def test_oracles_on_vulkan(folder: Path, name: str, devices: list[str]) -> None:
+    check(logits(folder, name, devices), golden(name), EXACT)
+
+
+# ---- several devices ----
+
+
+@architectures
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0,0"])
+def test_three_devices_equal_one(folder: Path, name: str, devices: list[str]) -> None:
+    one, three = (logits(folder, name, devices[:n]) for n in (1, 3))
+    assert nmse(three[0], one[0]) <= SAME and nmse(three[1], one[1]) <= SAME
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("kind", ["numpy", "vulkan"])
+def test_devices_equal_one(folder: Path, name: str, n: int, kind: str) -> None:
+    if kind == "vulkan" and not find_vulkan():
+        pytest.skip("no Vulkan device is present")
+    device = "numpy" if kind == "numpy" else "0"
+    one, several = (logits(folder, name, [device] * count) for count in (1, n))
+    assert nmse(several[0], one[0]) <= SAME and nmse(several[1], one[1]) <= SAME
+
+
+def find_vulkan() -> bool:
+    return not next(p for p in DEVICE_SETS if p.id == "0").marks[0].args[0]
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,1", "1,0")])
+def test_two_drivers_equal_one(folder: Path, name: str, devices: list[str]) -> None:
+    one, both = (logits(folder, name, devices[:n]) for n in (1, 2))
+    assert nmse(both[0], one[0]) <= DRIVERS and nmse(both[1], one[1]) <= DRIVERS
+
+
+@architectures
+@pytest.mark.parametrize("rows", [1, N_CTX])
+def test_at_most_two_exchanges_per_layer(folder: Path, name: str, rows: int) -> None:
+    with opened(model(folder, name), ["numpy"] * 3) as runner:
+        exchanges = [r for r in runner.mesh.step(rows, 1).reduces if not r.gather]
+        assert 0 < len(exchanges) <= 2 * runner.model.n_layer
+
+
+# ---- the oracles themselves ----
+
+
+def test_golden_files_are_those_of_the_fixtures() -> None:
+    assert sorted(p.stem for p in GOLDEN.glob("*.npz")) == sorted(FIXTURES)
+    assert sum(p.stat().st_size for p in GOLDEN.glob("*.npz")) < 1 << 20
+
+
+@pytest.mark.oracle
+@architectures
+def test_the_oracles_still_say_so(tmp_path: Path, name: str) -> None:
+    if missing := [p for p in ("torch", "transformers", "xllamacpp") if find_spec(p) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    from models.oracles.make_golden import golden as ask
+
+    found, about = ask(name, tmp_path)
+    kept = np.load(GOLDEN / f"{name}.npz")
+    assert nmse(found, kept["logits"]) <= 1e-10, (about, json.loads(str(kept["about"])))
