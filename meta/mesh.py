@@ -19,7 +19,7 @@ from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
 from vkbackend.memory import ALIGN, HostPages, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
-from vkbackend.meta.reduce import Provider, Reduce, make_provider, wire_of
+from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
 from vkbackend.meta.sizing import Build, StepShape, StepSizes, measure
 from vkbackend.meta.split import MIRRORED, Ranges, split
 from vkbackend.meta.tensor import Graph, Inputs, Weight
@@ -52,13 +52,14 @@ class Mesh:
         devices: Sequence[Device],
         *,
         ahead: int | None = None,
-        provider: str | None = None,
+        provider: str = "auto",
         wire: str = "auto",
         keep_values: bool = False,
     ) -> None:
         if ahead is not None and ahead < 0:
             raise InvalidArgument(f"submit-ahead depth must be 0 or more, got {ahead}")
-        wire_of(wire, 1, 1)  # refuses an unknown name
+        wire_of(wire, 1, 1)  # refuses an unknown name, as does the next line
+        check_provider(provider)
         self.devices, self._wire = list(devices), wire
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s = 0, 0.0

@@ -213,17 +213,24 @@ class HostSum(Provider):
 PROVIDERS = ("pages", "scatter", "host-sum")
 
 
-def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str | None = None) -> Provider:
-    """`wanted` (one of PROVIDERS), or imported pages where every device takes them (scattering large
-    reduces over many devices), else the host sum. Raises InvalidArgument, UnsupportedFeature."""
+def check_provider(wanted: str) -> None:
+    """Raises InvalidArgument for a name that is neither auto nor one of PROVIDERS."""
+    if wanted not in ("auto", *PROVIDERS):
+        raise InvalidArgument(
+            f"all-reduce provider {wanted!r} is unknown; there are: auto, {', '.join(PROVIDERS)}"
+        )
+
+
+def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
+    """`wanted` (one of PROVIDERS), or with auto imported pages where every device takes them (scattering
+    large reduces over many devices), else the host sum. Raises InvalidArgument, UnsupportedFeature."""
+    check_provider(wanted)
     if wanted == "pages":
         return ImportedPages(devices, slot_nbytes)
     if wanted == "scatter":
         return ImportedPages(devices, slot_nbytes, scatter_from=0)
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
-    if wanted is not None:
-        raise InvalidArgument(f"all-reduce provider {wanted!r} is unknown; there are: {', '.join(PROVIDERS)}")
     try:
         many = len(devices) >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
         return ImportedPages(devices, slot_nbytes, scatter_from=SCATTER_NBYTES if many else None)

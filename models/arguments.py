@@ -14,6 +14,8 @@ import numpy as np
 
 from vkbackend.errors import InvalidArgument
 
+MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
+
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
     """`value` as an int in low..high; InvalidArgument names the value. True and 3.0 are no whole numbers
@@ -40,6 +42,13 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
         upper = f"..{high:g}" if math.isfinite(high) else " or more"
         raise InvalidArgument(f"{name}={value!r}: expected a finite number, {low:g}{upper}{hint}")
     return number
+
+
+def ahead_depth(text: str, name: str = "submit_ahead") -> int | None:
+    """Segments submitted ahead: a number, or "all" (None)."""
+    if text == "all":
+        return None
+    return whole_number(name, int(text) if text.isdecimal() else text, 0, MAX_AHEAD, " or all")
 
 
 def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | None:
@@ -103,7 +112,7 @@ def path_string(path: str | os.PathLike[str], what: str = "a .gguf file") -> str
 
 def word(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name}={value!r}: expected the name of a cache type, such as 'f16'")
+        raise InvalidArgument(f"{name}={value!r}: expected a word")
     return value
 
 

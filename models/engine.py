@@ -106,6 +106,8 @@ class Engine:
                 main_gpu=options.main_gpu,
                 policy=options.split_policy,
                 wire=options.reduce_type,
+                provider=options.reduce_provider,
+                ahead=options.submit_ahead,
                 auto_split=options.auto_split,
                 progress=progress,
             )

@@ -23,6 +23,7 @@ import numpy as np
 from vkbackend import env
 from vkbackend.errors import GGUFError, Timeout, UnsupportedModel, VkbackendError
 from vkbackend.models.arguments import (
+    MAX_AHEAD,
     device_list,
     override_list,
     path_string,
@@ -106,7 +107,9 @@ class LLM:
     override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or "REGEX=INDEX"), kv_offload=False
     keeps the caches on the host. split_mode: "tensor", "layer" (whole layers one device after another) or
     "none" (main_gpu alone). split_policy: "balanced", or "llama.cpp" for its arithmetic. reduce_type: what
-    partial sums travel as, "f32", "bf16", or "auto" (bf16 for large ones).
+    partial sums travel as, "f32", "bf16", or "auto" (bf16 for large ones). reduce_provider: where they
+    meet, "pages", "scatter", "host-sum", or "auto" (what the devices can do and the size asks for).
+    submit_ahead: segments handed to a device before they may run (None: the whole step).
 
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
     UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
@@ -132,6 +135,8 @@ class LLM:
         main_gpu: int = 0,
         split_policy: str = "balanced",
         reduce_type: str = "auto",
+        reduce_provider: str = "auto",
+        submit_ahead: int | None = None,
     ) -> None:
         self._engine: EngineClient | None = None
         self._closed = False
@@ -161,6 +166,10 @@ class LLM:
             main_gpu=whole_number("main_gpu", main_gpu, 0, MAX_LAYERS),
             split_policy=word("split_policy", split_policy),
             reduce_type=word("reduce_type", reduce_type),
+            reduce_provider=word("reduce_provider", reduce_provider),
+            submit_ahead=None
+            if submit_ahead is None
+            else whole_number("submit_ahead", submit_ahead, 0, MAX_AHEAD, " or None for the whole step"),
         )
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(options.path) as gguf:

@@ -40,6 +40,8 @@ class EngineOptions:
     main_gpu: int = 0
     split_policy: str = "balanced"
     reduce_type: str = "auto"
+    reduce_provider: str = "auto"
+    submit_ahead: int | None = None
     auto_split: bool = False
 
 

@@ -21,7 +21,7 @@ from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, Unsu
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
-from vkbackend.models.arguments import device_list, whole_number
+from vkbackend.models.arguments import ahead_depth, device_list, whole_number
 from vkbackend.models.runner import open_devices
 from vkbackend.tools.console import console, printable, size, write_json
 
@@ -116,13 +116,6 @@ def parse_size(text: str) -> int:
     return nbytes
 
 
-def parse_ahead(text: str) -> int | None:
-    """A number of exchanges, None for all."""
-    if text == "all":
-        return None
-    return whole_number("--ahead", int(text) if text.isdecimal() else text, 0, 1 << 16, " or all")
-
-
 # ---- the bench ----
 
 
@@ -137,7 +130,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
     sizes = [parse_size(text) for text in words("--sizes", args.sizes)]
     aheads = words("--ahead", args.ahead)
     for text in aheads:
-        parse_ahead(text)
+        ahead_depth(text, "--ahead")
     return [
         (devices[:n], nbytes, provider, wire, ahead)
         for n in range(2, len(devices) + 1)
@@ -160,7 +153,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 open_devices(devices),
                 nbytes,
                 repeats=args.repetitions,
-                ahead=parse_ahead(ahead),
+                ahead=ahead_depth(ahead, "--ahead"),
                 provider=provider,
                 wire=wire,
             )

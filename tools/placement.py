@@ -7,13 +7,13 @@ import argparse
 from typing import Any
 
 from vkbackend.meta.policy import POLICIES
-from vkbackend.meta.reduce import WIRES
-from vkbackend.models.arguments import override_list
+from vkbackend.meta.reduce import PROVIDERS, WIRES
+from vkbackend.models.arguments import ahead_depth, override_list
 from vkbackend.models.layout import SPLIT_MODES
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
-    """-ngl, -ot, -nkvo, -sm, -mg, --split-policy, --reduce-type."""
+    """-ngl, -ot, -nkvo, -sm, -mg, --split-policy, --reduce-type, --reduce-provider, --submit-ahead."""
     add = parser.add_argument_group("placement and split").add_argument
     add(
         "-ngl",
@@ -50,6 +50,20 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how shares become slices: {', '.join(POLICIES)} (default: balanced)",
     )
     add(
+        "--reduce-provider",
+        default="auto",
+        metavar="NAME",
+        help=f"where partial sums meet: auto, {', '.join(PROVIDERS)}; auto: what the devices can do and the "
+        "size asks for (default: auto)",
+    )
+    add(
+        "--submit-ahead",
+        default="all",
+        metavar="N",
+        help="segments of a step handed to a device before they may run: a number or all; bench-reduce "
+        "measures what a driver likes (default: all)",
+    )
+    add(
         "--reduce-type",
         default="auto",
         metavar="TYPE",
@@ -67,4 +81,6 @@ def placement_of(args: argparse.Namespace) -> dict[str, Any]:
         "main_gpu": args.main_gpu,
         "split_policy": args.split_policy,
         "reduce_type": args.reduce_type,
+        "reduce_provider": args.reduce_provider,
+        "submit_ahead": ahead_depth(args.submit_ahead, "--submit-ahead"),
     }

@@ -113,6 +113,8 @@ def report(args: argparse.Namespace) -> Report:
     auto = args.tensor_split == AUTO
     placement = placement_of(args)
     wire, policy = placement.pop("reduce_type"), placement.pop("split_policy")
+    for name in ("reduce_provider", "submit_ahead"):
+        placement.pop(name)  # they change no byte and no exchange
     options = checked_options(
         512,
         {

@@ -16,6 +16,7 @@ from vkbackend.models import fit
 from vkbackend.models.cost import step_shape, step_sizes
 from vkbackend.models.fit import sizes_with
 from vkbackend.models.layout import totals
+from vkbackend.models.llm import LLM
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
@@ -218,3 +219,19 @@ def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
     Runner(path, devices=["numpy"], n_ctx=fitting).close()
     with pytest.raises(OutOfDeviceMemory):
         Runner(path, devices=["numpy"], n_ctx=2 * fitting)
+
+
+@pytest.mark.parametrize("provider", ["auto", "pages", "scatter", "host-sum"])
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+def test_how_devices_meet_changes_no_bit(shared: Path, provider: str, ahead: int | None) -> None:
+    path = shared / "models" / "stories260K-Q8_0.gguf"
+    with LLM(path, devices=["numpy"] * 3, n_ctx=32, reduce_provider=provider, submit_ahead=ahead) as llm:
+        logits = llm.logits(TOKENS[:6])
+    want = _reference.setdefault("meet", logits)
+    assert np.array_equal(logits, want)
+
+
+@pytest.mark.parametrize("options", [{"reduce_provider": "p2p"}, {"submit_ahead": -1}], ids=str)
+def test_unknown_ways_to_meet_are_refused(shared: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"p2p|submit_ahead=-1"):
+        LLM(shared / "models" / "stories260K-Q8_0.gguf", devices=["numpy"], **options)
