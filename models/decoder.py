@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops
-from vkbackend.meta.plan import MIRROR, Role, columns, rows
+from vkbackend.meta.plan import MIRROR, columns, rows
 from vkbackend.meta.policy import Attention, FeedForward, Layer
 from vkbackend.meta.tensor import Graph, Tensor
 from vkbackend.models.base import (
@@ -31,10 +31,8 @@ from vkbackend.models.base import (
     read_rope,
 )
 from vkbackend.models.gguf import GGUF
-from vkbackend.ops_moe import MAX_EXPERTS, MAX_USED
+from vkbackend.models.mixture import Mixture, read_mixtures
 from vkbackend.rope import RopeTable
-
-SOFTMAX = 1  # of expert_gating_func
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +43,11 @@ class LayerConfig:
     n_head_kv: int
     head_dim: int  # of q and k
     head_dim_v: int
-    n_ff: int  # of each expert, where there are experts
+    n_ff: int  # of a dense FFN
     scale: float  # of q k^T
     n_rot: int  # dimensions of a head that RoPE turns, the first ones
     rope: str = "rope"  # the name of its RoPE table
+    mixture: Mixture | None = None  # in place of the dense FFN
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,6 @@ class Config:
     n_ctx_train: int
     eps: float
     layers: tuple[LayerConfig, ...]
-    n_expert: int = 0  # 0: a dense FFN
-    n_used: int = 0
-    expert_scale: float = 1.0
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Config:
@@ -78,30 +74,26 @@ class Config:
             )
         if "token_embd.weight" not in gguf.tensors:
             raise GGUFError(f"{gguf.paths[0]}: the tensor 'token_embd.weight' is missing")
-        n_expert, n_used = _experts(gguf)
         return cls(
             n_embd=read_count(gguf, "embedding_length"),
             n_vocab=gguf.tensors["token_embd.weight"].shape[0],
             n_ctx_train=n_ctx_train,
             eps=float(gguf.f32(f"{arch}.attention.layer_norm_rms_epsilon")),
-            layers=read_layers(gguf, n_expert),
-            n_expert=n_expert,
-            n_used=n_used,
-            expert_scale=float(gguf.f32(f"{arch}.expert_weights_scale", 0.0)) or 1.0,
+            layers=read_layers(gguf),
         )
 
 
-def read_layers(gguf: GGUF, n_expert: int) -> tuple[LayerConfig, ...]:
+def read_layers(gguf: GGUF) -> tuple[LayerConfig, ...]:
     """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
     kind of layer."""
     arch, n_layer = gguf.architecture, read_count(gguf, "block_count", limit=MAX_LAYERS)
-    has_own = n_expert and f"{arch}.expert_feed_forward_length" in gguf.metadata
-    n_ff = read_counts(gguf, "expert_feed_forward_length" if has_own else "feed_forward_length", n_layer)
+    mixtures = read_mixtures(gguf, n_layer)
+    n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer)
     heads = read_counts(gguf, "attention.head_count", n_layer)
     kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads)
     n_embd = read_count(gguf, "embedding_length")
     layers = []
-    for n_head, n_head_kv, width in zip(heads, kv_heads, n_ff, strict=True):
+    for n_head, n_head_kv, width, mixture in zip(heads, kv_heads, n_ff, mixtures, strict=True):
         if n_head % n_head_kv:
             raise GGUFError(f"{gguf.paths[0]}: {n_head} heads are not a multiple of {n_head_kv} kv heads")
         head_dim = read_count(gguf, "attention.key_length", n_embd // n_head or 1)
@@ -113,34 +105,9 @@ def read_layers(gguf: GGUF, n_expert: int) -> tuple[LayerConfig, ...]:
         if n_rot > head_dim or n_rot % 2:
             raise GGUFError(f"{gguf.paths[0]}: RoPE cannot turn {n_rot} dimensions of heads of {head_dim}")
         scale = float(gguf.f32(f"{arch}.attention.scale", 0.0)) or head_dim**-0.5
-        layers.append(LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, n_rot))
+        rope = n_rot, "rope"
+        layers.append(LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, *rope, mixture))
     return tuple(layers)
-
-
-def _experts(gguf: GGUF) -> tuple[int, int]:
-    """(experts, experts used per token), zeros for a dense model; other kinds of routing are refused."""
-    arch = gguf.architecture
-    n_expert = int(gguf.u32(f"{arch}.expert_count", 0))
-    if not n_expert:
-        check_off(gguf, "expert_used_count")
-        return 0, 0
-    n_used = read_count(gguf, "expert_used_count")
-    if n_used > n_expert:
-        raise GGUFError(f"{gguf.paths[0]}: {n_used} of {n_expert} experts are used")
-    if n_expert > MAX_EXPERTS or n_used > MAX_USED:
-        raise UnsupportedModel(
-            f"{n_used} of {n_expert} experts per token: up to {MAX_USED} of {MAX_EXPERTS} are supported"
-        )
-    for key, off in (
-        ("expert_gating_func", SOFTMAX),
-        ("expert_weights_norm", True),
-        ("expert_group_count", 1),
-        ("expert_shared_count", 0),
-        ("expert_shared_feed_forward_length", 0),
-        ("leading_dense_block_count", 0),
-    ):
-        check_off(gguf, key, off)
-    return n_expert, n_used
 
 
 class Decoder:
@@ -161,12 +128,9 @@ class Decoder:
         self.config = c = self.read_config(gguf)
         self.rope_tables = self.read_ropes(gguf)
         self.n_layer, self.n_vocab = len(c.layers), c.n_vocab
-        self.n_embd, self.n_ctx_train, self.n_used = c.n_embd, c.n_ctx_train, c.n_used
+        self.n_embd, self.n_ctx_train = c.n_embd, c.n_ctx_train
+        self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
         self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
-        routers = [gguf.tensors.get(f"blk.{il}.ffn_gate_inp.weight") for il in range(self.n_layer)]
-        for router in routers if c.n_expert else ():
-            if router and router.type != "f32":
-                raise UnsupportedModel(f"{gguf.paths[0]}: {router.name} is {router.type}, supported is f32")
 
     # ---- hyper-parameters ----
 
@@ -232,24 +196,17 @@ class Decoder:
         return [*specs, WeightSpec("post_attention_norm", (n_embd,))] if self.post_norms else specs
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        c = self.config
-        n_embd, n_ff = c.n_embd, c.layers[il].n_ff
+        n_embd, layer = self.config.n_embd, self.config.layers[il]
         norms = [WeightSpec(self.pre_ffn_norm, (n_embd,))]
         if self.post_norms:
             norms.append(WeightSpec("post_ffw_norm", (n_embd,)))
-        if not c.n_expert:
-            return [
-                *norms,
-                WeightSpec("ffn_gate", (n_ff, n_embd), rows("ffn")),
-                WeightSpec("ffn_up", (n_ff, n_embd), rows("ffn")),
-                WeightSpec("ffn_down", (n_embd, n_ff), columns("ffn")),
-            ]
+        if layer.mixture:
+            return [*norms, *layer.mixture.weights(n_embd)]
         return [
             *norms,
-            WeightSpec("ffn_gate_inp", (c.n_expert, n_embd)),
-            WeightSpec("ffn_gate_exps", (c.n_expert, n_ff, n_embd), Role("experts", 1)),
-            WeightSpec("ffn_up_exps", (c.n_expert, n_ff, n_embd), Role("experts", 1)),
-            WeightSpec("ffn_down_exps", (c.n_expert, n_embd, n_ff), Role("experts", 2)),
+            WeightSpec("ffn_gate", (layer.n_ff, n_embd), rows("ffn")),
+            WeightSpec("ffn_up", (layer.n_ff, n_embd), rows("ffn")),
+            WeightSpec("ffn_down", (n_embd, layer.n_ff), columns("ffn")),
         ]
 
     def head_norm_weights(self, il: int) -> list[WeightSpec]:
@@ -265,13 +222,12 @@ class Decoder:
         return self.rope_tables
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
-        c, layer = self.config, self.config.layers[il]
-        down = "ffn_down_exps" if c.n_expert else "ffn_down"
-        o_block, down_block = (
-            block_of(types[f"blk.{il}.{name}.weight"])[0] for name in ("attn_output", down)
-        )
+        layer, prefix = self.config.layers[il], f"blk.{il}."
+        o_block = block_of(types[f"{prefix}attn_output.weight"])[0]
         attention = Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, o_block)
-        return Layer(attention, FeedForward(layer.n_ff, down_block, c.n_expert))
+        if layer.mixture:
+            return Layer(attention, layer.mixture.feed_forward(types, prefix))
+        return Layer(attention, FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0]))
 
     # ---- graph ----
 
@@ -292,7 +248,8 @@ class Decoder:
         a = self.attention(ops.rms_norm(h, w("attn_norm"), eps), w, cache, il)
         h = h + (ops.rms_norm(a, w("post_attention_norm"), eps) if self.post_norms else a)
         x = ops.rms_norm(h, w(self.pre_ffn_norm), eps)
-        f = self.experts(x, h, w, il) if self.config.n_expert else self.feed_forward(x, w, il)
+        mixture = self.config.layers[il].mixture
+        f = mixture.forward(x, h, self.pre_ffn_norm, w, eps) if mixture else self.feed_forward(x, w, il)
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
@@ -323,11 +280,6 @@ class Decoder:
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
         gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")
         return linear(ops.silu_mul(gate, up), w, "ffn_down")
-
-    def experts(self, x: Tensor, h: Tensor, w: Weights, il: int) -> Tensor:
-        c = self.config
-        names = (self.pre_ffn_norm, "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-        return ops.moe(x, h, *map(w, names), n_used=c.n_used, eps=c.eps, scale=c.expert_scale)
 
 
 def _bias(name: str) -> str:
