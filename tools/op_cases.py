@@ -315,6 +315,19 @@ class Glu(Case):
 
 
 @dataclass(frozen=True)
+class CopyWords(Case):
+    """Any bits; more words than all workgroups take in one turn."""
+
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        src = Tensor((self.n,), "u32", rng.integers(0, 1 << 32, self.n, np.uint32))
+        tensors = {"src": src, "dst": output(self.n, dtype="u32")}
+        return Setup(tensors, lambda rec, limits, v: ops.copy_words(rec, limits, v["src"], v["dst"]))
+
+
+@dataclass(frozen=True)
 class Scale(Case):
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -511,7 +524,7 @@ def _cases() -> _Sweep:
     ]
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
     s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]
-    s.quick += [Scale(1), Scale(1031), Softcap(1031)]
+    s.quick += [Scale(1), Scale(1031), Softcap(1031), CopyWords(1), CopyWords(129), CopyWords(40_001)]
     s.quick += [
         AddPartials(),
         AddPartials(2048, 3, n_slots=5, own=2, writers=0b10110, in_place=True),

@@ -55,9 +55,8 @@ class Placed:
         at = 4 * GUARD_WORDS
         places: dict[str, tuple[int, tuple[int, ...], str]] = {}
         if setup.step is not None:
-            at = 256  # a uniform binding starts at an aligned offset
-            places["step"] = at, (STEP_WORDS,), "u32"
-            at += 4 * (STEP_WORDS + GUARD_WORDS)
+            places["step"] = 0, (STEP_WORDS,), "u32"
+            at += 4 * STEP_WORDS
         for name, tensor in setup.tensors.items():
             places[name] = at, tensor.shape, tensor.dtype
             rows = int(np.prod(tensor.shape[:-1]))

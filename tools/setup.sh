@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Makes a checkout ready to run: system packages through apt, a virtual environment in .venv, the package
-# in it (editable). Idempotent: a second run finds everything in place, changes nothing, takes a second.
+# Makes a checkout ready to run: system packages through apt, a virtual environment in .venv (.venv-kompute),
+# the package in it (editable). Idempotent: a second run finds everything in place, changes nothing, takes a
+# second.
 set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: bash tools/setup.sh [--test | --drivers]
+usage: bash tools/setup.sh [--kompute] [--test] | --drivers
 
   (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package
-  --test       the same, with the Vulkan validation layers and the package's test extra
+  --kompute    the same in .venv-kompute, with the Kompute runtime beside the native one: builds kp from its
+               source (about two minutes), needs Python 3.11 or 3.12 and numpy below 2
+  --test       the same as without it, with the Vulkan validation layers and the package's test extra
   --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
                and print a line "NAME PATH-OF-ICD-JSON" for each on stdout
 TEXT
@@ -16,19 +19,22 @@ TEXT
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 level=base
+kompute=""
 drivers=""
-[ $# -le 1 ] || { echo "setup: one option at a time" >&2 && usage >&2 && exit 2; }
 for arg in "$@"; do
     case $arg in
         --test) level=test ;;
+        --kompute) kompute=yes ;;
         --drivers) drivers=yes ;;
         -h | --help) usage && exit 0 ;;
         *) echo "setup: unknown option $arg" >&2 && usage >&2 && exit 2 ;;
     esac
 done
+[ -z "$drivers" ] || [ $# = 1 ] || { echo "setup: --drivers goes alone" >&2 && usage >&2 && exit 2; }
+venv=$root/.venv${kompute:+-kompute}
 
 exec 3>&1 1>&2              # progress goes to stderr; stdout carries the driver lines alone
-exec 9<"$root" && flock 9   # two runs in one checkout take turns
+exec 9<"$root${kompute:+/tools}" && flock 9   # two runs for one environment take turns
 
 step() { echo "setup: $*"; }
 
@@ -104,12 +110,19 @@ setup: then run this script again"
         apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
 }
 
+# find_python BELOW: the name of a Python from 3.11 on whose minor version is below BELOW.
 find_python() {
     local name
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
-        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$name" && return 0
+        "$name" -c "import sys; sys.exit(not (3, 11) <= sys.version_info < (3, $1))" 2>/dev/null &&
+            echo "$name" && return 0
     done
     return 1
+}
+
+has_python_headers() {
+    "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
 }
 
 system_packages() {
@@ -120,8 +133,18 @@ system_packages() {
     if [ "$level" = test ]; then
         installed vulkan-validationlayers || has_validation || missing+=(vulkan-validationlayers)
     fi
-    if [ ! -x "$root/.venv/bin/python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    if [ ! -x "$venv/bin/python" ] && ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         missing+=("$python-venv")  # Debian ships python3 without ensurepip
+    fi
+    # What kp is compiled with; once it lies in the environment only libfmt is still needed.
+    if [ "$kompute" ] && ! "$venv/bin/python" -c 'import kp' 2>/dev/null; then
+        for package in libvulkan-dev libfmt-dev pybind11-dev; do
+            installed "$package" || missing+=("$package")
+        done
+        command -v cmake >/dev/null || missing+=(cmake)
+        command -v make >/dev/null || missing+=(make)
+        command -v c++ >/dev/null || missing+=(g++)
+        has_python_headers || missing+=("$python-dev")
     fi
     if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
 }
@@ -132,24 +155,35 @@ system_packages() {
 # scripts in .venv/bin and the editable install name it.
 wanted_stamp() { echo "$root" && sha256sum <"$root/pyproject.toml"; }
 
+# kp's build reads its options from the environment. Debian's fmt, pybind11 and Vulkan headers instead of
+# downloads; no debug layers, which it would turn on wherever they are installed. VIRTUAL_ENV tells its cmake
+# which Python to build for; of two cores it may take both.
+kompute_flags() {
+    export KOMPUTE_OPT_USE_BUILT_IN_FMT=OFF KOMPUTE_OPT_USE_BUILT_IN_PYBIND11=OFF \
+        KOMPUTE_OPT_USE_BUILT_IN_VULKAN_HEADER=OFF KOMPUTE_OPT_INSTALL=OFF \
+        KOMPUTE_OPT_DISABLE_VK_DEBUG_LAYERS=ON KOMPUTE_PYTHON_NUM_PARALLEL_THREADS=2 VIRTUAL_ENV=$venv
+}
+
 environment() {
-    local venv=$root/.venv stamp=$root/.venv/.setup-stamp want target=. have=""
+    local stamp=$venv/.setup-stamp want extras=() target="" have="" name=${venv##*/}
     want=$(wanted_stamp)
     [ -f "$stamp" ] && have=$(cat "$stamp")
     if [ "$have" = "$want"$'\n'test ] || { [ "$level" = base ] && [ "$have" = "$want"$'\n'base ]; }; then
-        "$venv/bin/python" -c 'import vkbackend' 2>/dev/null && return 0
+        "$venv/bin/python" -c "import vkbackend${kompute:+, kp}" 2>/dev/null && return 0
     fi
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
         { [ -n "$have" ] && [ "$(head -n 1 <<<"$have")" != "$root" ]; }; then
-        attempt "making .venv with $("$python" --version)" "remove .venv and run this again" \
+        attempt "making $name with $("$python" --version)" "remove $name and run this again" \
             "$python" -m venv --clear "$venv"
     fi
     # Never take the test extra away from an environment that has it.
     [ "${have##*$'\n'}" = test ] && level=test
-    [ "$level" = test ] && target='.[test]'
+    [ "$kompute" ] && kompute_flags && extras+=(kompute)
+    [ "$level" = test ] && extras+=(test)
+    target=.${extras[*]:+[$(IFS=, && echo "${extras[*]}")]}
     rm -f "$stamp"
     cd "$root"
-    attempt "installing the package into .venv (level: $level)" \
+    attempt "installing the package into $name (level: $level${kompute:+, building kp takes two minutes})" \
         "check the network and pip's configuration, then run this again" \
         "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --editable "$target"
     printf '%s\n%s\n' "$want" "$level" >"$stamp"
@@ -157,8 +191,13 @@ environment() {
 
 # ---- main ----
 
-python=$(find_python) || die "no Python 3.11 or newer found" \
-    "install python3 (Debian 12, Ubuntu 24.04 or newer have it: apt-get install python3), then run this again"
+if [ "$kompute" ]; then
+    python=$(find_python 13) || die "no Python 3.11 or 3.12 found, and kp works with no newer one" \
+        "install one (Debian 12 and Ubuntu 24.04 have it: apt-get install python3), then run this again"
+else
+    python=$(find_python 99) || die "no Python 3.11 or newer found" \
+        "install python3 (Debian 12, Ubuntu 24.04 or newer have it: apt-get install python3), then run this again"
+fi
 
 if [ -n "$drivers" ]; then
     . "$root/tools/drivers.sh"
@@ -167,4 +206,4 @@ if [ -n "$drivers" ]; then
 fi
 system_packages
 environment
-step "ready: .venv (level: $(tail -n 1 "$root/.venv/.setup-stamp"))"
+step "ready: ${venv##*/} (level: $(tail -n 1 "$venv/.setup-stamp"))"

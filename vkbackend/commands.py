@@ -10,7 +10,7 @@ from vkbackend import env
 from vkbackend.buffer import Buffer, View
 from vkbackend.profiling import report_order, report_times
 from vkbackend.program import PUSH_NBYTES, Layout, descriptor_type
-from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Recording, Scope
+from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, submissions
 from vkbackend.runtime import Executable
 from vkbackend.timestamps import Timestamps
 from vkbackend.vk import NULL, C, ffi, lib, new
@@ -51,7 +51,7 @@ class VulkanExecutable(Executable):
             pipelines = [device.programs.pipeline(d) for d in dispatches]
             self._sets = iter(self._descriptor_sets(dispatches, [layout for _, layout in pipelines]))
             self._pipelines = iter(pipelines)
-            segments = [_split_at_cuts(segment) for segment in recording.segments()]
+            segments = [submissions(segment) for segment in recording.segments()]
             if (timed or env.debug() >= 2) and device.info.limits["timestamp_valid_bits"]:
                 n = len(list(recording.accesses())) + sum(map(len, segments))
                 self._timestamps = Timestamps(device, n)
@@ -216,13 +216,3 @@ class _CommandBuffers:
 
     def __getitem__(self, i: int) -> Any:
         return self._array + i
-
-
-def _split_at_cuts(commands: list[Any]) -> list[list[Any]]:
-    parts: list[list[Any]] = [[]]
-    for command in commands:
-        if isinstance(command, Cut):
-            parts.append([])
-        else:
-            parts[-1].append(command)
-    return parts

@@ -27,8 +27,8 @@ from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
-from vkbackend.transfers import Transfers
 from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, strings
+from vkbackend.vulkan_transfers import VulkanTransfers
 
 CLOSE_S = 5  # how long closing waits for work in flight before it leaves the device alone
 _USAGE = (
@@ -70,7 +70,7 @@ class VulkanDevice(Device):
         self._memory: dict[
             int, tuple[Any, Any, bool]
         ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
-        self.transfers = Transfers(self)
+        self.transfers = VulkanTransfers(self)
         if unknown := env.disabled() - info.features.keys():
             raise InvalidArgument(
                 f"VKBACKEND_DISABLE names no feature: {', '.join(sorted(unknown))}; "

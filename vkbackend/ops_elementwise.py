@@ -1,4 +1,4 @@
-"""Ops on one value at a time: sums, gated products, scaling, capping."""
+"""Ops on one value at a time: sums, gated products, scaling, capping, copies."""
 
 from __future__ import annotations
 
@@ -60,3 +60,14 @@ def add_bias(rec: Recording, limits: Limits, x: View, b: View, y: View, *, label
     groups = (*fold(limits, -(-n * n_rows // 128)), 1)
     push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
     record(rec, "add_bias", "f32", (x, b, y), push, {"LOCAL": 128}, groups, label=label, flops=n * n_rows)
+
+
+COPY_GROUPS = 256  # enough to hide the latency of a bus; each takes turns
+
+
+def copy_words(rec: Recording, limits: Limits, src: View, dst: View, *, label: str = "") -> None:
+    """dst = src, as 32-bit words; equal sizes, any types. For runtimes that cannot copy ranges themselves."""
+    n = src.nbytes // 4
+    assert dst.nbytes == src.nbytes, (src, dst)
+    groups = min(COPY_GROUPS, max(1, -(-n // 128))), 1, 1
+    record(rec, "copy_words", "f32", (src, dst), {"n": n}, {"LOCAL": 128}, groups, label=label)

@@ -73,6 +73,7 @@ OPS: dict[str, OpSpec] = {
         ),
         _spec("glu", "gate:r up:r y:w", "n", "ACT"),
         _spec("scale", "x:r y:w", "n c:f"),
+        _spec("copy_words", "src:r dst:w", "n"),
         _spec("softcap", "x:r y:w", "n c:f"),
         _spec("add", "a:r b:r y:w", "n"),
         _spec("add_bias", "x:r b:r y:w", "n n_rows"),

@@ -28,7 +28,7 @@ class Range:
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """One shader run. `args` are the storage views in binding order; `step` is the uniform StepParams view,
-    if read."""
+    if read, at the beginning of its buffer."""
 
     op: str
     variant: str
@@ -210,6 +210,17 @@ def derive_barriers(recording: Recording) -> Recording:
         if wrote_host:
             commands.append(Barrier(Scope.TO_HOST))
     return Recording(recording.name, commands)
+
+
+def submissions(segment: Iterable[Command]) -> list[list[Command]]:
+    """The commands of a segment between cuts."""
+    parts: list[list[Command]] = [[]]
+    for command in segment:
+        if isinstance(command, Cut):
+            parts.append([])
+        else:
+            parts[-1].append(command)
+    return parts
 
 
 def exchanges(recording: Recording) -> list[Exchange]:

@@ -283,6 +283,11 @@ def add_partials(
         rms_norm(total, w, y, n=n, n_rows=n_rows, eps=eps)
 
 
+def copy_words(src: Array, dst: Array, *, n: int, **_: Any) -> None:
+    """dst = src, n 32-bit words."""
+    dst.reshape(-1).view(np.uint32)[:n] = src.reshape(-1).view(np.uint32)[:n]
+
+
 # ---- mixture of experts ----
 
 

@@ -1,31 +1,26 @@
-"""Transfers outside of recordings: loading, tests, measurements. Each is one submission that is waited
-for.
+"""Transfers outside of recordings: loading, tests, measurements. Each is done when it returns.
 
 Memory that the host can map is written and read in place; the rest goes through one staging buffer, which
-exists only while there is something to load.
+exists only while there is something to load. Runtimes say how bytes get from buffer to buffer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
 
 import numpy as np
 
-from vkbackend import env
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.recording import HOST_HOMES
-from vkbackend.vk import NULL, C, ffi, lib, new
-
-if TYPE_CHECKING:
-    from vkbackend.device import VulkanDevice
+from vkbackend.runtime import Device
 
 UPLOAD_NBYTES = 16 << 20
 
 
-class Transfers:
+class Transfers(ABC):
     """The transfers of one device."""
 
-    def __init__(self, device: VulkanDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
         self._upload: Buffer | None = None
 
@@ -42,7 +37,8 @@ class Transfers:
             return
         upload = self._upload_buffer()
         flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
-        rows = max(1, UPLOAD_NBYTES // max(1, flat[0].nbytes)) if flat.size else 1
+        # 4 rows of any format are whole words, and some runtimes copy nothing smaller.
+        rows = max(4, UPLOAD_NBYTES // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1
         offset = view.offset
         for begin in range(0, flat.shape[0], rows):
             raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)
@@ -58,7 +54,7 @@ class Transfers:
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
             if buffer.home not in HOST_HOMES:  # recordings order the host behind writes of those homes alone
-                self._once(lambda cmd: None, "read")
+                self._order()
             self._device.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
         upload, out = self._upload_buffer(), np.empty(view.nbytes, np.uint8)
@@ -68,14 +64,6 @@ class Transfers:
             self._device.invalidate(upload)
             out[at : at + n] = upload.host[:n]
         return out
-
-    def fill(self, view: View, word: int) -> None:
-        """Fill a view with a 32-bit pattern."""
-        buffer = view.buffer
-        assert isinstance(buffer, Buffer)
-        self._once(
-            lambda cmd: lib.vkCmdFillBuffer(cmd, buffer.handle, view.offset, view.nbytes, word), "fill"
-        )
 
     def _upload_buffer(self) -> Buffer:
         if self._upload is None:
@@ -88,44 +76,11 @@ class Transfers:
             self._device.free(self._upload)
             self._upload = None
 
+    @abstractmethod
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        region = ffi.new("VkBufferCopy *", {"srcOffset": src_at, "dstOffset": dst_at, "size": nbytes})
-        self._once(
-            lambda cmd: lib.vkCmdCopyBuffer(cmd, src.handle, dst.handle, 1, region), f"copy to {dst.label}"
-        )
+        """Copy bytes between buffers, behind everything submitted; offsets are multiples of 4. Up to 3 more
+        bytes may be copied, to the end of the last word."""
 
-    def _once(self, record: Any, what: str) -> None:
-        """Record, submit and wait for one command, ordered against everything before and after it."""
-        command, fence = self._device.command_buffers(1), ffi.new("VkFence *")
-        try:
-            self._submit_once(command, fence, record, what)
-        finally:
-            if not self._device.abandoned:  # else both are in use for good
-                if fence[0] != NULL:
-                    lib.vkDestroyFence(self._device.vk, fence[0], NULL)
-                    self._device.gone("VkFence")
-                self._device.free_command_buffers(command, 1)
-
-    def _submit_once(self, command: Any, fence: Any, record: Any, what: str) -> None:
-        begin = new("VkCommandBufferBeginInfo", flags=C.VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT)
-        self._device.check(lib.vkBeginCommandBuffer(command[0], begin), "vkBeginCommandBuffer")
-        every = C.VK_ACCESS_MEMORY_READ_BIT | C.VK_ACCESS_MEMORY_WRITE_BIT
-        barrier = new("VkMemoryBarrier", srcAccessMask=every, dstAccessMask=every)
-        device_stages = C.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT
-        both = device_stages | C.VK_PIPELINE_STAGE_HOST_BIT
-        lib.vkCmdPipelineBarrier(command[0], both, device_stages, 0, 1, barrier, 0, NULL, 0, NULL)
-        record(command[0])
-        lib.vkCmdPipelineBarrier(command[0], device_stages, both, 0, 1, barrier, 0, NULL, 0, NULL)
-        self._device.check(lib.vkEndCommandBuffer(command[0]), "vkEndCommandBuffer")
-        self._device.check(
-            lib.vkCreateFence(self._device.vk, new("VkFenceCreateInfo"), NULL, fence), "vkCreateFence"
-        )
-        self._device.made("VkFence")
-        submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=command)
-        self._device.check(
-            lib.vkQueueSubmit(self._device.vk_queue, 1, submit, fence[0]), f"vkQueueSubmit of {what}"
-        )
-        result = lib.vkWaitForFences(self._device.vk, 1, fence, 1, env.timeout_s() * 1_000_000_000)
-        if result != C.VK_SUCCESS:
-            self._device.abandoned = result == C.VK_TIMEOUT
-            self._device.check(result, f"{what} within {env.timeout_s()} s")
+    @abstractmethod
+    def _order(self) -> None:
+        """Order the host behind all writes of the device."""
