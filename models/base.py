@@ -89,21 +89,30 @@ def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[Wei
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """Caches of one layer: kv heads and their widths; split like the plan's dimension `dim`."""
+    """Caches of one layer: kv heads and their widths; split like the plan's dimension `dim`.
+
+    `window`: positions that a row sees, 0 for all. `owner`: the earlier layer whose caches this one reads
+    instead of having its own; its q heads then lie where the owner's do.
+    """
 
     n_head_kv: int
     head_dim_k: int
     head_dim_v: int
     dim: str = "kv_heads"
+    window: int = 0
+    owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The K and V cache of one layer [n_cells, n_head_kv * head_dim] and the cell table [n_slots, blocks]."""
+    """The K and V cache of one layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], the
+    window that the cells suffice for (0: all positions), and whether another layer stores into them."""
 
     k: Weight
     v: Weight
     cells: Weight
+    window: int = 0
+    shared: bool = False
 
 
 class Weights:

@@ -21,7 +21,6 @@ from vkbackend.meta.split import MIRRORED, Ranges, scaled, split
 from vkbackend.meta.tensor import Graph, Weight
 from vkbackend.models.base import LayerCache, Model, Weights
 from vkbackend.models.layout import Layout, Options, lay_out, sizes, weight_nbytes
-from vkbackend.ops import CELL_BLOCK
 from vkbackend.step import MAX_ROWS
 
 LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
@@ -42,7 +41,7 @@ def cost_function(
         busy = tuple(share > 0 for share in shares)
         if busy not in traced:
             traced[busy] = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
-        whole = cost_of(model, layout, options, traced[busy])
+        whole = cost_of(model, layout, traced[busy])
         held, read, host = (
             tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
             for nbytes in (whole.held, whole.read, whole.host)
@@ -52,7 +51,7 @@ def cost_function(
     return cost
 
 
-def cost_of(model: Model, layout: Layout, options: Options, reduces: tuple[int, ...]) -> Cost:
+def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
     """The cost of a layout; of a stack of experts a token reads those it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
@@ -62,7 +61,7 @@ def cost_of(model: Model, layout: Layout, options: Options, reduces: tuple[int, 
             if len(load.shape) == 3:
                 nbytes = nbytes * model.n_used // load.shape[0]
             read[load.home][d] += nbytes
-    held = tuple(size["weights"] + size["kv"] for size in sizes(layout, model, options))
+    held = tuple(size["weights"] + size["kv"] for size in sizes(layout))
     return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces)
 
 
@@ -79,10 +78,10 @@ def step_shape(model: Model, layout: Layout, options: Options, n_ubatch: int) ->
 
 
 def step_sizes(
-    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape, **how: Any
+    model: Model, layout: Layout, limits: Sequence[Limits], shape: StepShape, **how: Any
 ) -> StepSizes:
     """What steps up to `shape` need besides weights and caches; `how` are wire and reuse of `measure`."""
-    devices, build = _traced(model, layout, options, limits)
+    devices, build = _traced(model, layout, limits)
     return measure(devices, build, shape, **how)
 
 
@@ -95,7 +94,7 @@ def trace_reduces(
     wire: str = "auto",
 ) -> list[Reduce]:
     """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
-    devices, build = _traced(model, layout, options, limits)
+    devices, build = _traced(model, layout, limits)
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
     graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, wire)
@@ -103,12 +102,10 @@ def trace_reduces(
     return graph.reduces
 
 
-def _traced(
-    model: Model, layout: Layout, options: Options, limits: Sequence[Limits]
-) -> tuple[list[NullDevice], Build]:
+def _traced(model: Model, layout: Layout, limits: Sequence[Limits]) -> tuple[list[NullDevice], Build]:
     devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
     weights = Weights({load.name: _weight(load, devices) for load in layout.loads})
-    caches = _caches(model, layout, options)
+    caches = _caches(layout)
     return devices, lambda graph: model.forward(graph, weights, caches)
 
 
@@ -129,19 +126,17 @@ def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
     return weight
 
 
-def _caches(model: Model, layout: Layout, options: Options) -> list[LayerCache]:
-    blocks = -(-options.n_ctx // CELL_BLOCK)
-    n_cells = options.n_slots * blocks * CELL_BLOCK
-    table = [[(0, _view((options.n_slots, blocks), "u32"))]] * layout.n_devices
-    cells = Weight("cells", (options.n_slots, blocks), "u32", MIRRORED, table)
-    caches = []
-    for il, plan in enumerate(layout.plans):
-        spec = model.kv(il)
-        heads = plan.ranges[spec.dim]
-        k = _cache(n_cells, scaled(heads, spec.head_dim_k), options.type_k)
-        v = _cache(n_cells, scaled(heads, spec.head_dim_v), options.type_v)
-        caches.append(LayerCache(k, v, cells))
-    return caches
+def _caches(layout: Layout) -> list[LayerCache]:
+    own = {}
+    for plan in layout.caches:
+        shape = plan.n_slots, plan.blocks
+        cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
+        k, v = (_cache(plan.n_cells, scaled(plan.heads, width), dtype) for _, width, dtype in plan.arrays)
+        own[plan.layer] = LayerCache(k, v, cells, plan.spec.window)
+    return [
+        own[il] if owner is None else replace(own[owner], shared=True)
+        for il, owner in enumerate(layout.cache_owners)
+    ]
 
 
 def _cache(n_cells: int, ranges: Ranges, dtype: str) -> Weight:

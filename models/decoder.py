@@ -48,6 +48,7 @@ class LayerConfig:
     n_rot: int  # dimensions of a head that RoPE turns, the first ones
     rope: str = "rope"  # the name of its RoPE table
     mixture: Mixture | None = None  # in place of the dense FFN
+    window: int = 0  # positions that a token sees, 0 for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ class Decoder:
 
     def kv(self, il: int) -> KVSpec:
         layer = self.config.layers[il]
-        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v)
+        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window)
 
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
         return self.rope_tables
@@ -267,6 +268,7 @@ class Decoder:
             head_dim_k=layer.head_dim,
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
+            window=cache.window,
         )
         return linear(a, w, "attn_output")
 

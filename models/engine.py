@@ -52,6 +52,7 @@ class _Sequence:
     sampler: Sampler | None
     slot: int = -1
     n_stored: int = 0
+    resumable: int = 0  # as in SlotContent
     served: int = -1  # number of the last step it had rows in
     timings: Timings = field(default_factory=Timings)
 
@@ -186,15 +187,18 @@ class Engine:
         if wanted is not None:
             held = self._contents[wanted]
             same = (a == b for a, b in zip(held.tokens[: held.n_stored], sequence.tokens, strict=False))
-            n_common = sum(takewhile(bool, same))
-            sequence.n_stored = min(n_common, len(sequence.tokens) - 1)  # the last one's logits are needed
+            n_common = min(sum(takewhile(bool, same)), len(sequence.tokens) - 1)  # the last one must run
+            if n_common >= held.resumable:
+                sequence.n_stored, sequence.resumable = n_common, held.resumable
         return True
 
     def _content(self, slot: int) -> SlotContent:
         """What a slot holds, whether a sequence is at work in it or not."""
         for sequence in self._running:
             if sequence.slot == slot:
-                return SlotContent(sequence.tokens[: sequence.n_stored + 1], sequence.n_stored)
+                return SlotContent(
+                    sequence.tokens[: sequence.n_stored + 1], sequence.n_stored, sequence.resumable
+                )
         return self._contents[slot]
 
     def _state(self, request: SaveState | LoadState) -> tuple[int, ...] | None:
@@ -258,6 +262,7 @@ class Engine:
         for sequence, n in batch:
             first, start = len(tokens), sequence.n_stored
             runs.append(Run(sequence.slot, first, n, start))
+            sequence.resumable = max(sequence.resumable, self.runner.resumable(start + n))
             tokens += sequence.tokens[start : start + n]
             outputs += range(first + n - self._n_outputs(sequence, n), first + n)
         began, (reduces, reduce_s) = time.perf_counter(), self.runner.reduce_stats()

@@ -78,10 +78,10 @@ def sizes_with(model: Model, types: Mapping[str, str], n_devices: int, steps: St
 
     def sizes_of(changed: Options) -> list[dict[str, int]]:
         layout = lay_out(model, types, n_devices, changed)
-        held = sizes(layout, model, changed)
+        held = sizes(layout)
         for d, n in enumerate(held):
             n["scratch"], n["staging"] = steps.scratch(d), steps.staging(d) + 2 * steps.slot
-            n["cache"] = largest_cache(layout, model, changed, d)
+            n["cache"] = largest_cache(layout, d)
         held[0]["shared"] = totals(layout, model, changed)["shared"]
         return held
 

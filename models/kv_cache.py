@@ -1,39 +1,77 @@
-"""The KV cache: cells addressed through a table, so that a slot's positions may lie anywhere.
+"""The KV cache: cells addressed through tables, so that a slot's positions may lie anywhere.
 
-cell = table[slot][position // B] * B + position % B. The table starts as the identity: slot s owns the s-th
-stretch.
+cell = table[slot][position // B % blocks] * B + position % B, where a slot has `blocks` blocks of B cells.
+With fewer blocks than the context has they are a ring that keeps the newest positions. A table starts as the
+identity: slot s owns the s-th stretch. Layers with equally many blocks share one.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.split import scaled
-from vkbackend.models.base import LayerCache, Model
-from vkbackend.models.layout import Layout, Options
+from vkbackend.models.base import LayerCache
+from vkbackend.models.layout import Layout
 from vkbackend.ops import CELL_BLOCK
 
 
-class KVCache:
-    """K and V caches of every layer for `n_slots` sequences of up to `n_ctx` positions each."""
+class CellTable:
+    """Where the positions of `n_slots` sequences lie; `update` brings a changed `table` to the devices."""
 
-    def __init__(self, mesh: Mesh, model: Model, layout: Layout, options: Options) -> None:
-        blocks = -(-options.n_ctx // CELL_BLOCK)
-        self.table = np.arange(options.n_slots * blocks, dtype=np.uint32).reshape(options.n_slots, blocks)
-        n_cells = self.table.size * CELL_BLOCK
-        self.cells = mesh.constant("cells", self.table)
-        self.layers: list[LayerCache] = []
-        for il, (plan, home) in enumerate(zip(layout.plans, layout.kv_homes, strict=True)):
-            spec = model.kv(il)
-            heads = plan.ranges[spec.dim]
+    def __init__(self, mesh: Mesh, n_slots: int, blocks: int) -> None:
+        self._mesh = mesh
+        self.table = np.arange(n_slots * blocks, dtype=np.uint32).reshape(n_slots, blocks)
+        self.cells = mesh.constant(f"cells.{blocks}", self.table)
+
+    @property
+    def capacity(self) -> int:
+        """Positions of a slot that are there at once."""
+        return self.table.shape[1] * CELL_BLOCK
+
+    def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
+        """The cells of positions."""
+        blocks = self.table[slot].astype(np.int64)[positions // CELL_BLOCK % self.table.shape[1]]
+        return blocks * CELL_BLOCK + positions % CELL_BLOCK
+
+    def update(self) -> None:
+        self._mesh.update(self.cells, self.table)
+
+
+class KVCache:
+    """K and V caches of every layer; `layers` are what each reads, a sharing layer its owner's."""
+
+    def __init__(self, mesh: Mesh, layout: Layout) -> None:
+        self.plans = layout.caches
+        self.tables: dict[int, CellTable] = {}  # by blocks per slot
+        own: dict[int, LayerCache] = {}
+        for plan in self.plans:
+            if plan.blocks not in self.tables:
+                self.tables[plan.blocks] = CellTable(mesh, plan.n_slots, plan.blocks)
             k, v = (
                 mesh.cache(
-                    f"cache_{name}_l{il}", n_cells, spec.n_head_kv * width, dtype, scaled(heads, width), home
+                    f"cache_{name}_l{plan.layer}",
+                    plan.n_cells,
+                    plan.spec.n_head_kv * width,
+                    dtype,
+                    scaled(plan.heads, width),
+                    plan.home,
                 )
-                for name, width, dtype in (
-                    ("k", spec.head_dim_k, options.type_k),
-                    ("v", spec.head_dim_v, options.type_v),
-                )
+                for name, width, dtype in plan.arrays
             )
-            self.layers.append(LayerCache(k, v, self.cells))
+            own[plan.layer] = LayerCache(k, v, self.tables[plan.blocks].cells, plan.spec.window)
+        self.layers = [
+            own[il] if owner is None else replace(own[owner], shared=True)
+            for il, owner in enumerate(layout.cache_owners)
+        ]
+
+    def resumable(self, n_stored: int) -> int:
+        """The first position at which a sequence can go on after `n_stored` positions were written: what a
+        row there sees is still in every ring."""
+        first = 0
+        for plan in self.plans:
+            if n_stored > (capacity := self.tables[plan.blocks].capacity):
+                first = max(first, n_stored - capacity + plan.spec.window - 1)
+        return first

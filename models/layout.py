@@ -20,7 +20,8 @@ from vkbackend.meta.policy import Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slice_of
 from vkbackend.meta.split import Ranges, holders
 from vkbackend.models.base import Model, WeightSpec
-from vkbackend.ops import CELL_BLOCK
+from vkbackend.models.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
+from vkbackend.step import MAX_ROWS
 
 SPLIT_MODES = ("none", "layer", "tensor")
 
@@ -44,19 +45,21 @@ class Options:
     kv_offload: bool = True
     n_ctx: int = 512  # per slot
     n_slots: int = 1
+    n_ubatch: int = MAX_ROWS  # rows of one step
     type_k: str = "f16"
     type_v: str = "f16"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The decisions: a plan per layer, the plan outside layers, what to load where, the caches' homes."""
+    """The decisions: a plan per layer, the plan outside layers, what to load where, the caches."""
 
     n_devices: int
     plans: list[Plan]
     output_plan: Plan
     loads: list[Load]
-    kv_homes: list[Home]
+    caches: list[CachePlan]
+    cache_owners: list[int | None]  # of each layer: whose caches it reads, None for its own
     active: Mapping[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # devices that work on a layer, by scope
@@ -73,10 +76,12 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
             f"split mode {options.split_mode!r} is unknown; there are: {', '.join(SPLIT_MODES)}"
         )
     normalise(options.tensor_split, n_devices)
-    layers = [model.layer(il, types) for il in range(model.n_layer)]
+    kv = [model.kv(il) for il in range(model.n_layer)]
+    layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
     plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
     specs = model.weights()
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
+    plans = heads_of_owners(plans, kv)
     first_on_device = 0 if options.n_gpu_layers is None else max(0, model.n_layer + 1 - options.n_gpu_layers)
     loads = []
     for spec in specs:
@@ -90,7 +95,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
         Home.KV if options.kv_offload and il >= first_on_device else Home.HOST for il in range(model.n_layer)
     ]
     active = {f"blk.{il}": _active(plan) for il, plan in enumerate(plans)} | {"": _active(output_plan)}
-    return Layout(n_devices, plans, output_plan, loads, kv_homes, active)
+    caches = plan_caches(kv, plans, kv_homes, options)
+    return Layout(n_devices, plans, output_plan, loads, caches, [spec.owner for spec in kv], active)
 
 
 def layer_of(name: str) -> int | None:
@@ -204,34 +210,22 @@ def weight_nbytes(load: Load, device: int) -> int:
     return sum((r.stop - r.start) * row_nbytes(load.dtype, c.stop - c.start) for r, c in cuts)
 
 
-def sizes(layout: Layout, model: Model, options: Options) -> list[dict[str, int]]:
+def sizes(layout: Layout) -> list[dict[str, int]]:
     """Bytes per device: weights, kv, host (host-placed slices and caches); before padding."""
     report = []
-    cells = -(-options.n_ctx // CELL_BLOCK) * CELL_BLOCK * options.n_slots
     for d in range(layout.n_devices):
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
         for load in layout.loads:
             n["weights" if load.home is Home.WEIGHTS else "host"] += weight_nbytes(load, d)
-        for il, plan in enumerate(layout.plans):
-            spec = model.kv(il)
-            begin, end = plan.ranges[spec.dim][d]
-            for width, dtype in ((spec.head_dim_k, options.type_k), (spec.head_dim_v, options.type_v)):
-                home = "kv" if layout.kv_homes[il] is Home.KV else "host"
-                n[home] += cells * row_nbytes(dtype, (end - begin) * width)
+        for cache in layout.caches:
+            n["kv" if cache.home is Home.KV else "host"] += sum(cache.nbytes(d))
         report.append(n)
     return report
 
 
-def largest_cache(layout: Layout, model: Model, options: Options, device: int) -> int:
+def largest_cache(layout: Layout, device: int) -> int:
     """Bytes of the largest K or V cache of one layer on `device`: attention binds it as a whole."""
-    cells = -(-options.n_ctx // CELL_BLOCK) * CELL_BLOCK * options.n_slots
-    largest = 0
-    for il, plan in enumerate(layout.plans):
-        spec = model.kv(il)
-        begin, end = plan.ranges[spec.dim][device]
-        for width, dtype in ((spec.head_dim_k, options.type_k), (spec.head_dim_v, options.type_v)):
-            largest = max(largest, cells * row_nbytes(dtype, (end - begin) * width))
-    return largest
+    return max((max(cache.nbytes(device)) for cache in layout.caches), default=0)
 
 
 def totals(layout: Layout, model: Model, options: Options) -> dict[str, Any]:

@@ -136,11 +136,11 @@ class Runner:
 
         limits = [device.limits for device in mesh.devices]
         shape = step_shape(model, layout, options, self.n_ubatch)
-        steps = step_sizes(model, layout, options, limits, shape, **mesh.how)
+        steps = step_sizes(model, layout, limits, shape, **mesh.how)
         self.max_outputs = shape.n_outputs
         check_fit(mesh.devices, options, sizes_with(model, types, n, steps), model.n_layer)
         mesh.load(layout.loads, _Source(gguf, model.weights()), progress)
-        self.kv = KVCache(mesh, model, layout, options)
+        self.kv = KVCache(mesh, layout)
         self._ropes = model.ropes(self.n_ctx)
         self._params = StepParams()
         self._rope_rows = {
@@ -184,6 +184,10 @@ class Runner:
         if n_outputs:
             self.mesh.read_logits(self._logits, n_outputs)
         return self._logits[:n_outputs]
+
+    def resumable(self, n_stored: int) -> int:
+        """The first position at which a sequence can go on after `n_stored` positions of it were written."""
+        return self.kv.resumable(n_stored)
 
     # ---- reports ----
 
@@ -270,11 +274,11 @@ def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
     """Options from keyword arguments; raises InvalidArgument for a value out of range."""
     if options.get("tensor_split") is not None:
         options = {**options, "tensor_split": tuple(options["tensor_split"])}
-    opts = Options(**options)
+    opts = Options(**options, n_ubatch=n_ubatch)
     for name, value, low, high in (
         ("n_ctx", opts.n_ctx, 0, 1 << 24),
         ("n_slots", opts.n_slots, 1, MAX_RUNS),
-        ("n_ubatch", n_ubatch, 1, MAX_ROWS),
+        ("n_ubatch", opts.n_ubatch, 1, MAX_ROWS),
         ("n_gpu_layers", 0 if opts.n_gpu_layers is None else opts.n_gpu_layers, 0, 1 << 16),
         ("main_gpu", opts.main_gpu, 0, 1 << 16),
     ):

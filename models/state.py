@@ -24,9 +24,9 @@ from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
 from vkbackend.models.gguf import GGUF
-from vkbackend.ops import CELL_BLOCK
 
 if TYPE_CHECKING:
+    from vkbackend.models.kv_cache import CellTable
     from vkbackend.models.runner import Runner
 
 FORMAT, VERSION = "vkbackend.state", "1"
@@ -39,11 +39,14 @@ _DTYPES = {"f16": ("F16", "<f2"), "f32": ("F32", "<f4")}  # names in a safetenso
 class SlotContent:
     """What a slot holds: K and V of positions 0..n_stored, which are `tokens[:n_stored]`.
 
-    One more token follows where the next is known but has not run: usually the last one sampled.
+    One more token follows where the next is known but has not run: usually the last one sampled. The sequence
+    can go on at any position from `resumable` on: layers with a window w keep what a row there sees, so K and
+    V from resumable - w + 1 on, or from 0 where `resumable` is 0.
     """
 
     tokens: list[int] = field(default_factory=list)
     n_stored: int = 0
+    resumable: int = 0
 
 
 def fingerprint(gguf: GGUF) -> str:
@@ -81,19 +84,26 @@ def save(
             f"positions {first}..{stop} of slot {slot} cannot be saved: it holds {content.n_stored}; "
             "give 0 <= first < last, and last at most that"
         )
+    if stop < content.resumable:
+        raise InvalidArgument(
+            f"positions {first}..{stop} of slot {slot} cannot be saved: layers with a sliding window no "
+            f"longer hold what follows {stop} sees; give a last of at least {content.resumable}"
+        )
     # Without `last`, the token that is known but has not run belongs to the sequence, too.
     tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
     tensors: dict[str, np.ndarray] = {"tokens": tokens}
     with transfers(runner.mesh.devices) as devices:
-        for name, cache, shape in _caches(runner):
-            runs = _runs(runner, slot, first, stop, cache)
+        for name, cache, shape, table, window in _caches(runner):
+            begin = _begin(window, content.resumable, first, stop)
+            runs = _runs(table, slot, begin, stop, cache)
             rows = np.concatenate([gather_rows(devices, cache, cell, cell + n) for _, cell, n in runs])
-            tensors[name] = rows.view(_DTYPES[cache.dtype][1]).reshape(stop - first, *shape)
+            tensors[name] = rows.view(_DTYPES[cache.dtype][1]).reshape(stop - begin, *shape)
     metadata = {
         "format": FORMAT,
         "version": VERSION,
         "first": str(first),
         "last": str(stop),
+        "resumable": str(content.resumable),
         "prefix_sha256": _hash(content.tokens[:first]),
     } | _identity(runner)
     try:
@@ -116,12 +126,16 @@ def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotC
     _check_file(Path(path))
     try:
         with safe_open(path, framework="numpy") as file, transfers(runner.mesh.devices) as devices:
-            first, last, tokens = _check(runner, file, path, content)
+            first, last, tokens, saved = _check(runner, file, path, content)
             del content.tokens[first:]
             content.n_stored = first
-            for name, cache, _ in _caches(runner):
+            content.resumable = _resumable(runner, content, first, last, saved)
+            for name, cache, _, table, window in _caches(runner):
                 rows = file.get_slice(name)
-                for at, cell, n in _runs(runner, slot, first, last, cache):
+                begin = _begin(window, saved, first, last)
+                kept = max(begin, last - table.capacity)  # the ring may be smaller than where it was saved
+                for at, cell, n in _runs(table, slot, kept, last, cache):
+                    at += kept - begin
                     data = np.ascontiguousarray(rows[at : at + n]).reshape(n, -1).view(np.uint8)
                     scatter_rows(devices, cache, cell, data)
             content.tokens += tokens
@@ -149,8 +163,9 @@ def _check_file(path: Path) -> None:
 
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
-) -> tuple[int, int, list[int]]:
-    """(first, last, tokens) of an open file in which everything is there and fits the runner and the slot."""
+) -> tuple[int, int, list[int], int]:
+    """(first, last, tokens, resumable) of an open file in which everything is there and fits the runner and
+    the slot."""
     meta = file.metadata() or {}
     if (found := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
@@ -161,8 +176,11 @@ def _check(
             what = "the same cache types" if key.startswith("type_") else "the model it was saved with"
             raise StateError(f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {what}")
     first, last = _position(meta, "first", path), _position(meta, "last", path)
+    saved = _position({"resumable": "0"} | meta, "resumable", path)  # absent in files of before it was there
     if first >= last:
         raise StateError(f"{path}: positions {first}..{last} are no range; the file is damaged")
+    if saved > last:
+        raise StateError(f"{path}: resumable is {saved}, beyond the last position; the file is damaged")
     if last > runner.n_ctx:
         raise StateError(
             f"{path}: holds positions up to {last} and the context {runner.n_ctx}; open the model with n_ctx "
@@ -173,8 +191,16 @@ def _check(
             f"{path}: continues a sequence after its first {first} tokens, and these are not what the slot "
             "holds; load the file with the beginning first"
         )
+    if _resumable(runner, content, first, last, saved) > last:
+        raise StateError(
+            f"{path}: continues a sequence after its first {first} tokens, and layers with a sliding window "
+            f"hold too few of those by now; load the file with the beginning first"
+        )
     n = last - first
-    expected = {name: (_DTYPES[cache.dtype][0], [n, *shape]) for name, cache, shape in _caches(runner)}
+    expected = {
+        name: (_DTYPES[cache.dtype][0], [last - _begin(window, saved, first, last), *shape])
+        for name, cache, shape, _, window in _caches(runner)
+    }
     names = set(file.keys())
     if names != {"tokens", *expected}:
         odd = sorted(names ^ {"tokens", *expected})
@@ -188,7 +214,7 @@ def _check(
     tokens = file.get_tensor("tokens").tolist()
     if bad := [token for token in tokens if not 0 <= token < runner.n_vocab]:
         raise StateError(f"{path}: token id {bad[0]} is out of range: the model has 0..{runner.n_vocab - 1}")
-    return first, last, tokens
+    return first, last, tokens, saved
 
 
 def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> int:
@@ -207,18 +233,31 @@ def _identity(runner: Runner) -> dict[str, str]:
     return {"model_sha256": runner.fingerprint, "type_k": layer.k.dtype, "type_v": layer.v.dtype}
 
 
-def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int]]]:
-    """(name in the file, cache, (kv heads, head size)) of every cache, in the order of layers."""
-    for il, layer in enumerate(runner.kv.layers):
-        spec = runner.model.kv(il)
-        yield f"cache_k_l{il}", layer.k, (spec.n_head_kv, spec.head_dim_k)
-        yield f"cache_v_l{il}", layer.v, (spec.n_head_kv, spec.head_dim_v)
+def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
+    """(name in the file, cache, (kv heads, head size), cell table, window) of every cache, in the order of
+    layers."""
+    for plan in runner.kv.plans:
+        layer, table = runner.kv.layers[plan.layer], runner.kv.tables[plan.blocks]
+        for (name, width, _), cache in zip(plan.arrays, (layer.k, layer.v), strict=True):
+            shape = plan.spec.n_head_kv, width
+            yield f"cache_{name}_l{plan.layer}", cache, shape, table, plan.spec.window
 
 
-def _runs(runner: Runner, slot: int, first: int, last: int, cache: Weight) -> Iterator[tuple[int, int, int]]:
+def _begin(window: int, resumable: int, first: int, last: int) -> int:
+    """The first of positions first..last that a layer of that window still holds."""
+    return min(max(first, resumable - window + 1), last - 1) if window and resumable else first
+
+
+def _resumable(runner: Runner, content: SlotContent, first: int, last: int, saved: int) -> int:
+    """`content.resumable` after positions first..last were loaded that were saved with `saved`."""
+    return max(content.resumable if first else 0, saved, runner.resumable(last))
+
+
+def _runs(
+    table: CellTable, slot: int, first: int, last: int, cache: Weight
+) -> Iterator[tuple[int, int, int]]:
     """Positions first..last as runs of neighbouring cells: (offset from first, first cell, cells)."""
-    at = np.arange(first, last)
-    cells = runner.kv.table[slot].astype(np.int64)[at // CELL_BLOCK] * CELL_BLOCK + at % CELL_BLOCK
+    cells = table.at(slot, np.arange(first, last))
     longest = max(1, PIECE_NBYTES // matrix_of(cache)[1])
     cuts = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]
     for begin, end in pairwise(cuts):

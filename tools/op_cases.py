@@ -158,9 +158,10 @@ class KvStore(Case):
     width: int = 64
     rows: int = 4
     runs: tuple[RunSpec, ...] = ((0, 0, 4),)
+    ring: int | None = None
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        cells, n_cells = cell_table(rng, self.runs)
+        cells, n_cells = cell_table(rng, self.runs, self.ring)
         magnitude = np.exp2(rng.uniform(-27, 17, (self.rows, self.width)))
         x = (magnitude * rng.choice([-1, 1], magnitude.shape)).astype(np.float32)
         ties = np.array(
@@ -196,6 +197,7 @@ class AttnDecode(Case):
     q_first: int = 0
     window: int = 0
     softcap: float = 0.0
+    ring: int | None = None
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
@@ -235,6 +237,7 @@ class AttnPrefill(Case):
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    ring: int | None = None
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + self.pad
@@ -258,11 +261,12 @@ def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
 def _attention_tensors(
     case: AttnDecode | AttnPrefill, rng: np.random.Generator, rows: int
 ) -> dict[str, Tensor]:
-    cells, n_cells = cell_table(rng, case.runs)
+    cells, n_cells = cell_table(rng, case.runs, case.ring)
+    stored = case.runs, case.window
     return {
         "q": uniform(rng, rows, case.n_heads, case.head_k, span=8.0),  # scores of about +-10: maxima move
-        "k": cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, case.runs),
-        "v": cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, case.runs),
+        "k": cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored),
+        "v": cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored),
         "cells": cells,
     }
 
@@ -497,6 +501,7 @@ def _cases() -> _Sweep:
         KvStore("f16", 64, 8, _RUNS),
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
+        KvStore("f32", 8, 6, ((1, 126, 5), (0, 31, 1)), ring=2),
     ]
     s.quick += [
         AttnDecode(((0, 0, 1),), 1, 1, 8, 8),
@@ -507,7 +512,7 @@ def _cases() -> _Sweep:
         AttnDecode(((0, 70, 1),), 2, 1, 16, 24, 2, "f32", "f16"),
         AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
         AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
-        AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65),
+        AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
         AttnCombine(),
         AttnCombine(3, 2, 1, 64, sinks=True),
         AttnCombine(2, 1, 31, 576),
@@ -521,6 +526,7 @@ def _cases() -> _Sweep:
         AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
         AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
         AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
+        AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
     ]
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
     s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]

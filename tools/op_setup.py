@@ -164,25 +164,35 @@ def step_of(
     return step
 
 
-def cell_table(rng: np.random.Generator, runs: tuple[RunSpec, ...]) -> tuple[Tensor, int]:
-    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells."""
+def cell_table(
+    rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
+) -> tuple[Tensor, int]:
+    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells; `ring` blocks per slot
+    instead of enough for all positions."""
     n_slots = max(slot for slot, _, _ in runs) + 1
-    blocks_per_slot = max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
+    blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
     n_blocks = n_slots * blocks_per_slot + 1
     table = rng.permutation(n_blocks)[: n_slots * blocks_per_slot].astype(np.uint32)
     return Tensor((n_slots, blocks_per_slot), "u32", table), n_blocks * CELL_BLOCK
 
 
 def cache(
-    rng: np.random.Generator, dtype: str, cells: Tensor, n_cells: int, width: int, runs: tuple[RunSpec, ...]
+    rng: np.random.Generator,
+    dtype: str,
+    cells: Tensor,
+    n_cells: int,
+    width: int,
+    runs: tuple[RunSpec, ...],
+    window: int = 0,
 ) -> Tensor:
-    """A cache that holds values where the runs have positions and NaN in every other cell."""
+    """A cache that holds values where the runs see positions and NaN in every other cell."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
     values = np.full((n_cells, width), np.nan, np.float16 if dtype == "f16" else np.float32)
     for slot, first_pos, n_rows in runs:
-        at = np.arange(first_pos + n_rows)
-        rows = table[slot, at // CELL_BLOCK] * CELL_BLOCK + at % CELL_BLOCK
+        at = np.arange(max(0, first_pos - window + 1) if window else 0, first_pos + n_rows)
+        rows = table[slot, at // CELL_BLOCK % table.shape[1]] * CELL_BLOCK + at % CELL_BLOCK
+        assert len(set(rows.tolist())) == len(at), f"{runs} sees more than the ring of {table.shape} holds"
         values[rows] = rng.uniform(-1, 1, (len(at), width))
     return Tensor((n_cells, width), dtype, values)
 

@@ -80,7 +80,7 @@ class Report:
 
     def per_device(self) -> list[dict[str, Any]]:
         """Bytes on each device, and what it reads for one token."""
-        cost = cost_of(self.model, self.layout, self.options, ())
+        cost = cost_of(self.model, self.layout, ())
         rows = []
         for d, held in enumerate(self.sizes):
             mirrored = sum(
@@ -154,7 +154,7 @@ def _report(
     reduces = trace_reduces(model, layout, options, limits, wire=wire)
 
     shape = step_shape(model, layout, options, 512)
-    steps = step_sizes(model, layout, options, limits, shape, wire=wire)
+    steps = step_sizes(model, layout, limits, shape, wire=wire)
     planned = sizes_with(model, types, len(devices), steps)
     misfit = ""
     try:

@@ -21,7 +21,7 @@ def kv_store(
     """cache[cell of row r] = x[r] for the rows of the step.
 
     x [n_rows, width], cache [n_cells, width] f16 or f32 and width even; cells u32 [n_slots, blocks_per_slot]:
-    position p of slot s lives in cell cells[s, p / 32] * 32 + p % 32.
+    position p of slot s lives in cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32.
     """
     width = math.prod(cache.shape[1:])
     n_rows = rows_of(x, width)

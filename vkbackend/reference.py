@@ -33,7 +33,7 @@ def _cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) ->
     position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
     positions = np.arange(position + 1)
     return (
-        cells.reshape(-1, blocks_per_slot)[slot, positions // CELL_BLOCK] * CELL_BLOCK
+        cells.reshape(-1, blocks_per_slot)[slot, positions // CELL_BLOCK % blocks_per_slot] * CELL_BLOCK
         + positions % CELL_BLOCK
     )
 

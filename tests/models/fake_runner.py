@@ -45,9 +45,10 @@ class FakeRunner:
     prediction = None
 
     def __init__(self, path: str = "", *, n_ctx: int = 64, n_slots: int = 1, n_ubatch: int = 16,
-                 max_outputs: int | None = None, **_: Any) -> None:  # fmt: skip
+                 max_outputs: int | None = None, keeps: int = 0, **_: Any) -> None:  # fmt: skip
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = max_outputs or n_ubatch
+        self.keeps = keeps  # steps back that a sequence may go on from, 0: all
         self.slots: list[list[int]] = [[] for _ in range(n_slots)]
         self.steps: list[list[Run]] = []
         self.closed = 0
@@ -79,6 +80,9 @@ class FakeRunner:
             raise DeviceLost("device Vulkan7 was lost")
         if SLOW in tokens:
             time.sleep(0.02)
+
+    def resumable(self, n_stored: int) -> int:
+        return max(0, n_stored - self.keeps) if self.keeps else 0
 
     def memory(self) -> list[dict[str, Any]]:
         return [{"device": "fake", "weights": 1, "kv": 2, "scratch": 3, "staging": 4}]

@@ -18,10 +18,16 @@ ADJACENT_PAIRS = ("llama",)  # the others rotate pairs half a head apart
 
 
 def forward(
-    path: Path, tokens: list[int], cache: type = np.float64, ids: Sequence[np.ndarray] | None = None
+    path: Path,
+    tokens: list[int],
+    cache: type = np.float64,
+    ids: Sequence[np.ndarray] | None = None,
+    windows: Sequence[int] = (),
+    owners: Sequence[int] = (),
 ) -> np.ndarray:
     """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. `ids`: per layer the
-    experts to use instead of the likeliest, [n_tokens, n_used]."""
+    experts to use instead of the likeliest, [n_tokens, n_used]. `windows`: per layer the positions that a
+    token sees, 0 for all. `owners`: per layer the one whose K and V it reads."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
@@ -71,6 +77,7 @@ def forward(
         return y
 
     h = w["token_embd.weight"][tokens]
+    stored: list[tuple[np.ndarray, np.ndarray]] = []
     for il in range(n_layer):
         p = f"blk.{il}."
         x = norm(h, p + "attn_norm")
@@ -79,9 +86,13 @@ def forward(
             q, k = norm(q, p + "attn_q_norm"), norm(k, p + "attn_k_norm")
         q, k = rope(q), rope(k).astype(cache).astype(np.float64)
         v = v.astype(cache).astype(np.float64)
-        k, v = (a.repeat(heads // kv_heads, 1) for a in (k, v))
+        stored.append((k, v))
+        k, v = (a.repeat(heads // kv_heads, 1) for a in stored[owners[il] if owners else il])
         s = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(hd)
-        s = np.where(np.tril(np.ones((n, n), bool)), s, -np.inf)
+        seen = np.tril(np.ones((n, n), bool))
+        if windows and windows[il]:
+            seen &= ~np.tril(seen, -windows[il])
+        s = np.where(seen, s, -np.inf)
         p_ = np.exp(s - s.max(-1, keepdims=True))
         a = np.einsum("hqk,khd->qhd", p_ / p_.sum(-1, keepdims=True), v).reshape(n, -1)
         h = h + linear(a, p + "attn_output")

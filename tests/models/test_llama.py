@@ -111,8 +111,9 @@ def test_cells_may_lie_anywhere(shared: Path) -> None:
     tokens = tokens_of(5)
     with opened(shared, "stories260K-F32", ["0"], n_slots=2) as runner:
         straight = prefill(runner, tokens)
-        runner.kv.table[:] = [[3, 0], [1, 2]]
-        runner.mesh.update(runner.kv.cells, runner.kv.table)
+        [cells] = runner.kv.tables.values()
+        cells.table[:] = [[3, 0], [1, 2]]
+        cells.update()
         assert np.array_equal(prefill(runner, tokens), straight)
 
 

@@ -159,7 +159,7 @@ def test_memory_report_is_what_was_planned(shared: Path, devices: list[str]) -> 
     runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=16, kv_offload=False)
     n, limits = len(devices), [device.limits for device in runner.mesh.devices]
     shape = step_shape(runner.model, runner.layout, runner.options, 16)
-    steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape, **runner.mesh.how)
+    steps = step_sizes(runner.model, runner.layout, limits, shape, **runner.mesh.how)
     types = {load.name: load.dtype for load in runner.layout.loads}
     planned = sizes_with(runner.model, types, n, steps)(runner.options)
     n_tensors = len(runner.layout.loads)

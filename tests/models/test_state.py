@@ -73,9 +73,9 @@ def open_runner(shared: Path, devices: list[str], name: str = "stories260K-Q8_0"
 
 def move_cells(runner: Runner) -> None:
     """The cells of all slots, in one random order."""
-    table = runner.kv.table
-    table[:] = np.random.default_rng(3).permutation(table.size).reshape(table.shape)
-    runner.mesh.update(runner.kv.cells, table)
+    for cells in runner.kv.tables.values():
+        cells.table[:] = np.random.default_rng(3).permutation(cells.table.size).reshape(cells.table.shape)
+        cells.update()
 
 
 def logits_after_moving(
@@ -139,7 +139,8 @@ def test_cache_types_are_kept_to_the_bit(shared: Path, tmp_path: Path, types: tu
     for il, (a, b) in enumerate(zip(one.kv.layers, two.kv.layers, strict=True)):
         for ours, theirs, name in ((a.k, b.k, "k"), (a.v, b.v, "v")):
             want = gather_rows(one.mesh.devices, ours, 0, 50)
-            cells = [int(two.kv.table[0][p // 32]) * 32 + p % 32 for p in range(50)]
+            [table] = two.kv.tables.values()
+            cells = [int(table.table[0][p // 32]) * 32 + p % 32 for p in range(50)]
             got = np.concatenate([gather_rows(two.mesh.devices, theirs, c, c + 1) for c in cells])
             assert np.array_equal(got, want)
             in_file = stored[f"cache_{name}_l{il}"]
@@ -380,6 +381,7 @@ def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, *
         ({"last": "9" * 5000}, {}, "last is '999"),
         ({"last": "\u0662\u0664"}, {}, "expected a position"),
         ({"last": "0"}, {}, r"positions 0\.\.0 are no range"),
+        ({"resumable": "99"}, {}, "resumable is 99, beyond the last position"),
         ({"last": "25"}, {}, "tokens is I32|cache_k_l0 is F32"),
         ({"first": "4"}, {}, "first 4 tokens, and these are not what the slot"),
         ({"last": None}, {}, "last is ''"),

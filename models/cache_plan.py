@@ -1,0 +1,95 @@
+"""Which K and V caches a model needs: whose heads lie where, how many cells a slot has, in which memory.
+
+A layer with a window keeps a ring: window + micro-batch - 1 cells hold all that the rows of one step may see
+(the oldest row sees `window` positions back from its own, the newest is a micro-batch further on). A layer
+with an owner has no cache of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vkbackend.buffer import Home
+from vkbackend.formats import row_nbytes
+from vkbackend.meta.plan import Plan
+from vkbackend.meta.policy import Layer
+from vkbackend.meta.split import Ranges
+from vkbackend.models.base import KVSpec
+from vkbackend.ops import CELL_BLOCK
+
+if TYPE_CHECKING:
+    from vkbackend.models.layout import Options
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The caches of one layer that has its own. `arrays`: (name, head size, type) of K and V."""
+
+    layer: int
+    spec: KVSpec
+    arrays: tuple[tuple[str, int, str], ...]
+    heads: Ranges  # kv heads per device
+    blocks: int  # of CELL_BLOCK cells, per slot
+    n_slots: int
+    home: Home
+
+    @property
+    def n_cells(self) -> int:
+        return self.blocks * CELL_BLOCK * self.n_slots
+
+    def nbytes(self, device: int) -> list[int]:
+        """Bytes of K and of V on a device."""
+        begin, end = self.heads[device]
+        return [self.n_cells * row_nbytes(dtype, (end - begin) * width) for _, width, dtype in self.arrays]
+
+
+def plan_caches(
+    specs: Sequence[KVSpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
+) -> list[CachePlan]:
+    """The caches of all layers that have their own, in the order of layers."""
+    return [
+        CachePlan(
+            il,
+            spec,
+            (("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)),
+            plans[il].ranges[spec.dim],
+            blocks_per_slot(spec.window, options),
+            options.n_slots,
+            homes[il],
+        )
+        for il, spec in enumerate(specs)
+        if spec.owner is None
+    ]
+
+
+def blocks_per_slot(window: int, options: Options) -> int:
+    """Blocks of cells for one sequence of a layer: the whole context, or the ring of a window."""
+    n_cells = min(options.n_ctx, window + options.n_ubatch - 1) if window else options.n_ctx
+    return -(-n_cells // CELL_BLOCK)
+
+
+def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec]) -> list[Layer]:
+    """The layers, of which an owner's heads come in units that the quant blocks of its sharers allow too."""
+    units = list(layers)
+    for il, spec in enumerate(specs):
+        if spec.owner is not None:
+            own, theirs = layers[il].attention, units[spec.owner].attention
+            assert specs[spec.owner].owner is None and spec.owner < il, f"layer {il} has no owner's cache"
+            assert (own.n_head, own.n_head_kv) == (theirs.n_head, theirs.n_head_kv), (il, own, theirs)
+            larger = max(own.block, theirs.block)  # blocks are powers of two
+            units[spec.owner] = replace(units[spec.owner], attention=replace(theirs, block=larger))
+    return units
+
+
+def heads_of_owners(plans: Sequence[Plan], specs: Sequence[KVSpec]) -> list[Plan]:
+    """The plans, in which q heads of a layer lie where the layer whose cache they read has its kv heads."""
+    return [
+        plan if spec.owner is None else replace(plan, ranges={**plan.ranges, **_heads(plans[spec.owner])})
+        for plan, spec in zip(plans, specs, strict=True)
+    ]
+
+
+def _heads(plan: Plan) -> dict[str, Ranges]:
+    return {dim: plan.ranges[dim] for dim in ("heads", "kv_heads")}
