@@ -122,7 +122,8 @@ SCALES: dict[str, tuple[tuple[int, ...], float]] = {
     "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
     "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
     "q6_k": ((208,), 4096), "iq4_nl": ((0,), 127), "iq4_xs": ((0,), 4064), "tq1_0": ((52,), 1),
-    "tq2_0": ((64,), 2),
+    "tq2_0": ((64,), 2), "iq3_s": ((0,), 465), "iq3_xxs": ((0,), 481), "iq2_s": ((0,), 167),
+    "iq2_xs": ((0,), 167), "iq2_xxs": ((0,), 167), "iq1_s": ((0,), 17),
 }  # fmt: skip
 
 
@@ -131,12 +132,17 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
     if dtype in ("f32", "f16", "bf16"):
         values = rng.uniform(-scale, scale, shape).astype(np.float32)
         if dtype == "bf16":
-            return Tensor(shape, dtype, values.view(np.uint16).reshape(*shape, 2)[..., 1])
+            return Tensor(shape, dtype, (values.view(np.uint32) >> 16).astype(np.uint16))
         return Tensor(shape, dtype, values.astype(np.float16 if dtype == "f16" else np.float32))
     elements, nbytes = block_of(dtype)
     blocks = rng.integers(0, 256, (math.prod(shape) // elements, nbytes), np.uint8)
     if dtype == "mxfp4":  # a power of two, times up to 12
         blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
+        return Tensor(shape, dtype, blocks)
+    if dtype == "iq1_m":  # a half in the high nibbles of four words, times up to 17
+        scales = (rng.uniform(0.5, 1, len(blocks)) * scale / 17).astype("<f2").view("<u2")
+        for i in range(4):
+            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | scales >> 4 * i << 4 & 0xF0
         return Tensor(shape, dtype, blocks)
     offsets, largest = SCALES[dtype]
     for at in offsets:

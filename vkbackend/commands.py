@@ -146,6 +146,7 @@ class VulkanExecutable(Executable):
         return _CommandBuffers(buffers, len(parts))
 
     def _emit(self, cmd: Any, command: Any) -> None:
+        device = self._device
         if isinstance(command, Barrier):
             source, target, _, _ = _SCOPES[command.scope]
             lib.vkCmdPipelineBarrier(
@@ -161,8 +162,11 @@ class VulkanExecutable(Executable):
             pipeline, layout = next(self._pipelines)
             point = C.VK_PIPELINE_BIND_POINT_COMPUTE
             lib.vkCmdBindPipeline(cmd, point, pipeline)
-            sets = ffi.new("VkDescriptorSet *", next(self._sets))
-            lib.vkCmdBindDescriptorSets(cmd, point, layout.pipeline_layout, 0, 1, sets, 0, NULL)
+            sets = [next(self._sets)]
+            if layout.codebook:
+                sets.append(device.programs.codebooks.descriptor_set(layout.codebook))
+            bound = ffi.new("VkDescriptorSet[]", sets)
+            lib.vkCmdBindDescriptorSets(cmd, point, layout.pipeline_layout, 0, len(sets), bound, 0, NULL)
             push = self._push(command)
             lib.vkCmdPushConstants(
                 cmd, layout.pipeline_layout, C.VK_SHADER_STAGE_COMPUTE_BIT, 0, len(push), push

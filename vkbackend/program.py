@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkbackend import env, shaderlib
+from vkbackend.codebooks import Codebooks, codebook_of
 from vkbackend.recording import Dispatch
 from vkbackend.vk import NULL, C, ffi, lib, new
 
@@ -22,10 +23,11 @@ _MAGIC = b"vkbackend pipeline cache 1\n"
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Descriptor set and pipeline layout for `n_storage` storage buffers and, behind them, maybe one uniform
-    block."""
+    block; set 1, if there is a codebook, is that alone."""
 
     n_storage: int
     uniform: bool
+    codebook: str | None
     set_layout: Any
     pipeline_layout: Any
 
@@ -35,7 +37,8 @@ class Programs:
 
     def __init__(self, device: VulkanDevice) -> None:
         self._device = device
-        self._layouts: dict[tuple[int, bool], Layout] = {}
+        self.codebooks = Codebooks(device)
+        self._layouts: dict[tuple[int, bool, str | None], Layout] = {}
         self._pipelines: dict[tuple[str, str, tuple[tuple[str, int], ...]], Any] = {}
         self._path = cache_path(device)
         stored = read_cache(self._path, _identity(device))
@@ -49,13 +52,13 @@ class Programs:
         device.made("VkPipelineCache")
         self._cache = cache[0]
 
-    def layout(self, n_storage: int, uniform: bool) -> Layout:
-        key = n_storage, uniform
+    def layout(self, n_storage: int, uniform: bool, codebook: str | None = None) -> Layout:
+        key = n_storage, uniform, codebook
         if key not in self._layouts:
-            self._layouts[key] = self._make_layout(n_storage, uniform)
+            self._layouts[key] = self._make_layout(*key)
         return self._layouts[key]
 
-    def _make_layout(self, n_storage: int, uniform: bool) -> Layout:
+    def _make_layout(self, n_storage: int, uniform: bool, codebook: str | None) -> Layout:
         device, n = self._device, n_storage + uniform
         bindings = ffi.new("VkDescriptorSetLayoutBinding[]", n)
         for i in range(n):
@@ -68,21 +71,25 @@ class Programs:
             lib.vkCreateDescriptorSetLayout(device.vk, info, NULL, sets), "vkCreateDescriptorSetLayout"
         )
         device.made("VkDescriptorSetLayout")
+        both = ffi.new("VkDescriptorSetLayout[2]", [sets[0], NULL])
+        if codebook:
+            both[1] = self.layout(1, False).set_layout
         push = new("VkPushConstantRange", stageFlags=C.VK_SHADER_STAGE_COMPUTE_BIT, size=PUSH_NBYTES)
         pipe_info = new(
             "VkPipelineLayoutCreateInfo",
-            setLayoutCount=1,
-            pSetLayouts=sets,
+            setLayoutCount=2 if codebook else 1,
+            pSetLayouts=both,
             pushConstantRangeCount=1,
             pPushConstantRanges=push,
         )
         device.check(lib.vkCreatePipelineLayout(device.vk, pipe_info, NULL, pipes), "vkCreatePipelineLayout")
         device.made("VkPipelineLayout")
-        return Layout(n_storage, uniform, sets[0], pipes[0])
+        return Layout(n_storage, uniform, codebook, sets[0], pipes[0])
 
     def pipeline(self, dispatch: Dispatch) -> tuple[Any, Layout]:
         """The pipeline that runs `dispatch`, compiled on first use."""
-        layout = self.layout(len(dispatch.args), dispatch.step is not None)
+        codebook = codebook_of(dispatch.op, dispatch.variant)
+        layout = self.layout(len(dispatch.args), dispatch.step is not None, codebook)
         key = dispatch.op, dispatch.variant, dispatch.consts
         if key not in self._pipelines:
             self._pipelines[key] = self._compile(*key, layout)
@@ -128,6 +135,7 @@ class Programs:
         device = self._device
         if self._pipelines and not device.lost:
             self._save()
+        self.codebooks.close()
         for pipeline in self._pipelines.values():
             lib.vkDestroyPipeline(device.vk, pipeline, NULL)
             device.gone("VkPipeline")

@@ -1,4 +1,5 @@
-// I-quants of four bits: codes that stand for 16 unevenly spaced values; part of dequant.glsl.
+// I-quants; part of dequant.glsl. Four bits: codes for 16 unevenly spaced values. Below: entries of a codebook of 8 or
+// 4 values, one or two for each 8 elements, and signs, in blocks of 256 elements = 8 groups of 32.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
@@ -10,6 +11,36 @@ vec4 values4(uvec4 q) {
 }
 #endif
 
+#if defined(TYPE_IQ1_S) || defined(TYPE_IQ1_M) || defined(TYPE_IQ2_XXS) || defined(TYPE_IQ2_XS) || \
+    defined(TYPE_IQ2_S) || defined(TYPE_IQ3_XXS) || defined(TYPE_IQ3_S)
+const uint ROW_UNIT = 256;
+
+layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; }; // of codebooks.py, two entries in a word
+
+uint grid_entry(uint i) { return (codebook[i >> 1] >> (16 * (i & 1u))) & 0xFFFFu; }
+
+// Four codes of 2 bits of an entry of 8, from element k % 8 on.
+uvec4 pairs4(uint entry, uint k) {
+    const uint e = entry >> (2 * (k & 4u));
+    return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;
+}
+
+// IQ2: the codes 0, 1, 2 stand for 8, 25, 43.
+vec4 iq2_values(uint entry, uint k) {
+    const uvec4 code = pairs4(entry, k);
+    return vec4(8u + 17u * code + (code >> 1));
+}
+
+// Bit k % 8 of `signs` set: a negative value.
+vec4 signed4(vec4 value, uint signs, uint k) {
+    const uvec4 bits = (uvec4(signs >> (k & 4u)) >> uvec4(0, 1, 2, 3)) & 1u;
+    return mix(value, -value, notEqual(bits, uvec4(0)));
+}
+
+// Seven stored signs; the eighth makes their number even.
+uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7; }
+#endif
+
 #if defined(TYPE_IQ4_NL)
 // a block of 32: half d; nibbles q                      d * values[q]
 const uint ROW_UNIT = 32;
@@ -18,8 +49,8 @@ const uint BLOCK_NBYTES = 18;
 vec4 decode4(uint b, uint k) { return f16_at(b) * values4(nibbles4(b + 2, k)); }
 
 #elif defined(TYPE_IQ4_XS)
-// a block of 256 in groups of 32: half d; u16 h, bits 2g the high bits of a scale; u8 s[4], a nibble each its low
-// ones; nibbles q[8]                                    d * (scale - 32) * values[q]
+// half d; u16 h, bits 2g the high bits of group g's scale; u8 s[4], a nibble each its low ones; nibbles q[8]
+//                                                       d * (scale - 32) * values[q]
 const uint ROW_UNIT = 256;
 const uint BLOCK_NBYTES = 136;
 
@@ -28,5 +59,99 @@ vec4 decode4(uint b, uint k) {
     const uint head = u32_at(b);
     const uint scale = ((u32_at(b + 4) >> (4 * g)) & 15u) | (((head >> (16 + 2 * g)) & 3u) << 4);
     return unpackHalf2x16(head).x * (float(scale) - 32.0) * values4(nibbles4(b + 8 + 16 * g, k % 32));
+}
+
+#elif defined(TYPE_IQ2_XXS)
+// half d; per group u8 entry[4]; u32: four times 7 signs, then a scale of 4 bits   d / 4 * (scale + 1/2) * +-value
+const uint BLOCK_NBYTES = 66;
+
+vec4 decode4(uint b, uint k) {
+    const uint g = b + 2 + k / 32 * 8;
+    const uint tail = u32_at(g + 4);
+    const uint signs = eight_signs((tail >> (k / 8 % 4 * 7)) & 127u);
+    const float d = f16_at(b) * (0.5 + float(tail >> 28)) * 0.25;
+    return d * signed4(iq2_values(grid_entry(u8_at(g + k / 8 % 4)), k), signs, k);
+}
+
+#elif defined(TYPE_IQ2_XS)
+// half d; u16 q[32], an entry of 9 bits under 7 signs; u8 s[8], scales of 16 elements, the first in the low nibble
+//                                                       d / 4 * (scale + 1/2) * +-value
+const uint BLOCK_NBYTES = 74;
+
+vec4 decode4(uint b, uint k) {
+    const uint q = u16_at(b + 2 + k / 8 * 2);
+    const uint scale = (u8_at(b + 66 + k / 32) >> (k / 16 % 2 * 4)) & 15u;
+    const float d = f16_at(b) * (0.5 + float(scale)) * 0.25;
+    return d * signed4(iq2_values(grid_entry(q & 511u), k), eight_signs(q >> 9), k);
+}
+
+#elif defined(TYPE_IQ2_S)
+// half d; u8 q[32], the low 8 bits of entries; u8 signs[32]; u8 h[8], two bits each on top of q; u8 s[8] as in IQ2_XS
+//                                                       d / 4 * (scale + 1/2) * +-value
+const uint BLOCK_NBYTES = 82;
+
+vec4 decode4(uint b, uint k) {
+    const uint high = (u8_at(b + 66 + k / 32) >> (k / 8 % 4 * 2)) & 3u;
+    const uint scale = (u8_at(b + 74 + k / 32) >> (k / 16 % 2 * 4)) & 15u;
+    const float d = f16_at(b) * (0.5 + float(scale)) * 0.25;
+    const vec4 value = iq2_values(grid_entry(u8_at(b + 2 + k / 8) | (high << 8)), k);
+    return d * signed4(value, u8_at(b + 34 + k / 8), k);
+}
+
+#elif defined(TYPE_IQ3_XXS)
+// half d; u8 entry[64]; per group u32: four times 7 signs, then a scale of 4 bits  d / 2 * (scale + 1/2) * +-value
+// codes 0..7 stand for 4, 12, 20, ... 52, 62
+const uint BLOCK_NBYTES = 98;
+
+vec4 decode4(uint b, uint k) {
+    const uint tail = u32_at(b + 66 + k / 32 * 4);
+    const uint entry = grid_entry(u8_at(b + 2 + k / 4));
+    const uvec4 code = uvec4(entry, entry >> 4, entry >> 8, entry >> 12) & 7u;
+    const vec4 value = vec4(4u + 8u * code + 2u * (code / 7u));
+    const float d = f16_at(b) * (0.5 + float(tail >> 28)) * 0.5;
+    return d * signed4(value, eight_signs((tail >> (k / 8 % 4 * 7)) & 127u), k);
+}
+
+#elif defined(TYPE_IQ3_S)
+// half d; u8 q[64], the low 8 bits of entries; u8 h[8], a bit each on top of q; u8 signs[32]; u8 s[4], a nibble each
+// the scale of a group                                  d * (2 scale + 1) * +-(2 code + 1)
+const uint BLOCK_NBYTES = 110;
+
+vec4 decode4(uint b, uint k) {
+    const uint high = (u8_at(b + 66 + k / 32) >> (k / 4 % 8)) & 1u;
+    const uint entry = grid_entry(u8_at(b + 2 + k / 4) | (high << 8));
+    const uvec4 code = uvec4(entry, entry >> 4, entry >> 8, entry >> 12) & 7u;
+    const uint scale = (u8_at(b + 106 + k / 64) >> (k / 32 % 2 * 4)) & 15u;
+    return f16_at(b) * float(2 * scale + 1) * signed4(vec4(2u * code + 1u), u8_at(b + 74 + k / 8), k);
+}
+
+#elif defined(TYPE_IQ1_S)
+// half d; u8 q[32], the low 8 bits of entries; per group u16 h: four times 3 bits on top of q, a scale of 3 bits and
+// the sign of a shift by 1/8                            d * (2 scale + 1) * (code - 1 +- 1/8)
+const uint BLOCK_NBYTES = 50;
+
+vec4 decode4(uint b, uint k) {
+    const uint h = u16_at(b + 34 + k / 32 * 2);
+    const uint high = (h >> (k / 8 % 4 * 3)) & 7u;
+    const vec4 code = vec4(pairs4(grid_entry(u8_at(b + 2 + k / 8) | (high << 8)), k));
+    const float d = f16_at(b) * float(2 * ((h >> 12) & 7u) + 1);
+    return d * (code + (h >= 0x8000u ? -1.125 : -0.875));
+}
+
+#elif defined(TYPE_IQ1_M)
+// u8 q[32], the low 8 bits of entries; u8 h[16], a nibble for each: 3 bits on top of q and the sign of a shift by 1/8;
+// u16 s[4]: four times 3 bits, the scales of 16 elements, and the next four bits of half d
+//                                                       d * (2 scale + 1) * (code - 1 +- 1/8)
+const uint BLOCK_NBYTES = 56;
+
+vec4 decode4(uint b, uint k) {
+    const uvec2 s = uvec2(u32_at(b + 48), u32_at(b + 52)); // pairs of s, the first in the low halves
+    const uvec2 two = ((s >> 12) & 15u) | ((s >> 24) & 0xF0u); // a byte of d each
+    const float d = unpackHalf2x16(two.x | (two.y << 8)).x;
+    const uint scales = (k < 128 ? s.x : s.y) >> (k / 64 % 2 * 16);
+    const uint scale = (scales >> (k / 16 % 4 * 3)) & 7u;
+    const uint h = u8_at(b + 32 + k / 16) >> (k / 8 % 2 * 4);
+    const vec4 code = vec4(pairs4(grid_entry(u8_at(b + k / 8) | ((h & 7u) << 8)), k));
+    return d * float(2 * scale + 1) * (code + ((h & 8u) != 0 ? -1.125 : -0.875));
 }
 #endif

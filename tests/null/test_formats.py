@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf import quants
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
-from gguf.quants import quantize
 
+from vkbackend import codebooks, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.formats import block_of, dequantize, row_nbytes
+from vkbackend.tools.op_setup import weights
 
 # (elements, bytes) per block, from the GGML struct definitions: scale f16 plus quants
 BLOCKS = {"f32": (1, 4), "u32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "u8": (1, 1), "q8_0": (32, 34),
@@ -30,14 +32,36 @@ def test_unknown_and_broken_rows_are_refused() -> None:
         row_nbytes("q8_0", 33)
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "f16", "f32"])
+@pytest.mark.parametrize("dtype", shaderlib.weight_types())
 @pytest.mark.parametrize("padding", [0, 2, 5])
 def test_dequantize_ignores_padding(dtype: str, padding: int) -> None:
-    kind = GGMLQuantizationType[dtype.upper()]
-    raw = quantize(np.random.default_rng(1).normal(size=(3, 96)).astype(np.float32), kind)
-    want = gguf_dequantize(raw, kind)
+    width = 3 * max(32, block_of(dtype)[0])
+    raw = weights(np.random.default_rng(1), dtype, 3, width).raw
+    assert raw is not None
+    stored = raw.reshape(3, -1)
+    if dtype not in ("f32", "f16"):
+        stored = stored.view(np.uint8)
+    want = gguf_dequantize(stored, GGMLQuantizationType[dtype.upper()])
     padded = np.concatenate([raw.reshape(-1).view(np.uint8), np.full(padding, 0xFF, np.uint8)])
-    np.testing.assert_array_equal(dequantize(padded, dtype, (3, 96)), want)
+    np.testing.assert_array_equal(dequantize(padded, dtype, (3, width)), want)
+
+
+@pytest.mark.parametrize("dtype", codebooks.FORMATS)
+def test_codebook_entries_stand_for_the_grid(dtype: str) -> None:
+    name = codebooks.codebook_of("mat_vec", dtype)
+    assert name == ("iq1_s" if dtype == "iq1_m" else dtype)
+    kind = getattr(quants, dtype.upper())
+    kind.init_grid()
+    n = kind.grid_shape[1]
+    codes = (codebooks.entries(name)[:, None] >> np.arange(0, 16, 16 // n)) & (1 << 16 // n) - 1
+    np.testing.assert_array_equal(np.array(kind.grid_map)[codes], kind.grid.reshape(kind.grid_shape))
+
+
+def test_formats_without_a_codebook() -> None:
+    assert [t for t in shaderlib.weight_types() if codebooks.codebook_of("embed", t)] == sorted(
+        codebooks.FORMATS, key=shaderlib.weight_types().index
+    )
+    assert codebooks.codebook_of("add", "f32") is None
 
 
 def test_views_round_up_to_words() -> None:
