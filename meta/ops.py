@@ -19,15 +19,23 @@ from vkbackend.meta.tensor import Graph, Tensor, Weight
 
 def _whole(x: Tensor) -> Tensor:
     """x itself, or the sum it stands for, on every device that works in this scope."""
+    x = _latest(x)
     if x.state.kind is Kind.PARTIAL:
-        if x.whole is None:
-            x.whole = x.graph.all_reduce(x)[0]
+        x.whole = x.graph.all_reduce(x)[0]
         x = x.whole
     if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
         # Some device joins here: whoever holds the value hands it on, as a sum of one share.
         first = next(d for d, view in enumerate(x.views) if view is not None)
         views = [view if d == first else None for d, view in enumerate(x.views)]
-        x = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
+        x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
+        x = x.whole
+    return x
+
+
+def _latest(x: Tensor) -> Tensor:
+    """x as it was last made whole or handed on, if it was."""
+    while x.whole is not None:
+        x = x.whole
     return x
 
 
@@ -348,7 +356,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     state = split.add(a.state, b.state)
     if state.kind is not Kind.PARTIAL:
         return _elementwise("add", a, b)
-    a, b = a.whole or a, b.whole or b
+    a, b = _latest(a), _latest(b)
     if a.state == MIRRORED and b.state == MIRRORED:
         return _elementwise("add", a, b)
     if MIRRORED in (a.state, b.state):
@@ -371,7 +379,9 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def _elementwise(op: str, a: Tensor, b: Tensor) -> Tensor:
-    graph = a.graph
+    graph, a, b = a.graph, _latest(a), _latest(b)
+    if a.state == b.state == MIRRORED and any(None in (a.views[d], b.views[d]) for d in graph.readers()):
+        a, b = _whole(a), _whole(b)
     holders = [d for d in _holders(a) if b.views[d] is not None]
     y = graph.new(a.rows, a.width, split.elementwise(op, a.state, b.state), op, holders)
     for recording, limits, left, right, out in _each(y, a, b):

@@ -51,7 +51,7 @@ class Tensor:
     nothing.
 
     A PARTIAL tensor may carry `base`, a MIRRORED addend that is added once when the sum is made whole;
-    `whole` is the MIRRORED tensor it became.
+    `whole` is the MIRRORED tensor it became, or the one that was handed on to devices that joined.
     """
 
     graph: Graph

@@ -192,31 +192,64 @@ def _counted(gguf: GGUF, name: str, value: int, limit: int) -> int:
 
 
 def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
-    """Refuse a feature that is switched on: the key must be absent or at its off value."""
+    """Refuse a feature that is switched on: the key must be absent or at an off value."""
     name = f"{gguf.architecture}.{key}"
-    if name in gguf.metadata and gguf.metadata[name] != off:
-        raise UnsupportedModel(f"{name} = {gguf.metadata[name]} is not supported; only {off} (off) is")
+    if name not in gguf.metadata:
+        return
+    value = gguf.metadata[name]
+    if not np.array_equal(value, off) and (off is True or not is_off(value)):
+        # Where a switch is on by default, off is no absence.
+        raise UnsupportedModel(f"{name} = {value} is not supported; only {off} (off) is")
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value says that a feature is not there: 0, false, minus infinity, nothing but those, nothing
+    at all."""
+    if isinstance(value, str | bytes):
+        return not value
+    return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
+
+
+def read_float(gguf: GGUF, key: str, default: float) -> float:
+    """A number; the default where the key is absent or at an off value."""
+    name = f"{gguf.architecture}.{key}"
+    if name not in gguf.metadata or is_off(gguf.metadata[name]):
+        return default
+    return float(gguf.f32(name))
+
+
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None) -> RopeTable:
-    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling."""
+    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope)."""
     arch = gguf.architecture
     kind = gguf.string(f"{arch}.rope.scaling.type", "none")
-    factor = float(gguf.f32(f"{arch}.rope.scaling.factor", gguf.f32(f"{arch}.rope.scale_linear", 0.0)))
+    factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))
     if kind == "none" and f"{arch}.rope.scaling.type" not in gguf.metadata and factor not in (0.0, 1.0):
         kind = "linear"  # older files give the factor alone
-    if kind not in ("none", "linear", "yarn"):
+    if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedModel(
-            f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear and yarn are"
+            f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear, yarn and longrope are"
         )
     return RopeTable(
         n_rot=n_rot,
         freq_base=float(gguf.f32(f"{arch}.rope.freq_base", 10_000.0)),
         freq_factors=freq_factors,
-        scaling=kind if factor else "none",
+        scaling=kind if factor and kind != "longrope" else "none",  # longrope: all in its factors
         factor=factor or 1.0,
-        orig_ctx=int(gguf.u32(f"{arch}.rope.scaling.original_context_length", n_ctx_train)),
-        attn_factor=float(gguf.f32(f"{arch}.rope.scaling.attn_factor", 1.0)),
-        beta_fast=float(gguf.f32(f"{arch}.rope.scaling.yarn_beta_fast", 32.0)),
-        beta_slow=float(gguf.f32(f"{arch}.rope.scaling.yarn_beta_slow", 1.0)),
+        orig_ctx=read_orig_ctx(gguf, n_ctx_train),
+        attn_factor=read_float(gguf, "rope.scaling.attn_factor", 1.0),
+        beta_fast=read_float(gguf, "rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=read_float(gguf, "rope.scaling.yarn_beta_slow", 1.0),
     )
+
+
+def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
+    """The context length before it was extended."""
+    return int(gguf.u32(f"{gguf.architecture}.rope.scaling.original_context_length", 0)) or n_ctx_train
+
+
+def read_factors(gguf: GGUF, name: str) -> np.ndarray | None:
+    """Divisors of RoPE's frequencies, one per pair, if the file has them."""
+    return gguf.data(name).view("<f4") if name in gguf.tensors else None

@@ -20,6 +20,7 @@ from vkbackend.meta.tensor import Graph, Tensor
 from vkbackend.models.base import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
+    ROPE_FACTORS,
     KVSpec,
     LayerCache,
     Weights,
@@ -28,6 +29,8 @@ from vkbackend.models.base import (
     fused,
     read_count,
     read_counts,
+    read_factors,
+    read_float,
     read_rope,
 )
 from vkbackend.models.gguf import GGUF
@@ -47,8 +50,8 @@ class LayerConfig:
     scale: float  # of q k^T
     n_rot: int  # dimensions of a head that RoPE turns, the first ones
     rope: str = "rope"  # the name of its RoPE table
+    window: int = 0  # positions that attention sees, the row's own included; 0: all
     mixture: Mixture | None = None  # in place of the dense FFN
-    window: int = 0  # positions that a token sees, 0 for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Config:
     n_ctx_train: int
     eps: float
     layers: tuple[LayerConfig, ...]
+    softcap: float = 0.0  # c of c tanh(logits / c), 0: none
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Config:
@@ -68,11 +72,6 @@ class Config:
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
-        if (window := gguf.u32(f"{arch}.attention.sliding_window", 0)) and window < n_ctx_train:
-            raise UnsupportedModel(
-                f"{arch}.attention.sliding_window = {window} is not supported; only windows of at least the "
-                f"context length {n_ctx_train} are"
-            )
         if "token_embd.weight" not in gguf.tensors:
             raise GGUFError(f"{gguf.paths[0]}: the tensor 'token_embd.weight' is missing")
         return cls(
@@ -87,7 +86,7 @@ class Config:
 def read_layers(gguf: GGUF) -> tuple[LayerConfig, ...]:
     """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
     kind of layer."""
-    arch, n_layer = gguf.architecture, read_count(gguf, "block_count", limit=MAX_LAYERS)
+    n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     mixtures = read_mixtures(gguf, n_layer)
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer)
     heads = read_counts(gguf, "attention.head_count", n_layer)
@@ -105,9 +104,10 @@ def read_layers(gguf: GGUF) -> tuple[LayerConfig, ...]:
         n_rot = read_count(gguf, "rope.dimension_count", head_dim)
         if n_rot > head_dim or n_rot % 2:
             raise GGUFError(f"{gguf.paths[0]}: RoPE cannot turn {n_rot} dimensions of heads of {head_dim}")
-        scale = float(gguf.f32(f"{arch}.attention.scale", 0.0)) or head_dim**-0.5
-        rope = n_rot, "rope"
-        layers.append(LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, *rope, mixture))
+        scale = read_float(gguf, "attention.scale", head_dim**-0.5)
+        layers.append(
+            LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, n_rot, mixture=mixture)
+        )
     return tuple(layers)
 
 
@@ -117,6 +117,7 @@ class Decoder:
 
     mixture = False
     freq_factors = False
+    windows = False  # whether attention.sliding_window means something
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
     pre_ffn_norm = "ffn_norm"  # the tensor's name
     post_norms = False  # norms of what attention and FFN give, before it is added
@@ -124,9 +125,11 @@ class Decoder:
     def __init__(self, gguf: GGUF) -> None:
         if not self.mixture:
             check_off(gguf, "expert_count")
-        if not self.freq_factors and "rope_freqs.weight" in gguf.tensors:
-            raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no rope_freqs.weight")
+        for name in () if self.freq_factors else set(ROPE_FACTORS) & set(gguf.tensors):
+            raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no {name}")
         self.config = c = self.read_config(gguf)
+        if not self.windows:
+            self._check_no_window(gguf)
         self.rope_tables = self.read_ropes(gguf)
         self.n_layer, self.n_vocab = len(c.layers), c.n_vocab
         self.n_embd, self.n_ctx_train = c.n_embd, c.n_ctx_train
@@ -138,11 +141,21 @@ class Decoder:
     def read_config(self, gguf: GGUF) -> Config:
         return Config.from_gguf(gguf)
 
+    def _check_no_window(self, gguf: GGUF) -> None:
+        name = f"{gguf.architecture}.attention.sliding_window"
+        if (window := gguf.u32(name, 0)) and window < self.config.n_ctx_train:
+            raise UnsupportedModel(
+                f"{name} = {window} is not supported; only windows of at least the context length "
+                f"{self.config.n_ctx_train} are"
+            )
+
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        """The tables that the layers name."""
+        """The tables that the layers name; "rope_long" is "rope" in contexts beyond the original one."""
         [n_rot] = {layer.n_rot for layer in self.config.layers}
-        factors = gguf.data("rope_freqs.weight").view("<f4") if "rope_freqs.weight" in gguf.tensors else None
-        return {"rope": read_rope(gguf, n_rot, self.config.n_ctx_train, factors)}
+        freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
+        n_ctx = self.config.n_ctx_train
+        tables = {"rope": read_rope(gguf, n_rot, n_ctx, freqs if short is None else short)}
+        return tables if long is None else tables | {"rope_long": read_rope(gguf, n_rot, n_ctx, long)}
 
     # ---- weights ----
 
@@ -220,7 +233,9 @@ class Decoder:
         return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window)
 
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
-        return self.rope_tables
+        tables = dict(self.rope_tables)
+        long = tables.pop("rope_long", None)
+        return tables | {"rope": long} if long and n_ctx > long.orig_ctx else tables
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
         layer, prefix = self.config.layers[il], f"blk.{il}."
@@ -239,7 +254,7 @@ class Decoder:
                 h = self.block(h, w.layer(il), cache, il)
         if graph.n_outputs:
             x = ops.rms_norm(ops.outputs(h), w("output_norm"), self.config.eps)
-            ops.logits(x, w("output"))
+            ops.logits(x, w("output"), softcap=self.config.softcap)
 
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return ops.embed(graph, w("token_embd"))
@@ -281,7 +296,10 @@ class Decoder:
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
         gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")
-        return linear(ops.silu_mul(gate, up), w, "ffn_down")
+        return linear(self.activate(gate, up), w, "ffn_down")
+
+    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return ops.silu_mul(gate, up)
 
 
 def _bias(name: str) -> str:

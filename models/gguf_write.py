@@ -15,13 +15,13 @@ from vkbackend.errors import GGUFError, InvalidArgument
 from vkbackend.meta.gather import gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
-from vkbackend.models.base import Part, WeightSpec
+from vkbackend.models.base import ROPE_FACTORS, Part, WeightSpec
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
 from vkbackend.runtime import Device
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
-HOST_TENSORS = frozenset({"rope_freqs.weight"})  # the host turns these into RoPE rows: no device has them
+HOST_TENSORS = frozenset(ROPE_FACTORS)  # the host turns these into RoPE rows: no device has them
 _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 

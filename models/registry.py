@@ -8,7 +8,16 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.models.base import Model
 from vkbackend.models.gguf import GGUF
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
+ARCHITECTURES = (
+    "llama",
+    "mistral3",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "phi3",
+    "gemma3",
+    "glm4",
+)
 
 
 def load_model(gguf: GGUF) -> Model:

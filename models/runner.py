@@ -18,7 +18,7 @@ from vkbackend.meta.balance import Prediction, auto_split
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
-from vkbackend.models.base import MATRIX_TYPES, Model, Weights, WeightSpec
+from vkbackend.models.base import MATRIX_TYPES, ROPE_FACTORS, Model, Weights, WeightSpec
 from vkbackend.models.cost import cost_function, step_shape, step_sizes
 from vkbackend.models.fit import budgets_of, check_fit, sizes_with
 from vkbackend.models.gguf import GGUF
@@ -245,7 +245,7 @@ class _Source:
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     """Types by weight name; every tensor must be there with its shape and a supported type, and none left
     over."""
-    types, used = {}, {"rope_freqs.weight"}
+    types, used = {}, set(ROPE_FACTORS)
     for spec in model.weights():
         info = spec.tensor(gguf)
         if info is None:

@@ -24,7 +24,9 @@ class RopeTable:
     linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only the slow pairs,
     that turn less than beta_slow times in orig_ctx positions; pairs that turn more than beta_fast times keep
     their angle, with a linear ramp between; and cos and sin grow by 1 + 0.1 ln(factor). `attn_factor`
-    multiplies cos and sin under every scaling. Raises InvalidArgument for values no table exists for.
+    multiplies cos and sin under every scaling, and a `temperature` t those of position p by
+    1 + t ln(1 + floor(p / temperature_length)): what q is turned by carries a scale of its own that way.
+    Raises InvalidArgument for values no table exists for.
     """
 
     n_rot: int
@@ -37,6 +39,8 @@ class RopeTable:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     ext_factor: float = 1.0  # yarn: weight of the unscaled angle in the fast pairs
+    temperature: float = 0.0
+    temperature_length: int = 1
 
     def __post_init__(self) -> None:
         if self.n_rot < 2 or self.n_rot % 2:
@@ -51,6 +55,11 @@ class RopeTable:
             raise InvalidArgument(
                 "YaRN needs the original context length and a frequency base above 1, got "
                 f"{self.orig_ctx} and {self.freq_base}"
+            )
+        if self.temperature_length <= 0 or not math.isfinite(self.temperature):
+            raise InvalidArgument(
+                f"RoPE temperature {self.temperature} over {self.temperature_length} positions: the first "
+                "must be finite, the second positive"
             )
         if self.freq_factors is not None:
             factors = np.asarray(self.freq_factors, np.float64)
@@ -88,5 +97,7 @@ class RopeTable:
 
     def rows(self, positions: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [n, n_rot / 2, 2] of (cos, sin) at each position."""
-        angles = np.asarray(positions, np.float64)[:, None] * self.frequencies
-        return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude).astype(np.float32)
+        at = np.asarray(positions, np.float64)[:, None]
+        angles = at * self.frequencies
+        size = self.magnitude * (1.0 + self.temperature * np.log1p(at // self.temperature_length))
+        return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * size[..., None]).astype(np.float32)
