@@ -112,7 +112,7 @@ def test_steps_have_no_hazards_and_every_barrier_is_missed(shared: Path, n: int,
 def test_scratch_is_reused_without_a_clash(shared: Path, rows: int) -> None:
     with opened(shared, 3) as runner:
         mesh = runner.mesh
-        graph = mesh._graph(rows, 1, mesh._provider, mesh._build)
+        graph = mesh._graph(rows, 1)
         for recording in graph.recordings:
             offsets, total = plan_scratch(recording)
             assert offsets and not check_placement(recording, offsets)
@@ -301,6 +301,30 @@ def test_two_branches_on_a_base_share_one_reduce() -> None:
     whole = ops._whole(y)
     assert len(graph.reduces) == 1
     assert replay(graph, devices, provider, whole) == [(2 * np.array(A) + 2 * np.array(B) + 0.5).tolist()] * 2
+
+
+def test_a_scaled_sum_stays_lazy_and_a_capped_one_does_not() -> None:
+    graph, devices, provider = graph_of(2)
+    h = leaf(graph, [BASE] * 2, MIRRORED)
+    y = ops.scale(h + leaf(graph, [A, B], partial((0, 1))), 3.0) + leaf(graph, [B, A], partial((0, 1)))
+    assert y.state.kind is Kind.PARTIAL and not graph.reduces
+    capped = ops.softcap(y, 100.0)
+    assert capped.state == MIRRORED and len(graph.reduces) == 1
+    want = 100 * np.tanh((4 * np.array(A) + 4 * np.array(B) + 1.5) / 100)
+    for row in replay(graph, devices, provider, capped):
+        np.testing.assert_allclose(row, want, rtol=1e-6)
+
+
+def test_gates_are_multiplied_where_their_columns_lie() -> None:
+    graph, devices, provider = graph_of(2)
+    state = split(1, ((0, 1), (1, 4)))
+    a, b = leaf(graph, [A[:1], A[1:]], state), leaf(graph, [B[:1], B[1:]], state)
+    y = ops.mul(ops.sigmoid_mul(a, b), b)
+    assert y.state == state and not graph.reduces
+    got = np.concatenate(replay(graph, devices, provider, y))
+    np.testing.assert_allclose(got, np.array(B) ** 2 / (1 + np.exp(-np.array(A))), rtol=1e-6)
+    with pytest.raises(PlanError, match="gelu_mul"):
+        ops.gelu_mul(a, leaf(graph, [B] * 2, MIRRORED))
 
 
 def test_the_bias_of_a_sum_is_added_by_one_writer() -> None:
