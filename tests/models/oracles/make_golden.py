@@ -1,6 +1,6 @@
 """Makes `golden/*.npz`: the logits of every fixture by two independent programs that must agree.
 
-    PYTHONPATH=tests python -m models.oracles.make_golden [NAME ...]
+    PYTHONPATH=tests python tests/models/oracles/make_golden.py [NAME ...]
 
 Needs torch, transformers and xllamacpp. Kept are transformers' logits; each file says which versions made it,
 how far the two programs are apart, and what the tensor that matters least does to the logits.
@@ -21,8 +21,9 @@ from models.oracles.fixtures import FIXTURES, build
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
-AGREE = 1e-6  # NMSE between the programs; llama.cpp reads GELU from a table of halves
-SAME = 1e-11  # of one program, all at once and token by token
+# NMSE between the programs, and within one between all tokens at once and token by token. llama.cpp reads
+# GELU from a table of halves: 5e-4 of a value, and rounding decides which of two entries.
+BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
 MATTERS = 1e-2  # root mean square change, in units of the logits', when a tensor is neutral
 
 
@@ -36,9 +37,10 @@ def golden(name: str, folder: Path) -> tuple[np.ndarray, dict[str, object]]:
     path = write(fixture, folder / "model.gguf")
     theirs, theirs_stepped = (llama_cpp.logits(path, batches, N_VOCAB) for batches in ([PROMPT], STEPS))
     ours, ours_stepped = (hf.logits(fixture, batches) for batches in ([PROMPT], STEPS))
-    apart = nmse(theirs, ours)
-    assert apart <= AGREE, f"{name}: the oracles disagree, NMSE {apart:.1e}"
-    assert nmse(theirs_stepped, theirs) <= SAME and nmse(ours_stepped, ours) <= SAME, name
+    agree, same = WITH_GELU if fixture.arch.startswith("gemma") else BOUNDS
+    apart, stepped = nmse(theirs, ours), (nmse(theirs_stepped, theirs), nmse(ours_stepped, ours))
+    assert apart <= agree, f"{name}: the oracles disagree, NMSE {apart:.1e}"
+    assert max(stepped) <= same, f"{name}: steps differ from a batch, NMSE {stepped}"
     least = min((change, tensor) for tensor, change in changes(fixture, theirs, folder).items())
     assert least[0] > MATTERS, f"{name}: without {least[1]} the logits change by {least[0]:.1e} only"
     return ours, {
