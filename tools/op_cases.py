@@ -17,7 +17,7 @@ from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
-from vkbackend.tools import op_cases_moe
+from vkbackend.tools import op_cases_moe, op_cases_recurrent
 from vkbackend.tools.op_setup import (
     Case,
     RunSpec,
@@ -541,8 +541,8 @@ def _cases() -> _Sweep:
         AddPartials(31, 1, n_slots=2, own=None, writers=0b11, norm=False, wire="bf16"),
     ]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
-    s.quick += op_cases_moe.quick()
-    s.wide += op_cases_moe.wide()
+    s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick()]
+    s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide()]
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
         k = 288 if 288 % block == 0 else 3 * block

@@ -28,6 +28,13 @@ from vkbackend.ops_moe import mat_vec_id as mat_vec_id
 from vkbackend.ops_moe import moe_logits as moe_logits
 from vkbackend.ops_moe import moe_sum as moe_sum
 from vkbackend.ops_moe import moe_topk as moe_topk
+from vkbackend.ops_recurrent import delta_chunk as delta_chunk
+from vkbackend.ops_recurrent import delta_gates as delta_gates
+from vkbackend.ops_recurrent import delta_net as delta_net
+from vkbackend.ops_recurrent import delta_scan as delta_scan
+from vkbackend.ops_recurrent import delta_work as delta_work
+from vkbackend.ops_recurrent import l2_norm as l2_norm
+from vkbackend.ops_recurrent import ssm_conv as ssm_conv
 from vkbackend.opspec import OPS as OPS
 from vkbackend.opspec import floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording

@@ -11,6 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from vkbackend.reference_recurrent import delta_chunk as delta_chunk
+from vkbackend.reference_recurrent import delta_gates as delta_gates
+from vkbackend.reference_recurrent import delta_net as delta_net
+from vkbackend.reference_recurrent import delta_scan as delta_scan
+from vkbackend.reference_recurrent import l2_norm as l2_norm
+from vkbackend.reference_recurrent import ssm_conv as ssm_conv
 from vkbackend.step import StepParams
 
 CELL_BLOCK = 32

@@ -22,12 +22,14 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos,
-    first_pos+1, ..."""
+    first_pos+1, ...; `states` are the recurrent state cells that it reads (none at position 0) and
+    writes."""
 
     slot: int
     first_row: int
     n_rows: int
     first_pos: int
+    states: tuple[int, int] = (0, 0)
 
 
 class StepParams:
@@ -38,7 +40,7 @@ class StepParams:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
         self.header = self.words[_HEADER:_RUNS]  # n_rows, n_runs, n_outputs, 0
         self.runs = self.words[_RUNS:_ROWS].reshape(MAX_RUNS, 4)  # slot, first_row, n_rows, first_pos
-        self.rows = self.words[_ROWS:_OUTPUTS].reshape(MAX_ROWS, 4)  # position, slot, token, 0
+        self.rows = self.words[_ROWS:_OUTPUTS].reshape(MAX_ROWS, 4)  # position, slot, token, states
         self.outputs = self.words[_OUTPUTS:]  # row index of each output row
 
     @property
@@ -65,4 +67,5 @@ class StepParams:
             rows = self.rows[run.first_row : run.first_row + run.n_rows]
             rows[:, 0] = np.arange(run.first_pos, run.first_pos + run.n_rows)
             rows[:, 1] = run.slot
+            rows[:, 3] = run.states[0] | run.states[1] << 16
         self.outputs[: len(outputs)] = outputs

@@ -1,0 +1,32 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// g = softplus(a + dt) * decay per head (width 1) or per key channel, beta = sigmoid(b) per head
+#include "lib/types.glsl"
+
+layout(push_constant) uniform Push {
+    uint a_off, dt_off, decay_off, b_off, g_off, beta_off;
+    uint n_heads, width, n_rows;
+};
+layout(set = 0, binding = 0) readonly buffer A { float a[]; };
+layout(set = 0, binding = 1) readonly buffer Dt { float dt[]; };
+layout(set = 0, binding = 2) readonly buffer Decay { float decay[]; };
+layout(set = 0, binding = 3) readonly buffer B { float b[]; };
+layout(set = 0, binding = 4) writeonly buffer G { float g[]; };
+layout(set = 0, binding = 5) writeonly buffer Beta { float beta[]; };
+
+// log(1 + e), exact to rounding also where 1 + e loses most of e
+float log1p(float e) {
+    precise const float u = 1.0 + e;
+    precise const float rest = u - 1.0;
+    return rest == 0.0 ? e : log(u) * (e / rest);
+}
+
+void main() {
+    const uint i = global_index();
+    if (i < n_rows * n_heads * width) {
+        const uint channel = i % (n_heads * width);
+        const float value = a[a_off + i] + dt[dt_off + channel];
+        g[g_off + i] = (max(value, 0.0) + log1p(exp(-abs(value)))) * decay[decay_off + channel / width];
+    }
+    if (i < n_rows * n_heads) beta[beta_off + i] = 1.0 / (1.0 + exp(min(-b[b_off + i], 87.0)));
+}

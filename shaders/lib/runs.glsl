@@ -1,0 +1,25 @@
+// Work on runs (rows of one sequence) in tiles of rows, and where their recurrent state is. After lib/step.glsl.
+
+struct Tile {
+    uvec4 run; // slot, first_row, n_rows, first_pos; n_rows 0: behind the last tile
+    uint first; // row of the tile within the run
+    uint n; // rows of the tile
+};
+
+// Tile number `tile` when every run is cut into tiles of `size` rows, the last of them shorter.
+Tile find_tile(uint tile, uint size) {
+    for (uint r = 0; r < step_n_runs(); ++r) {
+        const uvec4 run = step_params.runs[r];
+        const uint n_tiles = (run.z + size - 1) / size;
+        if (tile < n_tiles) return Tile(run, tile * size, min(run.z - tile * size, size));
+        tile -= n_tiles;
+    }
+    return Tile(uvec4(0), 0, 0);
+}
+
+// The state cells that a run reads and writes; a sequence that begins reads none: its state is zero.
+uint cell_from(uvec4 run) { return step_params.rows[run.y].w & 0xFFFFu; }
+
+uint cell_to(uvec4 run) { return step_params.rows[run.y].w >> 16; }
+
+bool is_fresh(uvec4 run) { return run.w == 0; }

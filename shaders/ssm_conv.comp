@@ -1,0 +1,64 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// y = silu(causal depthwise convolution of each run's rows), behind the state's D_CONV - 1 columns, which are moved on.
+// Workgroup (channels, tile of 16 rows). The run's first tile alone reads and writes the state, each invocation its own
+// channel's, so it may be changed in place.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint D_CONV = 4;
+
+layout(push_constant) uniform Push {
+    uint x_off, w_off, state_off, y_off;
+    uint width, n_rows;
+};
+layout(set = 0, binding = 0) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1) readonly buffer W { float w[]; };
+layout(set = 0, binding = 2) buffer State { float state[]; };
+layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
+
+#define STEP_BINDING 4
+#include "lib/step.glsl"
+#include "lib/runs.glsl"
+
+const uint TILE = 16;
+const uint N_STATE = D_CONV - 1;
+
+void main() {
+    const uint channel = global_index();
+    if (channel >= width) return;
+    const Tile tile = find_tile(gl_WorkGroupID.z, TILE);
+    if (tile.n == 0) return;
+    const uvec4 run = tile.run;
+    const uint from = state_off + (cell_from(run) * width + channel) * N_STATE;
+    const uint to = state_off + (cell_to(run) * width + channel) * N_STATE;
+    const uint at = run.y * width + channel;
+
+    float taps[D_CONV];
+    float window[D_CONV]; // the columns up to the row, oldest first
+    for (uint j = 0; j < D_CONV; ++j) taps[j] = w[w_off + channel * D_CONV + j];
+    for (uint j = 0; j < N_STATE; ++j) {
+        if (tile.first > 0) {
+            window[j + 1] = x[x_off + at + (tile.first + j - N_STATE) * width];
+        } else {
+            window[j + 1] = is_fresh(run) ? 0.0 : state[from + j];
+        }
+    }
+    if (tile.first == 0) {
+        for (uint j = 0; j < N_STATE; ++j) {
+            float value = 0.0;
+            if (run.z + j >= N_STATE) {
+                value = x[x_off + at + (run.z + j - N_STATE) * width];
+            } else if (!is_fresh(run)) {
+                value = window[run.z + j + 1];
+            }
+            state[to + j] = value;
+        }
+    }
+    for (uint t = tile.first; t < tile.first + tile.n; ++t) {
+        for (uint j = 0; j < N_STATE; ++j) window[j] = window[j + 1];
+        window[N_STATE] = x[x_off + at + t * width];
+        float sum = 0.0;
+        for (uint j = 0; j < D_CONV; ++j) sum += taps[j] * window[j];
+        y[y_off + at + t * width] = sum / (1.0 + exp(min(-sum, 87.0)));
+    }
+}
