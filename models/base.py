@@ -185,6 +185,15 @@ def read_counts(
     return tuple(_counted(gguf, name, value, limit) for value in values[:n_layer])
 
 
+def read_n_layer(gguf: GGUF) -> int:
+    """Layers that a token goes through: those that predict tokens further ahead come behind them."""
+    n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
+    n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
+    if n_ahead >= n_layer:
+        raise GGUFError(f"{gguf.paths[0]}: {n_ahead} of {n_layer} layers predict tokens further ahead")
+    return n_layer - n_ahead
+
+
 def _counted(gguf: GGUF, name: str, value: int, limit: int) -> int:
     if not 0 < value <= limit:
         raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected 1..{limit}")

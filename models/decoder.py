@@ -19,7 +19,6 @@ from vkbackend.meta.policy import Attention, FeedForward, Layer
 from vkbackend.meta.tensor import Graph, Tensor
 from vkbackend.models.base import (
     MAX_HEAD_DIM,
-    MAX_LAYERS,
     ROPE_FACTORS,
     KVSpec,
     LayerCache,
@@ -31,6 +30,7 @@ from vkbackend.models.base import (
     read_counts,
     read_factors,
     read_float,
+    read_n_layer,
     read_rope,
 )
 from vkbackend.models.gguf import GGUF
@@ -86,7 +86,7 @@ class Config:
 def read_layers(gguf: GGUF) -> tuple[LayerConfig, ...]:
     """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
     kind of layer."""
-    n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
+    n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer)
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer)
     heads = read_counts(gguf, "attention.head_count", n_layer)

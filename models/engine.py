@@ -119,7 +119,8 @@ class Engine:
         r = self.runner
         names = r.device_names()
         lines = r.prediction.lines(names) if r.prediction else []
-        return EngineInfo(r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch, tuple(names), tuple(lines))
+        sizes = r.n_vocab, r.n_ctx, r.n_slots, r.n_ubatch
+        return EngineInfo(*sizes, tuple(names), tuple(lines), tuple(r.notes))
 
     @property
     def busy(self) -> bool:

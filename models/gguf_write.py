@@ -15,13 +15,13 @@ from vkbackend.errors import GGUFError, InvalidArgument
 from vkbackend.meta.gather import gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
-from vkbackend.models.base import ROPE_FACTORS, Part, WeightSpec
+from vkbackend.models.base import Part, WeightSpec, read_n_layer
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
+from vkbackend.models.tensors import host_tensors
 from vkbackend.runtime import Device
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
-HOST_TENSORS = frozenset(ROPE_FACTORS)  # the host turns these into RoPE rows: no device has them
 _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
@@ -46,15 +46,19 @@ def write_gguf(
     for spec in specs:
         if spec.part or spec.name in source.tensors:
             stored.setdefault(spec.part.tensor if spec.part else spec.name, []).append(spec)
+    on_host = set(host_tensors(source, read_n_layer(source)))
     for info in source.tensors.values():
-        _check(info, stored.get(info.name, []), weights, source.paths[0])
+        if info.name not in on_host:
+            _check(info, stored.get(info.name, []), weights, source.paths[0])
     alignment = source.u32("general.alignment", DEFAULT_ALIGNMENT)
     header = _header(source, alignment)
     total = len(header) + sum(_padded(info.nbytes, alignment) for info in source.tensors.values())
     with replacing(path, GGUFError) as part, open(part, "wb") as file, transfers(devices):
         file.write(header)
         for info in source.tensors.values():
-            for piece in _bytes_of(info, source, devices, weights, stored.get(info.name, [])):
+            specs = stored.get(info.name, [])
+            held = [(spec.part, weights[spec.name]) for spec in specs]
+            for piece in joined(devices, held) if held else [source.data(info.name)]:
                 file.write(piece.data)
                 if progress:
                     progress(file.tell(), total)
@@ -65,8 +69,6 @@ def write_gguf(
 
 def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
     """The weights on the devices must be the whole tensor: one that is all of it, or parts that tile it."""
-    if info.name in HOST_TENSORS:
-        return
     held = [weights[spec.name] for spec in specs if spec.name in weights]
     parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
     if parts:
@@ -83,24 +85,11 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
         )
 
 
-def _bytes_of(
-    info: TensorInfo,
-    source: GGUF,
-    devices: Sequence[Device],
-    weights: Mapping[str, Weight],
-    specs: Sequence[WeightSpec],
-) -> Iterator[np.ndarray]:
-    if info.name in HOST_TENSORS:
-        yield source.data(info.name)
-        return
-    parts = [(spec.part, weights[spec.name]) for spec in specs if spec.part]
-    yield from joined(devices, parts) if parts else stream(devices, weights[info.name])
-
-
-def joined(devices: Sequence[Device], parts: Sequence[tuple[Part, Weight]]) -> Iterator[np.ndarray]:
-    """The tensor that weights are the parts of."""
-    weights = [weight for _, weight in sorted(parts, key=lambda pair: pair[0].begin)]
-    repeat = parts[0][0].repeat
+def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
+    """The tensor that weights are the parts of, or the one weight that is all of it."""
+    parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
+    repeat = parts[0][0].repeat if parts else 1
+    weights = [weight for _, weight in parts or held]
     if repeat == 1:
         for weight in weights:
             yield from stream(devices, weight)

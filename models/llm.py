@@ -184,6 +184,7 @@ class LLM:
         self.n_slots = self._engine.info.n_slots
         self.device_names = list(self._engine.info.devices)
         self.prediction = list(self._engine.info.prediction)
+        self.notes = list(self._engine.info.notes)
 
     # ---- text ----
 

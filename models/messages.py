@@ -55,6 +55,7 @@ class EngineInfo:
     n_ubatch: int
     devices: tuple[str, ...]
     prediction: tuple[str, ...] = ()  # of an automatic split, as text
+    notes: tuple[str, ...] = ()  # what of the file is not used, as text
 
 
 # ---- requests ----

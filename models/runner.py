@@ -12,13 +12,13 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.buffer import Home
-from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
+from vkbackend.errors import InvalidArgument
 from vkbackend.executors import NumpyDevice
 from vkbackend.meta.balance import Prediction, auto_split
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
-from vkbackend.models.base import MATRIX_TYPES, ROPE_FACTORS, Model, Weights, WeightSpec
+from vkbackend.models.base import Weights
 from vkbackend.models.cost import cost_function, step_shape, step_sizes
 from vkbackend.models.fit import budgets_of, check_fit, sizes_with
 from vkbackend.models.gguf import GGUF
@@ -26,6 +26,7 @@ from vkbackend.models.kv_cache import KVCache
 from vkbackend.models.layout import Options, lay_out
 from vkbackend.models.registry import load_model
 from vkbackend.models.state import fingerprint
+from vkbackend.models.tensors import FileSource, check_weights, notes
 from vkbackend.ops import MAX_SLOTS
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams
@@ -98,6 +99,7 @@ class Runner:
             self.model = model = load_model(gguf)
             self.fingerprint = fingerprint(gguf)
             types = check_weights(gguf, model)
+            self.notes = notes(gguf, model)
             opts = replace(opts, n_ctx=opts.n_ctx or model.n_ctx_train)
             devices, self.options = with_a_share(devices, opts)
             opts = self.options
@@ -139,7 +141,7 @@ class Runner:
         steps = step_sizes(model, layout, limits, shape, **mesh.how)
         self.max_outputs = shape.n_outputs
         check_fit(mesh.devices, options, sizes_with(model, types, n, steps), model.n_layer)
-        mesh.load(layout.loads, _Source(gguf, model.weights()), progress)
+        mesh.load(layout.loads, FileSource(gguf, model.weights()), progress)
         self.kv = KVCache(mesh, layout)
         self._ropes = model.ropes(self.n_ctx)
         self._params = StepParams()
@@ -225,49 +227,6 @@ class Runner:
     def close(self) -> None:
         """Release everything; may be called twice."""
         self.mesh.close()
-
-
-class _Source:
-    """A file's tensors under the names the model uses."""
-
-    def __init__(self, gguf: GGUF, specs: Sequence[WeightSpec]) -> None:
-        self._gguf = gguf
-        self._specs = {spec.name: spec for spec in specs}
-
-    def data(self, name: str) -> np.ndarray:
-        spec = self._specs[name]
-        info = spec.tensor(self._gguf)
-        assert info is not None  # checked by check_weights
-        raw = self._gguf.data(info.name)
-        return spec.part.cut(raw) if spec.part else raw
-
-
-def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Types by weight name; every tensor must be there with its shape and a supported type, and none left
-    over."""
-    types, used = {}, set(ROPE_FACTORS)
-    for spec in model.weights():
-        info = spec.tensor(gguf)
-        if info is None:
-            raise GGUFError(f"{gguf.paths[0]}: the tensor {spec.name!r} is missing")
-        shapes = spec.part.whole(spec.shape) if spec.part else [spec.shape]
-        if info.shape not in shapes:
-            expected = " or ".join(map(str, shapes))
-            raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {expected}")
-        supported = MATRIX_TYPES if len(spec.shape) > 1 else ("f32",)
-        if info.type not in supported:
-            raise UnsupportedModel(
-                f"{gguf.paths[0]}: {info.name} is {info.type}, supported are {', '.join(supported)}; "
-                "convert the file to one of these types"
-            )
-        types[spec.name] = info.type
-        used.add(info.name)
-    if left := sorted(set(gguf.tensors) - used):
-        raise UnsupportedModel(
-            f"{gguf.paths[0]}: {len(left)} tensors that nothing of {gguf.architecture} reads: "
-            f"{', '.join(left[:6])}"
-        )
-    return types
 
 
 def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:

@@ -254,7 +254,7 @@ def run(args: argparse.Namespace) -> None:
     if vulkan := [info for info in infos if info is not None]:
         err.print(device_table(vulkan, "devices"))
     with open_model(args, words, split, err) as llm:
-        for line in llm.prediction:
+        for line in llm.prediction + llm.notes:
             err.print(line, highlight=False)
         show_memory(llm, err)
         ids = llm.tokenize(prompt)

@@ -25,7 +25,8 @@ from vkbackend.models.fit import ON_DEVICE, budgets_of, check_fit, sizes_with
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.layout import Layout, Options, lay_out, totals, weight_nbytes
 from vkbackend.models.registry import load_model
-from vkbackend.models.runner import check_weights, checked_options, open_devices, with_a_share
+from vkbackend.models.runner import checked_options, open_devices, with_a_share
+from vkbackend.models.tensors import check_weights
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.generate import parse_split

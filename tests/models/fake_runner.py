@@ -43,6 +43,7 @@ def continuation(tokens: Sequence[int], n: int) -> list[int]:
 class FakeRunner:
     n_vocab = N_VOCAB
     prediction = None
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: str = "", *, n_ctx: int = 64, n_slots: int = 1, n_ubatch: int = 16,
                  max_outputs: int | None = None, keeps: int = 0, **_: Any) -> None:  # fmt: skip

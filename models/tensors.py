@@ -1,0 +1,82 @@
+"""A file's tensors against what its model reads: strictly, but as files really are.
+
+Every weight must be there with its shape and a supported type; a tensor that nothing reads is an error, save
+those of layers that predict tokens further ahead (nextn), which are left out with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.base import MATRIX_TYPES, ROPE_FACTORS, Model, WeightSpec
+from vkbackend.models.gguf import GGUF
+
+
+class FileSource:
+    """The bytes of a file's tensors under the names of the weights."""
+
+    def __init__(self, gguf: GGUF, specs: Sequence[WeightSpec]) -> None:
+        self._gguf = gguf
+        self._specs = {spec.name: spec for spec in specs}
+
+    def data(self, name: str) -> np.ndarray:
+        spec = self._specs[name]
+        info = spec.tensor(self._gguf)
+        assert info is not None  # checked by check_weights
+        raw = self._gguf.data(info.name)
+        return spec.part.cut(raw) if spec.part else raw
+
+
+def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
+    """Types by weight name. Raises GGUFError for a tensor that is missing or of another shape,
+    UnsupportedModel for a type or a tensor that cannot be used."""
+    types, used = {}, set(host_tensors(gguf, model.n_layer))
+    for spec in model.weights():
+        info = spec.tensor(gguf)
+        if info is None:
+            raise GGUFError(f"{gguf.paths[0]}: the tensor {spec.name!r} is missing")
+        shapes = spec.part.whole(spec.shape) if spec.part else [spec.shape]
+        if info.shape not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {expected}")
+        supported = MATRIX_TYPES if len(spec.shape) > 1 else ("f32",)
+        if info.type not in supported:
+            raise UnsupportedModel(
+                f"{gguf.paths[0]}: {info.name} is {info.type}, supported are {', '.join(supported)}; "
+                "convert the file to one of these types"
+            )
+        types[spec.name] = info.type
+        used.add(info.name)
+    if left := sorted(set(gguf.tensors) - used):
+        raise UnsupportedModel(
+            f"{gguf.paths[0]}: {len(left)} tensors that nothing of {gguf.architecture} reads: "
+            f"{', '.join(left[:6])}"
+        )
+    return types
+
+
+def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
+    """Tensors of the layers behind the first n_layer, which predict tokens further ahead: not read."""
+    if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
+        return []
+    behind = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
+    return [name for name in gguf.tensors if name.startswith(behind) or ".nextn." in name]
+
+
+def host_tensors(gguf: GGUF, n_layer: int) -> list[str]:
+    """Tensors of which no device holds a part: what the host makes RoPE rows of, and what is not read."""
+    return [*(name for name in ROPE_FACTORS if name in gguf.tensors), *ahead_tensors(gguf, n_layer)]
+
+
+def notes(gguf: GGUF, model: Model) -> list[str]:
+    """What users should know about how the file is read, a line each."""
+    skipped = ahead_tensors(gguf, model.n_layer)
+    if not skipped:
+        return []
+    return [
+        f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
+        f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
+    ]

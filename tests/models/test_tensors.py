@@ -1,0 +1,98 @@
+"""What of a file is read: off values, layers that predict further ahead, tensors that nothing reads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models.tiny_models import Tiny, tensors, write_tiny
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.base import is_off
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf_write import write_gguf
+from vkbackend.models.llm import LLM
+from vkbackend.models.runner import Runner
+
+TOKENS = list(range(12))
+
+
+def logits(path: Path) -> np.ndarray:
+    with LLM(path, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
+        return llm.logits(TOKENS)
+
+
+def with_nextn(folder: Path, n_ahead: int = 1) -> Path:
+    """Four layers to use, and as many as a file may have behind them."""
+    tiny = Tiny("llama", "Q8_0", n_layer=5, keys={"nextn_predict_layers": n_ahead})
+    more = {
+        "blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32),
+        "blk.4.nextn.enorm.weight": np.ones(64, np.float32),
+    }
+    return write_tiny(folder / f"nextn{n_ahead}.gguf", tiny, more)
+
+
+def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: Path) -> None:
+    path = with_nextn(tmp_path)
+    same = dict(tensors(Tiny("llama", n_layer=5)))
+    four = write_tiny(
+        tmp_path / "four.gguf",
+        Tiny("llama", "Q8_0"),
+        {name: values for name, values in same.items() if not name.startswith("blk.4.")},
+    )
+    assert np.array_equal(logits(path), logits(four))
+    with LLM(path, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
+        [note] = llm.notes
+        assert "18 tensors" in note and "nextn" in note and "blk.4." in note
+    with LLM(four, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
+        assert llm.notes == []
+
+
+def test_they_are_written_back(tmp_path: Path) -> None:
+    path, out = with_nextn(tmp_path), tmp_path / "out.gguf"
+    runner = Runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
+    try:
+        with GGUF.open(path) as source:
+            write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
+    finally:
+        runner.close()
+    assert out.read_bytes() == path.read_bytes()
+
+
+def test_without_the_key_they_are_tensors_that_nothing_reads(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"2 tensors that nothing of llama reads: blk.4.nextn.eh_proj"):
+        logits(with_nextn(tmp_path, n_ahead=0))
+    with pytest.raises(GGUFError, match="5 of 5 layers predict"):
+        logits(with_nextn(tmp_path, n_ahead=5))
+
+
+def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"'gpt9' is not supported; supported are: llama, .*phi3"):
+        logits(write_tiny(tmp_path / "model.gguf", Tiny("gpt9")))
+
+
+@pytest.mark.parametrize("value", [0, 0.0, False, -math.inf, [], [0, 0], [-math.inf], ""])
+def test_off_values(value: Any) -> None:
+    assert is_off(value) and is_off(np.asarray(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("value", [1, -1.0, True, math.inf, math.nan, [0, 1], "none"])
+def test_values_that_are_on(value: Any) -> None:
+    assert not is_off(value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attention.scale": 0.0, "rope.scaling.factor": 0.0, "expert_count": 0},
+        {"attention.clamp_kqv": -math.inf, "attention.scale": -math.inf, "expert_weights_scale": 0.0},
+        {"attention.sliding_window": 0, "nextn_predict_layers": 0, "rope.scaling.attn_factor": 0.0},
+        {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},  # of no meaning in llama
+    ],
+)
+def test_keys_at_their_off_value_mean_absent(tmp_path: Path, keys: dict[str, Any]) -> None:
+    plain = write_tiny(tmp_path / "plain.gguf", Tiny("llama"))
+    assert np.array_equal(logits(write_tiny(tmp_path / "off.gguf", Tiny("llama", keys=keys))), logits(plain))
