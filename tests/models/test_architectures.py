@@ -66,19 +66,27 @@ def prefill(runner: Runner) -> np.ndarray:
 
 
 def stepped(runner: Runner) -> np.ndarray:
-    """Most of the prompt at once, the rest token by token."""
-    rows = [runner.step(PROMPT[:N_PREFILL], [Run(0, 0, N_PREFILL, 0)], range(N_PREFILL)).copy()]
-    for pos in range(N_PREFILL, N):
-        rows.append(runner.step(PROMPT[pos : pos + 1], [Run(0, 0, 1, pos)], [0]).copy())
+    """Most of the prompt in micro-batches, the rest token by token."""
+    ends = [*range(runner.n_ubatch, N_PREFILL, runner.n_ubatch), *range(N_PREFILL, N + 1)]
+    rows = []
+    for pos, end in zip([0, *ends], ends, strict=False):
+        n = end - pos
+        rows.append(runner.step(PROMPT[pos:end], [Run(0, 0, n, pos)], range(n)).copy())
     return np.concatenate(rows)
 
 
-def logits(folder: Path, name: str, devices: list[str]) -> np.ndarray:
-    """Both ways of running the prompt, [2, n_tokens, n_vocab]; two-runner tests share those of one device."""
-    key = (name, *devices)
+def logits(folder: Path, name: str, devices: list[str], **options: Any) -> np.ndarray:
+    """Both ways of running the prompt, [2, n_tokens, n_vocab]; tests share those of one device.
+
+    In steps, windows of 12 wrap around: their caches have 12 + 16 - 1 cells then.
+    """
+    key = (name, *devices, repr(options))
     if key not in _made:
-        with opened(model(folder, name), devices) as runner:
-            _made[key] = np.stack([prefill(runner), stepped(runner)])
+        path = model(folder, name)
+        with opened(path, devices, **options) as runner:
+            at_once = prefill(runner)
+        with opened(path, devices, n_ubatch=16, **options) as runner:
+            _made[key] = np.stack([at_once, stepped(runner)])
     return _made[key]
 
 
@@ -91,9 +99,8 @@ def check(got: np.ndarray, want: np.ndarray, bound: float) -> None:
 
 
 @architectures
-@pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3], ids=["numpy", "numpy*3"])
-def test_oracles_on_numpy(folder: Path, name: str, devices: list[str]) -> None:
-    check(logits(folder, name, devices), golden(name), EXACT)
+def test_oracles_on_numpy(folder: Path, name: str) -> None:
+    check(logits(folder, name, ["numpy"] * 3), golden(name), EXACT)
 
 
 @architectures
@@ -134,6 +141,44 @@ def find_vulkan() -> bool:
 def test_two_drivers_equal_one(folder: Path, name: str, devices: list[str]) -> None:
     one, both = (logits(folder, name, devices[:n]) for n in (1, 2))
     assert nmse(both[0], one[0]) <= DRIVERS and nmse(both[1], one[1]) <= DRIVERS
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", [name for name in FIXTURES if "expert_count" in build(name).keys])
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
+def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: list[str]) -> None:
+    with opened(model(folder, name), devices, keep_values=True) as runner:
+        prefill(runner)
+        rows = 1 << (N - 1).bit_length()
+        chosen = {k: v for k, v in runner.mesh.step(rows, rows).values.items() if k.endswith("moe_ids")}
+        assert len(chosen) >= runner.model.n_layer - 1
+        for label, views in chosen.items():
+            first, second = (
+                device.read(view).view(np.uint32).reshape(view.shape)[:N]
+                for device, view in zip(runner.mesh.devices, views, strict=True)
+                if view is not None
+            )
+            assert np.array_equal(first, second), label
+
+
+@pytest.mark.wide
+@architectures
+def test_layers_on_different_devices(folder: Path, name: str) -> None:
+    check(logits(folder, name, ["numpy"] * 3, split_mode="layer"), golden(name), EXACT)
+
+
+@architectures
+def test_beside_another_sequence(folder: Path, name: str) -> None:
+    """Two slots in every step: caches and recurrent states keep apart."""
+    other = PROMPT[::-1]
+    with opened(model(folder, name), ["numpy"], n_slots=2, n_ubatch=32) as runner:
+        rows = []
+        for begin, end in [(0, 16), (16, 28), (28, 29), (29, 30)]:
+            n = end - begin
+            runs = [Run(0, 0, n, begin), Run(1, n, n, begin)]
+            step = runner.step(other[begin:end] + PROMPT[begin:end], runs, range(n, 2 * n))
+            rows.append(step.copy())
+        assert nmse(np.concatenate(rows), golden(name)[:30]) <= EXACT
 
 
 @architectures
