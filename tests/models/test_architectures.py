@@ -13,10 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
-from models.oracles.fixture import N_CTX, N_PREFILL, PROMPT, write
+from models.oracles.fixture import N_CTX, N_PREFILL, PROMPT, Q8_0, quantized, write
 from models.oracles.fixtures import FIXTURES, build
 
 from vkbackend.errors import UnsupportedModel
@@ -165,6 +166,28 @@ def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: l
 @architectures
 def test_layers_on_different_devices(folder: Path, name: str) -> None:
     check(logits(folder, name, ["numpy"] * 3, split_mode="layer"), golden(name), EXACT)
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize(
+    ("devices", "bound"),
+    [pytest.param(["numpy"] * 3, SAME, id="numpy*3")]
+    + [pytest.param(*p.values, DRIVERS, id=p.id, marks=p.marks) for p in DEVICE_SETS if p.id == "0,0,0"],
+)
+def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bound: float) -> None:
+    """Blocks of 32 limit where tensors may be cut; the values are those of a file of the same weights."""
+    blocks, values = folder / f"{name}-Q8_0.gguf", folder / f"{name}-values.gguf"
+    if not values.exists():
+        made = build(name)
+        write(made, blocks, quantize=True)
+        for tensor, weights in made.tensors.items():
+            if (found := quantized(tensor, weights)) is not None:
+                made.tensors[tensor] = gguf.quants.dequantize(found, Q8_0)
+        write(made, values)
+    want = logits(folder, f"{name}-values", ["numpy"])
+    got = logits(folder, f"{name}-Q8_0", devices)
+    assert nmse(got[0], want[0]) <= bound and nmse(got[1], want[1]) <= bound
 
 
 @architectures

@@ -147,6 +147,14 @@ def phi3(m: Fixture) -> None:
     phi3_layers(m, 4)
 
 
+@fixture("phi3+window")
+def phi3_window(m: Fixture) -> None:
+    """The window of Phi-3-mini-4k."""
+    m.alone = "llama.cpp switches phi3's window off"
+    base(m, 3, attention__sliding_window=12)
+    phi3_layers(m, 3)
+
+
 @fixture("phi3+short")
 def phi3_short(m: Fixture) -> None:
     """Short factors, three quarters of a head rotated, tied."""

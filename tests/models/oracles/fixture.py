@@ -6,6 +6,7 @@ wherever and in whatever order they are made. Names, keys and layouts are those 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Fixture:
     keys: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # how names of tensors begin that are there and change nothing
+    alone: str = ""  # why transformers is the only oracle
 
     def normal(self, name: str, *shape: int) -> np.ndarray:
         rng = np.random.default_rng(crc32(f"{self.name} {name}".encode()))
@@ -54,7 +56,19 @@ class Fixture:
         return self.tensors[name]
 
 
-def write(fixture: Fixture, path: Path) -> Path:
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+KEPT = re.compile(r"ffn_gate_inp|ssm_(conv1d|a$)|^rope_")  # what stays F32 in quantized files, beside vectors
+
+
+def quantized(name: str, values: np.ndarray) -> np.ndarray | None:
+    """The tensor as Q8_0 blocks; None for one that stays as it is."""
+    if values.ndim < 2 or values.shape[-1] % 32 or KEPT.search(name):
+        return None
+    blocks: np.ndarray = gguf.quants.quantize(values, Q8_0)
+    return blocks
+
+
+def write(fixture: Fixture, path: Path, quantize: bool = False) -> Path:
     """The model as a GGUF file without a vocabulary: token ids are all it knows."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
@@ -71,7 +85,10 @@ def write(fixture: Fixture, path: Path) -> Path:
         else:
             writer.add_array(name, list(value))
     for name, values in fixture.tensors.items():
-        writer.add_tensor(name, values)
+        if quantize and (blocks := quantized(name, values)) is not None:
+            writer.add_tensor(name, blocks, raw_dtype=Q8_0)
+        else:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

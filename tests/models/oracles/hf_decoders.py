@@ -110,13 +110,16 @@ def qwen3moe(m: Fixture) -> tuple[Any, State]:
     return config, state
 
 
-@builder("phi3", "phi3+short")
+@builder("phi3", "phi3+short", "phi3+window")
 def phi3(m: Fixture) -> tuple[Any, State]:
     part = m.keys["rope.dimension_count"] / m.keys["attention.key_length"]
-    scaled = longrope(m, partial_rotary_factor=part)
-    original = scaled["original_max_position_embeddings"]
+    scaled = rope(m)
+    if "rope_factors_long.weight" in m.tensors:
+        scaled = longrope(m, partial_rotary_factor=part)
     config = transformers.Phi3Config(
-        **common(m, rope_parameters=scaled), original_max_position_embeddings=original, sliding_window=None
+        **common(m, rope_parameters=scaled),
+        original_max_position_embeddings=scaled.get("original_max_position_embeddings", 256),
+        sliding_window=m.keys["attention.sliding_window"] or None,
     )
     return config, renamed(m, {"ffn_up": "mlp.gate_up_proj"})
 
