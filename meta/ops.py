@@ -374,6 +374,22 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     return y
 
 
+def add_vector(x: Tensor, v: Weight) -> Tensor:
+    """x + v in every row, v [width] on every device. To a PARTIAL sum it is added once, to what is added to
+    the sum anyway where there is such a thing."""
+    x, graph = _latest(x), x.graph
+    state = split.add_bias(x.state, v.state)
+    if state.kind is Kind.PARTIAL and x.base:
+        return Tensor(graph, x.rows, x.width, state, x.views, add_vector(x.base, v))
+    y = graph.new(x.rows, x.width, state, "add_vector", state.writers[:1] or _holders(x))
+    if state.kind is Kind.PARTIAL:
+        y.views = [x.views[d] if d != state.writers[0] else out for d, out in enumerate(y.views)]
+    for d in state.writers[:1] or _holders(y):
+        recording, limits = graph.recordings[d], graph.devices[d].limits
+        device_ops.add_bias(recording, limits, x.on(d), v.whole(d), y.on(d), label=v.name)
+    return y
+
+
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return add(a, b) if a and b else a or b
 

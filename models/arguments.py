@@ -110,6 +110,29 @@ def path_string(path: str | os.PathLike[str], what: str = "a .gguf file") -> str
     raise InvalidArgument(f"path={path!r}: expected the path of {what}")
 
 
+def scaled_files(
+    files: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]],
+) -> tuple[tuple[str, float], ...]:
+    """(path, scale) pairs from such pairs or from paths, whose scale is 1."""
+    if isinstance(files, str | bytes | os.PathLike) or not isinstance(files, Iterable):
+        raise InvalidArgument(f"control_vectors={files!r}: expected a list of files or (file, scale) pairs")
+    pairs = []
+    for item in files:
+        path, scale = item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0)
+        number = finite_number("control vector scale", scale, -math.inf, math.inf)
+        pairs.append((path_string(path, "a .gguf file of control vectors"), number))
+    return tuple(pairs)
+
+
+def layer_range(layers: tuple[int, int] | None) -> tuple[int, int] | None:
+    if layers is None:
+        return None
+    if isinstance(layers, str | bytes) or not isinstance(layers, Sequence) or len(layers) != 2:
+        raise InvalidArgument(f"control_vector_layer_range={layers!r}: expected the first and the last layer")
+    first, last = (whole_number("control_vector_layer_range", n, 0, 1 << 16) for n in layers)
+    return first, last
+
+
 def word(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"{name}={value!r}: expected a word")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -59,7 +59,7 @@ class WeightSpec:
 
     `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to
     fall back to where the file has none of that name (a tied lm_head); `part` says which part of a shared
-    tensor it is.
+    tensor it is. `values` are those of a weight that is in no file (f32).
     """
 
     name: str
@@ -68,6 +68,7 @@ class WeightSpec:
     host: bool = False
     source: str = ""
     part: Part | None = None
+    values: np.ndarray | None = field(default=None, compare=False)
 
     def tensor(self, gguf: GGUF) -> TensorInfo | None:
         """Where it is in a file."""
@@ -144,6 +145,7 @@ class Model(Protocol):
     n_embd: int
     n_ctx_train: int
     n_used: int  # experts per token, 0 without experts
+    control: Mapping[int, np.ndarray]  # by layer: what is added to the residual behind it, f32 [n_embd]
 
     def weights(self) -> list[WeightSpec]: ...
     def kv(self, il: int) -> KVSpec: ...

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops
@@ -134,6 +136,7 @@ class Decoder:
         self.n_layer, self.n_vocab = len(c.layers), c.n_vocab
         self.n_embd, self.n_ctx_train = c.n_embd, c.n_ctx_train
         self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
+        self.control: Mapping[int, np.ndarray] = {}
         self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
 
     # ---- hyper-parameters ----
@@ -167,6 +170,8 @@ class Decoder:
             WeightSpec("output.weight", (c.n_vocab, c.n_embd), rows("vocab"), source="token_embd.weight"),
         ]
         for il in range(self.n_layer):
+            if (values := self.control.get(il)) is not None:
+                specs.append(WeightSpec(f"blk.{il}.control_vector.weight", (c.n_embd,), values=values))
             layer = [*self.attention_weights(il), *self.feed_forward_weights(il)]
             layer = [replace(spec, name=f"blk.{il}.{spec.name}.weight") for spec in layer]
             for spec in self._as_stored(layer, f"blk.{il}."):
@@ -252,6 +257,8 @@ class Decoder:
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
                 h = self.block(h, w.layer(il), cache, il)
+                if il in self.control:
+                    h = ops.add_vector(h, w.layer(il)("control_vector"))
         if graph.n_outputs:
             x = ops.rms_norm(ops.outputs(h), w("output_norm"), self.config.eps)
             ops.logits(x, w("output"), softcap=self.config.softcap)

@@ -110,6 +110,8 @@ class Engine:
                 provider=options.reduce_provider,
                 ahead=options.submit_ahead,
                 auto_split=options.auto_split,
+                control_vectors=options.control_vectors,
+                control_vector_layer_range=options.control_vector_layer_range,
                 progress=progress,
             )
         )

@@ -25,8 +25,10 @@ from vkbackend.errors import GGUFError, Timeout, UnsupportedModel, VkbackendErro
 from vkbackend.models.arguments import (
     MAX_AHEAD,
     device_list,
+    layer_range,
     override_list,
     path_string,
+    scaled_files,
     share_list,
     stop_strings,
     token_ids,
@@ -111,6 +113,9 @@ class LLM:
     meet, "pages", "scatter", "host-sum", or "auto" (what the devices can do and the size asks for).
     submit_ahead: segments handed to a device before they may run (None: the whole step).
 
+    control_vectors: files of control vectors, or (file, scale) pairs, which add up;
+    control_vector_layer_range: the first and the last layer that they steer (None: all that they have).
+
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
     UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
     """
@@ -137,6 +142,8 @@ class LLM:
         reduce_type: str = "auto",
         reduce_provider: str = "auto",
         submit_ahead: int | None = None,
+        control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+        control_vector_layer_range: tuple[int, int] | None = None,
     ) -> None:
         self._engine: EngineClient | None = None
         self._closed = False
@@ -170,6 +177,8 @@ class LLM:
             submit_ahead=None
             if submit_ahead is None
             else whole_number("submit_ahead", submit_ahead, 0, MAX_AHEAD, " or None for the whole step"),
+            control_vectors=scaled_files(control_vectors),
+            control_vector_layer_range=layer_range(control_vector_layer_range),
         )
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(options.path) as gguf:

@@ -43,6 +43,8 @@ class EngineOptions:
     reduce_provider: str = "auto"
     submit_ahead: int | None = None
     auto_split: bool = False
+    control_vectors: tuple[tuple[str, float], ...] = ()
+    control_vector_layer_range: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

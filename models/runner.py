@@ -19,6 +19,7 @@ from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
 from vkbackend.models.base import Weights
+from vkbackend.models.control_vectors import marked, read_control_vectors
 from vkbackend.models.cost import cost_function, step_shape, step_sizes
 from vkbackend.models.fit import budgets_of, check_fit, sizes_with
 from vkbackend.models.gguf import GGUF
@@ -79,8 +80,8 @@ class Runner:
     """Loads `path` on `devices`; `progress(done, total)` in bytes.
 
     `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
-    what it expects. `options` are the fields of layout.Options, and `ahead`, `provider`, `wire` and
-    `keep_values` of the mesh.
+    what it expects. `control_vectors` are (path, scale) pairs. `options` are the fields of layout.Options,
+    and `ahead`, `provider`, `wire` and `keep_values` of the mesh.
     """
 
     def __init__(
@@ -91,13 +92,18 @@ class Runner:
         n_ubatch: int = 512,
         auto_split: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        control_vectors: Sequence[tuple[str, float]] = (),
+        control_vector_layer_range: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
         opts = checked_options(n_ubatch, options)
         with GGUF.open(path) as gguf:
             self.model = model = load_model(gguf)
-            self.fingerprint = fingerprint(gguf)
+            if control_vectors:
+                sizes = model.n_layer, model.n_embd
+                model.control = read_control_vectors(control_vectors, *sizes, control_vector_layer_range)
+            self.fingerprint = marked(fingerprint(gguf), model.control)
             types = check_weights(gguf, model)
             self.notes = notes(gguf, model)
             opts = replace(opts, n_ctx=opts.n_ctx or model.n_ctx_train)

@@ -24,6 +24,8 @@ class FileSource:
 
     def data(self, name: str) -> np.ndarray:
         spec = self._specs[name]
+        if spec.values is not None:
+            return spec.values.view(np.uint8)
         info = spec.tensor(self._gguf)
         assert info is not None  # checked by check_weights
         raw = self._gguf.data(info.name)
@@ -35,6 +37,9 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     UnsupportedModel for a type or a tensor that cannot be used."""
     types, used = {}, set(host_tensors(gguf, model.n_layer))
     for spec in model.weights():
+        if spec.values is not None:
+            types[spec.name] = "f32"
+            continue
         info = spec.tensor(gguf)
         if info is None:
             raise GGUFError(f"{gguf.paths[0]}: the tensor {spec.name!r} is missing")

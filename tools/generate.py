@@ -23,6 +23,7 @@ from vkbackend.models.arguments import device_list, finite_number, whole_number
 from vkbackend.models.llm import HOST, LLM
 from vkbackend.models.sampling import SamplingParams
 from vkbackend.tools.console import MIB, console, printable, table, write_json
+from vkbackend.tools.control_vectors import add_control_arguments, control_of
 from vkbackend.tools.devices import device_table, present
 from vkbackend.tools.placement import add_placement_arguments, placement_of
 
@@ -138,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     devices("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
             help="type of the V cache: f16, f32 (default: f16)")  # fmt: skip
     add_placement_arguments(parser)
+    add_control_arguments(parser)
 
 
 def demo_model() -> str:
@@ -211,6 +213,7 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
             type_v=args.cache_type_v,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             **placement_of(args),
+            **control_of(args),
         )
 
 

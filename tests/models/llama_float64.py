@@ -6,7 +6,7 @@ has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,12 @@ def forward(
     ids: Sequence[np.ndarray] | None = None,
     windows: Sequence[int] = (),
     owners: Sequence[int] = (),
+    control: Mapping[int, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. `ids`: per layer the
     experts to use instead of the likeliest, [n_tokens, n_used]. `windows`: per layer the positions that a
-    token sees, 0 for all. `owners`: per layer the one whose K and V it reads."""
+    token sees, 0 for all. `owners`: per layer the one whose K and V it reads.
+    `control`: by layer what is added behind it."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
@@ -99,7 +101,8 @@ def forward(
         x = norm(h, p + "ffn_norm")
         if n_used:
             h = h + experts(x, p, None if ids is None else ids[il])
-            continue
-        gate, up = linear(x, p + "ffn_gate"), linear(x, p + "ffn_up")
-        h = h + linear(gate / (1 + np.exp(-gate)) * up, p + "ffn_down")
+        else:
+            gate, up = linear(x, p + "ffn_gate"), linear(x, p + "ffn_up")
+            h = h + linear(gate / (1 + np.exp(-gate)) * up, p + "ffn_down")
+        h = h + (control or {}).get(il, 0.0)
     return norm(h, "output_norm") @ w.get("output.weight", w["token_embd.weight"]).T
