@@ -75,6 +75,21 @@ def measure_speed(device: Device) -> Speed:
     return Speed(*known)
 
 
+def measure_copy(device: Device) -> float:
+    """Bytes per second, read and written together, of copies within a device's memory; measured once."""
+    key = f"copy {_key(device)}"
+    known = _numbers(key)
+    if len(known) != 1:
+        twin = _twin(device)
+        try:
+            known = [_copy_rate(twin)]
+        finally:
+            twin.close()
+        env.log(1, f"{device.name}: measured {known[0] / 1e9:.3g} GB/s of copying")
+        _remember(key, known)
+    return known[0]
+
+
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
     """Seconds of one all-reduce of `nbytes` among the devices, measured if it has not been yet for a size
     near by (the next power of two); 0 for one device."""
@@ -131,6 +146,23 @@ def _read_rate(device: Device, home: Home) -> float:
     for buffer in (x.buffer, *buffers):
         device.free(buffer)  # type: ignore[arg-type]
     return count * stored.nbytes / float(np.median(seconds))
+
+
+def _copy_rate(device: Device) -> float:
+    """Bytes per second of copies between distinct buffers that together exceed every cache."""
+    info = getattr(device, "info", None)
+    total = GPU_NBYTES if info and not info.is_cpu else 8 * SOFTWARE_NBYTES
+    if info:
+        total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
+    n = total // 2 // GPU_MATRICES // 4
+    views = [View(device.buffer(4 * n, Home.WEIGHTS, "copied"), 0, (n,)) for _ in range(2 * GPU_MATRICES)]
+    recording = Recording("copying")
+    for source, target in zip(views[::2], views[1::2], strict=True):
+        recording.copy(source, target, "copy")
+    seconds = _run_times(device, recording)
+    for view in views:
+        device.free(view.buffer)  # type: ignore[arg-type]
+    return 8.0 * n * GPU_MATRICES / float(np.median(seconds))
 
 
 def _run_times(device: Device, recording: Recording) -> list[float]:

@@ -4,6 +4,7 @@ sampling."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def _open_vulkan(spec: str | int, copy: int | None) -> Device:
 
 
 class Runner:
-    """Loads `path` on `devices`; `progress(done, total)` in bytes.
+    """Loads `path` (or an opened file) on `devices`; `progress(done, total)` in bytes.
 
     `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
     what it expects. `control_vectors` are (path, scale) pairs. `options` are the fields of layout.Options,
@@ -86,7 +87,7 @@ class Runner:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | GGUF,
         *,
         devices: Sequence[str | int] | None = None,
         n_ubatch: int = 512,
@@ -98,7 +99,7 @@ class Runner:
     ) -> None:
         mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
         opts = checked_options(n_ubatch, options)
-        with GGUF.open(path) as gguf:
+        with nullcontext(path) if isinstance(path, GGUF) else GGUF.open(path) as gguf:
             self.model = model = load_model(gguf)
             if control_vectors:
                 sizes = model.n_layer, model.n_embd

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import VkbackendError
-from vkbackend.tools import bench_ops, bench_reduce, devices, export, generate, model_info, plan
+from vkbackend.tools import bench, bench_ops, bench_reduce, devices, export, generate, model_info, plan
 from vkbackend.tools.console import printable
 
 EPILOG = """\
@@ -25,6 +25,7 @@ examples:
   vkbackend generate -m model.gguf -f prompt.txt -n -1 -c 0 -dev 0,1 -ts 3,1
   vkbackend info model.gguf
   vkbackend plan -m model.gguf -dev 0,1
+  vkbackend bench -m model.gguf -dev 0,1 -p 512 -n 128
   vkbackend bench-reduce -dev 0,1 --sizes 4K,1M
   vkbackend bench-ops -dev 0 --case "Mat.*q4_0"
   vkbackend export -m model.gguf -o copy.gguf -dev 0,1
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     modules = {"devices": devices, "generate": generate, "info": model_info, "plan": plan}
-    modules |= {"bench-reduce": bench_reduce, "bench-ops": bench_ops, "export": export}
+    modules |= {"bench": bench, "bench-reduce": bench_reduce, "bench-ops": bench_ops, "export": export}
     for name, module in modules.items():
         description = (module.__doc__ or "").partition("\n\n")[2].strip()
         command = commands.add_parser(
@@ -57,7 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def bind_values(argv: Sequence[str]) -> list[str]:
     """`argv` with free text tied to its option: argparse would take "-1,2" or "- a list" for an option."""
-    long_names = {"-p": "--prompt", "-ts": "--tensor-split"}
+    long_names = {"-ts": "--tensor-split"}
+    if argv[:1] == ["generate"]:
+        long_names |= {"-p": "--prompt"}
     long_names |= {name: name for name in long_names.values()}
     out: list[str] = []
     words = iter(argv)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -68,3 +70,12 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def byte_progress(out: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for bytes; yields the function to call with (done, in all)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(printable(what), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,199 @@
+"""Perplexity of a text in windows, as llama.cpp counts it, and the divergence from another model's logits.
+
+The text is cut into windows of n_ctx tokens, the first of each replaced by BOS where the model wants one; the
+second half of every window is scored, so each token is judged with at least n_ctx / 2 in front of it. PPL =
+exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base || model) after Kullback and Leibler 1951.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vkbackend.errors import GGUFError, InvalidArgument
+from vkbackend.models.atomic_file import replacing
+from vkbackend.models.runner import Runner
+from vkbackend.step import Run
+
+LEVELS = 65_535  # a saved log-probability is one of this many steps between the row's least and 0
+LogProbs = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over the tokens scored so far; divergences only beside a base."""
+
+    n: int = 0
+    nll: float = 0.0
+    nll2: float = 0.0
+    base_nll: float = 0.0
+    kld: float = 0.0
+    kld2: float = 0.0
+    same_top: int = 0
+
+    @property
+    def ppl(self) -> float:
+        return math.exp(self.nll / self.n)
+
+    @property
+    def ppl_error(self) -> float:
+        """Standard error of the perplexity."""
+        return self.ppl * _error(self.nll, self.nll2, self.n)
+
+    @property
+    def mean_kld(self) -> float:
+        return self.kld / self.n
+
+    @property
+    def kld_error(self) -> float:
+        return _error(self.kld, self.kld2, self.n)
+
+    def add(self, logp: LogProbs, tokens: Sequence[int], base: LogProbs | None = None) -> None:
+        """Score rows of log-probabilities [n, n_vocab] of the tokens that followed."""
+        rows = np.arange(len(tokens))
+        nll = -logp[rows, tokens]
+        self.n += len(tokens)
+        self.nll += float(nll.sum())
+        self.nll2 += float((nll * nll).sum())
+        if base is not None:
+            kld = (np.exp(base) * (base - logp)).sum(axis=1)
+            self.base_nll -= float(base[rows, tokens].sum())
+            self.kld += float(kld.sum())
+            self.kld2 += float((kld * kld).sum())
+            self.same_top += int((base.argmax(axis=1) == logp.argmax(axis=1)).sum())
+
+
+def _error(total: float, squares: float, n: int) -> float:
+    variance = squares / n - (total / n) ** 2
+    return math.sqrt(max(variance, 0.0) / (n - 1)) if n > 1 else math.inf
+
+
+def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | None = None) -> list[list[int]]:
+    """Whole windows of `n_ctx` tokens, at most `limit`; raises InvalidArgument where there is not one."""
+    if n_ctx < 4:
+        raise InvalidArgument(f"a window of {n_ctx} tokens is too short to score; give 4 or more")
+    n = len(tokens) // n_ctx
+    if not n:
+        raise InvalidArgument(
+            f"the text has {len(tokens)} tokens, fewer than one window of {n_ctx}; give more text or a smaller "
+            "context (-c)"
+        )
+    cut = [list(tokens[i * n_ctx : (i + 1) * n_ctx]) for i in range(n if limit is None else min(n, limit))]
+    for window in cut:
+        if bos is not None:
+            window[0] = bos
+    return cut
+
+
+def scored(runner: Runner, window: Sequence[int]) -> Iterator[tuple[LogProbs, list[int]]]:
+    """(log-probabilities [rows, n_vocab] float64, the tokens that followed), a micro-batch at a time."""
+    first_scored, n = len(window) // 2, len(window)
+    at = 0
+    while at < n - 1:
+        size = min(runner.n_ubatch, n - 1 - at)
+        if at + size > first_scored:
+            size = min(size, max(first_scored - at, runner.max_outputs))
+        outputs = [i for i in range(size) if at + i >= first_scored]
+        logits = runner.step(list(window[at : at + size]), [Run(0, 0, size, at)], outputs)
+        if outputs:
+            following = [window[at + i + 1] for i in outputs]
+            yield log_softmax(logits), following
+        at += size
+
+
+def log_softmax(logits: npt.NDArray[np.float32]) -> LogProbs:
+    x = logits.astype(np.float64)
+    x -= x.max(axis=1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+
+def perplexity(
+    runner: Runner,
+    cut: Sequence[Sequence[int]],
+    progress: Callable[[int, Score], None] | None = None,
+    base: Base | None = None,
+    save: Saver | None = None,
+) -> Score:
+    """Score all windows; beside a `base` also the divergence from it; `save` keeps the log-probabilities.
+
+    `progress(windows done, score so far)`. Raises InvalidArgument where the base is of another text or
+    vocabulary, and what a step raises.
+    """
+    score, row = Score(), 0
+    for i, window in enumerate(cut):
+        for logp, following in scored(runner, window):
+            score.add(logp, following, base.rows(row, following) if base else None)
+            if save:
+                save(logp, following)
+            row += len(following)
+        if progress:
+            progress(i + 1, score)
+    return score
+
+
+# ---- saved log-probabilities ----
+
+
+def _row_type(n_vocab: int) -> np.dtype:
+    fields = [("token", "<i4"), ("least", "<f4"), ("level", "<u2", (n_vocab,))]
+    return np.dtype(fields)
+
+
+Saver = Callable[[LogProbs, Sequence[int]], None]
+
+
+class Saving:
+    """A context manager: yields the `Saver` that writes rows to `path`, a NumPy .npy file of one record a token.
+
+    A record holds the token that followed, the row's least log-probability, and every log-probability as one
+    of 65,536 levels between that and 0. The file appears whole or not at all.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:
+        self._path, self._n, self._type, self._at = path, n_rows, _row_type(n_vocab), 0
+
+    def __enter__(self) -> Saver:
+        self._replacing = replacing(self._path, InvalidArgument)
+        part = self._replacing.__enter__()
+        self._rows = np.lib.format.open_memmap(part, mode="w+", dtype=self._type, shape=(self._n,))
+        return self._save
+
+    def _save(self, logp: LogProbs, following: Sequence[int]) -> None:
+        into = self._rows[self._at : self._at + len(following)]
+        least = logp.min(axis=1)
+        into["token"], into["least"] = following, least
+        into["level"] = np.rint(LEVELS * (1 - logp / least[:, None]))
+        self._at += len(following)
+
+    def __exit__(self, *error: object) -> None:
+        self._rows.flush()
+        del self._rows
+        self._replacing.__exit__(*error)  # type: ignore[arg-type]
+
+
+class Base:
+    """Saved log-probabilities of another model over the same text; raises GGUFError for what is no such file."""
+
+    def __init__(self, path: str | os.PathLike[str], n_vocab: int) -> None:
+        try:
+            self._rows = np.lib.format.open_memmap(path, mode="r")
+        except (OSError, ValueError) as error:
+            raise GGUFError(f"{path}: cannot be read as saved log-probabilities: {error}") from None
+        if self._rows.dtype != _row_type(n_vocab) or self._rows.ndim != 1:
+            raise InvalidArgument(
+                f"{path}: was not saved by a model of {n_vocab} tokens; save the base again with "
+                "--save-all-logits"
+            )
+        self.n_rows, self._path = len(self._rows), path
+
+    def rows(self, first: int, following: Sequence[int]) -> LogProbs:
+        """Log-probabilities of the rows from `first` on, whose next tokens must be `following`."""
+        found = self._rows[first : first + len(following)]
+        if found["token"].tolist() != list(following):
+            raise InvalidArgument(f"{self._path}: was saved for another text or context size")
+        return found["least"][:, None].astype(np.float64) * (1 - found["level"] / LEVELS)

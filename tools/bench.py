@@ -1,0 +1,225 @@
+"""`vkbackend bench`: tokens per second of prompts and of single tokens, with llama-bench's flags and columns.
+
+Beside its columns: what the weights are read at (GB/s over all devices), what share that is of the rate at
+which the devices copy, the host's microseconds per all-reduce, and seconds to load. A test is warmed up
+first, so nothing is compiled while it is timed. `--compare llama-cpp` runs llama-cpp-python on the same file
+and devices in turn with ours and adds its rate and the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.arguments import whole_number
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.runner import Runner
+from vkbackend.tools.compare import LlamaCpp
+from vkbackend.tools.console import console, printable, size, write_json
+from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
+from vkbackend.tools.timing import Test, Timer, Timing, copy_rate, describe, weight_nbytes_per_step
+
+HELP = "Measure tokens per second"
+MAX_TOKENS = 1 << 20
+COLUMNS = (
+    "model", "size", "params", "backend", "devices", "ngl", "sm", "ts", "test", "t/s",
+    "weight GB/s", "% of copy", "us/reduce", "load s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One test of one model; `theirs` is llama.cpp's timing beside it, `rates` bytes per second."""
+
+    model: dict[str, Any]
+    runner: dict[str, Any]
+    timing: Timing
+    load_s: float
+    weight_rate: float | None
+    copy_rate: float
+    theirs: Timing | None = None
+
+    def cells(self) -> list[str]:
+        t = self.timing
+        cells = [
+            printable(self.model["model_type"]),
+            size(self.model["model_size"]),
+            f"{self.model['model_n_params'] / 1e6:.2f} M",
+            "Vulkan",
+            printable(",".join(self.runner["devices"])),
+            str(self.runner["n_gpu_layers"]),
+            self.runner["split_mode"],
+            self.runner["tensor_split"],
+            t.test.name,
+            f"{t.mean:.2f} ± {t.spread:.2f}",
+            "-" if self.weight_rate is None else f"{self.weight_rate / 1e9:.3f}",
+            "-" if self.weight_rate is None else f"{100 * self.weight_rate / self.copy_rate:.1f}",
+            "-" if t.reduce_us is None else f"{t.reduce_us:.0f}",
+            f"{self.load_s:.2f}",
+        ]
+        if self.theirs:
+            cells += [
+                f"{self.theirs.mean:.2f} ± {self.theirs.spread:.2f}",
+                f"{t.mean / self.theirs.mean:.2f}",
+            ]
+        return cells
+
+    def record(self) -> dict[str, Any]:
+        """llama-bench's fields, and ours."""
+        t = self.timing
+        ns = [round(1e9 * s) for s in t.seconds]
+        found = (
+            self.model
+            | self.runner
+            | {
+                "n_prompt": t.test.n_prompt,
+                "n_gen": t.test.n_gen,
+                "n_depth": t.test.n_depth,
+                "avg_ns": sum(ns) // len(ns),
+                "avg_ts": t.mean,
+                "stddev_ts": t.spread,
+                "samples_ns": ns,
+                "samples_ts": list(t.rates),
+                "load_s": self.load_s,
+                "weight_bytes_per_s": self.weight_rate,
+                "copy_bytes_per_s": self.copy_rate,
+                "us_per_reduce": t.reduce_us,
+            }
+        )
+        if self.theirs:
+            found |= {"llama_cpp_avg_ts": self.theirs.mean, "llama_cpp_samples_ts": list(self.theirs.rates)}
+            found["ratio"] = t.mean / self.theirs.mean
+        return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-p", "--n-prompt", metavar="LIST", default="512",
+        help="prompt lengths to time, comma-separated; 0: none (default: 512)")  # fmt: skip
+    add("-n", "--n-gen", metavar="LIST", default="128",
+        help="numbers of single tokens to time, comma-separated; 0: none (default: 128)")  # fmt: skip
+    add(
+        "-pg",
+        action="append",
+        default=[],
+        metavar="PP,TG",
+        help="a prompt and then single tokens, timed together",
+    )
+    add("-d", "--n-depth", metavar="LIST", default="0",
+        help="tokens that are in the cache before a test, comma-separated (default: 0)")  # fmt: skip
+    add("-r", "--repetitions", type=int, default=5, metavar="N", help="times each test is run (default: 5)")
+    add("-o", "--output", choices=("md", "csv", "json", "jsonl"), default="md",
+        help="output format (default: md)")  # fmt: skip
+    add("--no-warmup", action="store_true", help="time the first run too")
+    add("--compare", choices=("llama-cpp",),
+        help="run llama-cpp-python on the same file and devices in turn, and print the ratio")  # fmt: skip
+    add_model_arguments(parser)
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    """The whole numbers of a comma-separated list; raises InvalidArgument."""
+    return [
+        whole_number(flag, int(word) if word.strip().isdecimal() else word, 0, MAX_TOKENS)
+        for word in text.split(",")
+    ]
+
+
+def tests_of(args: argparse.Namespace) -> list[Test]:
+    """Every combination asked for; raises InvalidArgument where there is none."""
+    pairs = [(p, 0) for p in numbers("--n-prompt", args.n_prompt) if p]
+    pairs += [(0, n) for n in numbers("--n-gen", args.n_gen) if n]
+    for text in args.pg:
+        if len(pair := numbers("-pg", text)) != 2 or not sum(pair):
+            raise InvalidArgument(f"-pg {text!r}: expected two numbers of tokens, such as 512,128")
+        pairs.append((pair[0], pair[1]))
+    tests = [Test(p, n, d) for d in numbers("--n-depth", args.n_depth) for p, n in pairs]
+    if not tests:
+        raise InvalidArgument("there is nothing to time: both -p and -n are 0")
+    return tests
+
+
+def settings(runner: Runner) -> dict[str, Any]:
+    """What was loaded, under llama-bench's names."""
+    options, devices = runner.options, runner.mesh.devices
+    shares = options.tensor_split or (1,) * len(devices)
+    layers = runner.model.n_layer + 1
+    return {
+        "backends": "Vulkan",
+        "devices": runner.device_names(),
+        "n_gpu_layers": layers if options.n_gpu_layers is None else min(options.n_gpu_layers, layers),
+        "split_mode": options.split_mode,
+        "tensor_split": "/".join(f"{share:g}" for share in shares),
+        "n_ubatch": runner.n_ubatch,
+        "type_k": options.type_k,
+        "type_v": options.type_v,
+    }
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """The rows, one after another, as they are measured."""
+    tests = tests_of(args)
+    whole_number("--repetitions", args.repetitions, 1, 1000)
+    n_ctx = max(t.n_depth + t.n_tokens for t in tests)
+    with ExitStack() as stack:
+        for gguf in open_models(args, stack):
+            yield from _measure_model(gguf, args, tests, n_ctx)
+
+
+def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], n_ctx: int) -> Iterator[Row]:
+    err, what = console(stderr=True), describe(gguf)
+    began = time.perf_counter()
+    runner = open_runner(gguf, args, n_ctx)
+    load_s = time.perf_counter() - began
+    with ExitStack() as stack:
+        stack.callback(runner.close)
+        other = stack.enter_context(LlamaCpp(gguf, args, n_ctx)) if args.compare else None
+        timer, copied = Timer(runner, n_ctx), copy_rate(runner)
+        for i, test in enumerate(tests):
+            err.print(f"[{i + 1}/{len(tests)}] {what['model_type']} {test.name}", markup=False)
+            if not args.no_warmup:
+                timer.warm_up(test)
+            theirs = None
+            if other:
+                timing, theirs = other.beside(timer, test, args.repetitions)
+            else:
+                timing = timer.time(test, args.repetitions)
+            rate = None
+            if not test.n_prompt:
+                rate = weight_nbytes_per_step(runner) * test.n_gen / min(timing.seconds)
+            yield Row(what, settings(runner), timing, load_s, rate, copied, theirs)
+
+
+def run(args: argparse.Namespace) -> int:
+    rows, columns = [], [*COLUMNS, *(["llama.cpp t/s", "ratio"] if args.compare else [])]
+    write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
+    if args.output in ("md", "csv"):
+        write(columns)
+        if args.output == "md":
+            write(["---"] * 9 + ["---:"] * (len(columns) - 9))
+    for row in measure(args):
+        rows.append(row)
+        if args.output in ("md", "csv"):
+            write(row.cells())
+        elif args.output == "jsonl":
+            write_json(row.record())
+        sys.stdout.flush()
+    if args.output == "json":
+        write_json([row.record() for row in rows], indent=1)
+    return 0
+
+
+def write_md(cells: Sequence[str]) -> None:
+    sys.stdout.write(f"| {' | '.join(cells)} |\n")
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["bench", *sys.argv[1:]]))

@@ -1,0 +1,83 @@
+"""The flags of the commands that measure a model, and the runner they stand for."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from typing import Any
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.arguments import device_list, share_list
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.llm import unlike
+from vkbackend.models.runner import Runner
+from vkbackend.tools.console import byte_progress, console
+from vkbackend.tools.generate import parse_split
+from vkbackend.tools.placement import add_placement_arguments, placement_of
+from vkbackend.tools.synthetic import SHAPES, Synthetic
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = True) -> None:
+    """-m, --synthetic, -dev, -ts, -ub, -ctk, -ctv and the placement flags."""
+    add = parser.add_argument
+    add("-m", "--model", action="append", default=[], metavar="FILE",
+        help="a model, a .gguf file" + ("; may be given several times" if synthetic else ""))  # fmt: skip
+    if synthetic:
+        add(
+            "--synthetic",
+            action="append",
+            default=[],
+            metavar="SHAPE:TYPE",
+            help="a model of a real shape with random weights instead of a file, such as llama-8b:Q4_0; "
+            f"shapes: {', '.join(SHAPES)}; may be given several times",
+        )
+    add("-dev", "--device", metavar="LIST",
+        help="devices that share the model, comma-separated; one may be given several times "
+        "(default: the best device)")  # fmt: skip
+    add("-ts", "--tensor-split", metavar="LIST",
+        help="the share of each device, in any unit, such as 3,1, or auto: balanced by measured speed "
+        "(default: auto where devices differ, else equal)")  # fmt: skip
+    add("-ub", "--ubatch-size", type=int, default=512, metavar="N",
+        help="rows of one step, at most 512 (default: 512)")  # fmt: skip
+    add("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the K cache (default: f16)")
+    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="type of the V cache (default: f16)")
+    add_placement_arguments(parser)
+
+
+def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
+    """The files and synthetic models named, open until the stack unwinds; raises InvalidArgument for none."""
+    found: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
+    found += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
+    if not found:
+        raise InvalidArgument("no model was given; name one with -m FILE or --synthetic SHAPE:TYPE")
+    return found
+
+
+def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any) -> Runner:
+    """The model on the devices that the flags name, with progress on stderr; raises what loading raises."""
+    names = device_list(args.device)
+    placement = placement_of(args)
+    for ours, theirs in (
+        ("split_policy", "policy"),
+        ("reduce_type", "wire"),
+        ("reduce_provider", "provider"),
+        ("submit_ahead", "ahead"),
+    ):
+        placement[theirs] = placement.pop(ours)
+    split = parse_split(args.tensor_split)
+    auto = split == "auto" or (split is None and args.split_mode == "tensor" and unlike(names))
+    err = console(stderr=True)
+    with byte_progress(err, f"loading {gguf.paths[0].name}") as progress:
+        return Runner(
+            gguf,
+            devices=names,
+            tensor_split=None if auto else share_list(split, names),
+            auto_split=auto,
+            n_ctx=n_ctx,
+            n_ubatch=args.ubatch_size,
+            type_k=args.cache_type_k,
+            type_v=args.cache_type_v,
+            progress=progress,
+            **placement,
+            **options,
+        )
