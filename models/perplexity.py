@@ -11,11 +11,12 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vkbackend.errors import GGUFError, InvalidArgument
+from vkbackend.errors import InvalidArgument
 from vkbackend.models.atomic_file import replacing
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
@@ -80,8 +81,8 @@ def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | Non
     n = len(tokens) // n_ctx
     if not n:
         raise InvalidArgument(
-            f"the text has {len(tokens)} tokens, fewer than one window of {n_ctx}; give more text or a smaller "
-            "context (-c)"
+            f"the text has {len(tokens)} tokens, fewer than one window of {n_ctx}; "
+            "give more text or a smaller context (-c)"
         )
     cut = [list(tokens[i * n_ctx : (i + 1) * n_ctx]) for i in range(n if limit is None else min(n, limit))]
     for window in cut:
@@ -106,7 +107,7 @@ def scored(runner: Runner, window: Sequence[int]) -> Iterator[tuple[LogProbs, li
         at += size
 
 
-def log_softmax(logits: npt.NDArray[np.float32]) -> LogProbs:
+def log_softmax(logits: npt.NDArray[np.floating[Any]]) -> LogProbs:
     x = logits.astype(np.float64)
     x -= x.max(axis=1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
@@ -148,7 +149,7 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """A context manager: yields the `Saver` that writes rows to `path`, a NumPy .npy file of one record a token.
+    """A context manager: yields the `Saver` that writes rows to `path`, a .npy file of one record a token.
 
     A record holds the token that followed, the row's least log-probability, and every log-probability as one
     of 65,536 levels between that and 0. The file appears whole or not at all.
@@ -177,13 +178,13 @@ class Saving:
 
 
 class Base:
-    """Saved log-probabilities of another model over the same text; raises GGUFError for what is no such file."""
+    """Saved log-probabilities of another model over the same text; raises InvalidArgument for other files."""
 
     def __init__(self, path: str | os.PathLike[str], n_vocab: int) -> None:
         try:
             self._rows = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
-            raise GGUFError(f"{path}: cannot be read as saved log-probabilities: {error}") from None
+            raise InvalidArgument(f"{path}: cannot be read as saved log-probabilities: {error}") from None
         if self._rows.dtype != _row_type(n_vocab) or self._rows.ndim != 1:
             raise InvalidArgument(
                 f"{path}: was not saved by a model of {n_vocab} tokens; save the base again with "
@@ -196,4 +197,4 @@ class Base:
         found = self._rows[first : first + len(following)]
         if found["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")
-        return found["least"][:, None].astype(np.float64) * (1 - found["level"] / LEVELS)
+        return log_softmax(found["least"][:, None].astype(np.float64) * (1 - found["level"] / LEVELS))

@@ -15,7 +15,19 @@ from collections.abc import Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import VkbackendError
-from vkbackend.tools import bench, bench_ops, bench_reduce, devices, export, generate, model_info, plan
+from vkbackend.tools import (
+    bench,
+    bench_ops,
+    bench_reduce,
+    devices,
+    export,
+    generate,
+    model_info,
+    perplexity,
+    plan,
+    sweep,
+    verify,
+)
 from vkbackend.tools.console import printable
 
 EPILOG = """\
@@ -26,6 +38,9 @@ examples:
   vkbackend info model.gguf
   vkbackend plan -m model.gguf -dev 0,1
   vkbackend bench -m model.gguf -dev 0,1 -p 512 -n 128
+  vkbackend sweep -m model.gguf -c 8192 --plot rates.svg
+  vkbackend perplexity -m model.gguf -f text.txt
+  vkbackend verify
   vkbackend bench-reduce -dev 0,1 --sizes 4K,1M
   vkbackend bench-ops -dev 0 --case "Mat.*q4_0"
   vkbackend export -m model.gguf -o copy.gguf -dev 0,1
@@ -45,7 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     modules = {"devices": devices, "generate": generate, "info": model_info, "plan": plan}
-    modules |= {"bench": bench, "bench-reduce": bench_reduce, "bench-ops": bench_ops, "export": export}
+    modules |= {"bench": bench, "sweep": sweep, "perplexity": perplexity, "verify": verify}
+    modules |= {"bench-reduce": bench_reduce, "bench-ops": bench_ops, "export": export}
     for name, module in modules.items():
         description = (module.__doc__ or "").partition("\n\n")[2].strip()
         command = commands.add_parser(

@@ -71,10 +71,13 @@ class Timer:
     def once(self, test: Test) -> float:
         """Seconds of one run; what lies in front of it is computed first and not timed."""
         self._prompt(0, test.n_depth)
+        return self.behind(test.n_depth, test.n_prompt, test.n_gen)
+
+    def behind(self, depth: int, n_prompt: int, n_gen: int) -> float:
+        """Seconds of a prompt and then single tokens from position `depth` on."""
         began = time.perf_counter()
-        self._prompt(test.n_depth, test.n_prompt)
-        first = test.n_depth + test.n_prompt
-        for position in range(first, first + test.n_gen):
+        self._prompt(depth, n_prompt)
+        for position in range(depth + n_prompt, depth + n_prompt + n_gen):
             self.runner.step(self.tokens[position : position + 1], [Run(0, 0, 1, position)], [0])
         return time.perf_counter() - began
 
@@ -107,7 +110,7 @@ class Timer:
 
 def weight_nbytes_per_step(runner: Runner) -> int:
     """Bytes of weights that all devices together read for one row."""
-    cost = cost_of(runner.model, runner.layout, runner.options, ())
+    cost = cost_of(runner.model, runner.layout, ())
     return sum(cost.read) + sum(cost.host)
 
 

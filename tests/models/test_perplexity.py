@@ -1,0 +1,101 @@
+"""Perplexity against a float64 numpy forward, the divergence between files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import device_infos
+from models.llama_float64 import forward
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.perplexity import LEVELS, Base, Saving, log_softmax, windows
+from vkbackend.models.tokenizer import Tokenizer
+from vkbackend.tools.cli import main
+
+DEVICE = "0" if device_infos() else "numpy"
+EXACT = ["-ctk", "f32", "-ctv", "f32"]
+
+
+def perplexity(capsys: Any, shared: Path, name: str, *flags: str) -> dict[str, Any]:
+    path, text = shared / "models" / f"stories260K-{name}.gguf", shared / "text" / "tinystories.txt"
+    code = main(["perplexity", "-m", str(path), "-f", str(text), "-dev", DEVICE, "--json", *flags])
+    assert code == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def numpy_ppl(path: Path, text: str, n_ctx: int, n_windows: int) -> float:
+    with GGUF.open(path) as gguf:
+        tokenizer = Tokenizer.from_gguf(gguf)
+    nll: list[float] = []
+    for window in windows(tokenizer.encode(text), n_ctx, tokenizer.bos_id, n_windows):
+        logp = log_softmax(forward(path, window))
+        rows = np.arange(n_ctx // 2, n_ctx - 1)
+        nll += (-logp[rows, np.array(window)[rows + 1]]).tolist()
+    return math.exp(sum(nll) / len(nll))
+
+
+def test_equals_a_numpy_forward(shared: Path, capsys: Any) -> None:
+    text = (shared / "text" / "tinystories.txt").read_text()
+    want = numpy_ppl(shared / "models" / "stories260K-F32.gguf", text, 128, 4)
+    got = perplexity(capsys, shared, "F32", "-c", "128", "--chunks", "4", *EXACT)
+    assert got["tokens"] == 4 * 63 and abs(got["ppl"] / want - 1) < 1e-5
+    halves = perplexity(capsys, shared, "F32", "-c", "128", "--chunks", "4", "-ub", "48", *EXACT)
+    assert abs(halves["ppl"] / want - 1) < 1e-5
+
+
+@pytest.mark.wide
+def test_the_whole_text(shared: Path, capsys: Any) -> None:
+    text = (shared / "text" / "tinystories.txt").read_text()
+    want = numpy_ppl(shared / "models" / "stories260K-F32.gguf", text, 512, 1 << 30)
+    f32 = perplexity(capsys, shared, "F32")
+    q8_0 = perplexity(capsys, shared, "Q8_0")
+    assert abs(f32["ppl"] / want - 1) < 1e-3
+    assert abs(q8_0["ppl"] / f32["ppl"] - 1) < 5e-3
+
+
+def test_divergence_from_a_base(shared: Path, capsys: Any, tmp_path: Path) -> None:
+    base, window = str(tmp_path / "base.npy"), ["-c", "64", "--chunks", "2"]
+    own = perplexity(capsys, shared, "F32", *window, "--save-all-logits", base)
+    same = perplexity(capsys, shared, "F32", *window, "--kl-divergence-base", base)
+    assert same["mean_kld"] < 1e-6 and same["same_top"] == 1
+    assert same["base_ppl"] == pytest.approx(own["ppl"], rel=1e-3)
+    other = perplexity(capsys, shared, "Q4_0", *window, "--kl-divergence-base", base)
+    assert other["mean_kld"] > 100 * abs(same["mean_kld"]) and other["same_top"] < 1
+
+
+def test_saved_rows_are_close_and_checked(tmp_path: Path) -> None:
+    logp = log_softmax(np.random.default_rng().normal(0, 4, (5, 33)).astype(np.float32))
+    path = tmp_path / "base.npy"
+    with Saving(path, 5, 33) as save:
+        save(logp[:2], [1, 2])
+        save(logp[2:], [3, 4, 5])
+    base = Base(path, 33)
+    assert np.abs(base.rows(1, [2, 3]) - logp[1:3]).max() <= np.abs(logp).max() / LEVELS
+    with pytest.raises(InvalidArgument, match="another text"):
+        base.rows(1, [2, 4])
+    with pytest.raises(InvalidArgument, match="34 tokens"):
+        Base(path, 34)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["-c", "3"], ["-c", "1000000"], ["--chunks", "0"], ["--kl-divergence-base", "/nowhere"]],
+    ids=" ".join,
+)
+def test_bad_flags_end_in_one_line(shared: Path, capsys: Any, flags: list[str]) -> None:
+    path, text = shared / "models" / "stories260K-F32.gguf", shared / "text" / "tinystories.txt"
+    assert main(["perplexity", "-m", str(path), "-f", str(text), "-dev", "numpy", *flags]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+
+
+def test_a_text_that_is_none_is_refused(shared: Path, capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
+    model = str(shared / "models" / "stories260K-F32.gguf")
+    assert main(["perplexity", "-m", model, "-f", str(tmp_path / "raw"), "-dev", "numpy"]) == 2
+    assert "UTF-8" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""`vkbackend perplexity`: how well a model predicts a text, counted in windows as llama.cpp does.
+
+The text is cut into windows of --ctx-size tokens and the second half of each is scored. With
+--save-all-logits the log-probabilities are kept as a base; with --kl-divergence-base they are compared with
+one that another model (another quantization, other devices) left: mean KL divergence, and how often both
+would pick the same token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.arguments import whole_number
+from vkbackend.models.perplexity import Base, Saving, Score, perplexity, windows
+from vkbackend.models.tokenizer import Tokenizer
+from vkbackend.tools.console import console, write_json
+from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
+
+HELP = "Measure how well a model predicts a text"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-f", "--file", metavar="FILE", required=True, help="the text, UTF-8")
+    add("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens of a window (default: 512)")
+    add("--chunks", type=int, default=-1, metavar="N", help="windows to score; -1: all (default: -1)")
+    add("--save-all-logits", metavar="FILE",
+        help="keep the log-probabilities of all scored tokens, 2 bytes each, as a base")  # fmt: skip
+    add("--kl-divergence-base", metavar="FILE", help="compare with the log-probabilities kept in this file")
+    add("--json", action="store_true", help="print one JSON object instead of text")
+    add_model_arguments(parser, synthetic=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    n_ctx = whole_number("--ctx-size", args.ctx_size, 4, 1 << 24)
+    limit = None if args.chunks == -1 else whole_number("--chunks", args.chunks, 1, 1 << 30, " or -1 for all")
+    with ExitStack() as stack:
+        [gguf, *others] = open_models(args, stack)
+        if others:
+            raise InvalidArgument("perplexity takes one model (-m)")
+        tokenizer = Tokenizer.from_gguf(gguf)
+        tokens = tokenizer.encode(read_text(args.file))
+        cut = windows(tokens, n_ctx, tokenizer.bos_id if tokenizer.add_bos else None, limit)
+        n_rows = len(cut) * (n_ctx - n_ctx // 2 - 1)
+        runner = open_runner(gguf, args, n_ctx)
+        stack.callback(runner.close)
+        base = save = None
+        if args.kl_divergence_base:
+            base = Base(args.kl_divergence_base, runner.n_vocab)
+            if base.n_rows < n_rows:
+                raise InvalidArgument(
+                    f"{args.kl_divergence_base}: has {base.n_rows} scored tokens, {n_rows} are wanted; "
+                    "give the same --ctx-size and no more --chunks"
+                )
+        if args.save_all_logits:
+            save = stack.enter_context(Saving(args.save_all_logits, n_rows, runner.n_vocab))
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=console(stderr=True)) as bar:
+            task = bar.add_task("windows", total=len(cut))
+
+            def show(done: int, score: Score) -> None:
+                bar.update(task, completed=done, description=f"windows, PPL {score.ppl:.4f}")
+
+            score = perplexity(runner, cut, show, base, save)
+    if args.json:
+        write_json(summary(score, len(cut), n_ctx, base is not None))
+    else:
+        tell(score, len(cut), n_ctx, base is not None)
+    return 0
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path}: cannot be read as UTF-8 text: {error}") from None
+
+
+def summary(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> dict[str, Any]:
+    found = {
+        "ppl": score.ppl,
+        "ppl_error": score.ppl_error,
+        "tokens": score.n,
+        "windows": n_windows,
+        "n_ctx": n_ctx,
+    }
+    if beside_base:
+        found |= {
+            "base_ppl": math.exp(score.base_nll / score.n),
+            "mean_kld": score.mean_kld,
+            "kld_error": score.kld_error,
+            "same_top": score.same_top / score.n,
+        }
+    return found
+
+
+def tell(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> None:
+    write = sys.stdout.write
+    write(f"{score.n} tokens scored in {n_windows} windows of {n_ctx}\n")
+    write(f"Final estimate: PPL = {score.ppl:.4f} +/- {score.ppl_error:.5f}\n")
+    if beside_base:
+        write(f"PPL of the base: {math.exp(score.base_nll / score.n):.4f}\n")
+        write(f"Mean KLD: {score.mean_kld:.6f} +/- {score.kld_error:.6f}\n")
+        write(f"Same top token: {100 * score.same_top / score.n:.3f} %\n")
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["perplexity", *sys.argv[1:]]))

@@ -1,0 +1,155 @@
+"""`vkbackend verify`: run every op on every device beside its numpy twin.
+
+Prints the device, its driver and features, and per op and variant how many cases passed and failed, with the
+largest error beside what is allowed: what belongs into a bug report. Inputs are random and new every time;
+--seed repeats a run. Exit code 1: something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vkbackend import __version__, env
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.limits import Limits
+from vkbackend.models.arguments import device_list
+from vkbackend.models.runner import open_devices
+from vkbackend.runtime import Device
+from vkbackend.shaderlib import variants
+from vkbackend.tools.console import console, printable, table, write_json
+from vkbackend.tools.devices import present
+from vkbackend.tools.op_cases import CASES, FORMAT_CASES, WIDE_CASES
+from vkbackend.tools.op_check import FLOOR, Mismatch, run_case, shape_of
+
+HELP = "Check every op on every device"
+COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allowed")
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one shader variant on one device."""
+
+    device: str
+    shader: str
+    cases: int = 0
+    worst: float = 0.0
+    allowed: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        return "FAIL" if self.failures else "pass" if self.cases else "skipped"
+
+    def cells(self) -> tuple[Any, ...]:
+        if not self.cases:
+            return printable(self.device), self.shader, self.verdict, 0, 0, "", ""
+        errors = f"{self.worst:.2g}", f"{self.allowed:.2g}"
+        return printable(self.device), self.shader, self.verdict, self.cases, len(self.failures), *errors
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-dev", "--device", metavar="LIST", help="the devices, comma-separated (default: all there are)")
+    add("-c", "--case", metavar="REGEX", default="", help="only cases whose name matches (default: all)")
+    add("--all", action="store_true", help="the wide sweep too: takes many minutes on a software device")
+    add("--seed", type=int, metavar="N", help="of the random inputs (default: a new one)")
+    add("--json", action="store_true", help="print one JSON object instead of the tables")
+
+
+def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
+    """Every variant in the manifest, with what its cases gave; progress on stderr."""
+    found = {f"{op}.{variant}": Result(device.name, f"{op}.{variant}") for op, variant in variants()}
+    cases = [case for case in [*CASES, *(WIDE_CASES if wide else [])] if pattern.search(repr(case))]
+    with console(stderr=True).status("") as status:
+        for i, case in enumerate(cases):
+            status.update(f"{device.name}: {i + 1}/{len(cases)} {printable(repr(case))}"[:150])
+            done: list[object] = []
+            for limits in _limits(device, case in FORMAT_CASES):
+                shape = shape_of(case, limits, seed)
+                if shape in done:
+                    continue
+                done.append(shape)
+                failure, error = "", 0.0
+                try:
+                    error = run_case(case, device, limits, seed)
+                except (Mismatch, VkbackendError) as problem:
+                    failure = f"{case!r}: {problem}"
+                for name in dict.fromkeys(shape.names):
+                    result = found.setdefault(name, Result(device.name, name))
+                    result.cases += 1
+                    result.worst = max(result.worst, error)
+                    result.allowed = max(result.allowed, case.tolerance)
+                    result.failures += [failure] if failure else []
+                if getattr(device, "lost", False):
+                    return list(found.values())
+    return list(found.values())
+
+
+def _limits(device: Device, once: bool) -> list[Limits]:
+    return [device.limits] if once else [device.limits, FLOOR]
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        pattern = re.compile(args.case)
+    except re.error as error:
+        raise InvalidArgument(f"--case {args.case!r} is no regular expression: {error}") from None
+    seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
+    words = device_list(args.device) or tuple(str(info.index) for info in present())
+    results: list[Result] = []
+    report: list[dict[str, Any]] = []
+    for word in words:
+        [device] = open_devices([word])
+        try:
+            report.append(_about(device))
+            results += verify(device, pattern, args.all, seed)
+        finally:
+            device.close()
+    if not any(result.cases for result in results):
+        raise InvalidArgument(f"--case {args.case!r} matches no case")
+    if args.json:
+        rows = [asdict(result) | {"result": result.verdict} for result in results]
+        write_json({"version": __version__, "seed": seed, "devices": report, "results": rows})
+    else:
+        _show(results, report, seed, all_cases=not args.case)
+    return 1 if any(result.failures for result in results) else 0
+
+
+def _about(device: Device) -> dict[str, Any]:
+    info = getattr(device, "info", None)
+    if info is None:
+        return {"device": device.name}
+    on = sorted(name for name, value in device.features.items() if value)  # type: ignore[attr-defined]
+    return {
+        "device": device.name,
+        "name": info.name,
+        "driver": f"{info.driver} {info.driver_version}",
+        "features": on,
+        "disabled": sorted(env.disabled()),
+    }
+
+
+def _show(results: list[Result], report: list[dict[str, Any]], seed: int, all_cases: bool) -> None:
+    out = console()
+    for about in report:
+        parts = [f"{key} {', '.join(v) if isinstance(v, list) else v}" for key, v in about.items() if v]
+        out.print(printable("; ".join(parts)), markup=False, soft_wrap=True)
+    shown = [result for result in results if result.cases]
+    out.print(table(f"vkbackend {__version__}, seed {seed}", COLUMNS, [r.cells() for r in shown]))
+    skipped = [f"{result.device} {result.shader}" for result in results if not result.cases]
+    if skipped and all_cases:
+        out.print(f"{len(skipped)} variants that no case used here: {', '.join(skipped)}", markup=False)
+    for result in results:
+        for failure in result.failures:
+            out.print(printable(f"FAIL {result.device} {result.shader}: {failure}"), markup=False)
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["verify", *sys.argv[1:]]))
