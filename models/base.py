@@ -23,6 +23,7 @@ from vkbackend.rope import RopeTable
 MAX_HEAD_DIM = 576
 MAX_LAYERS = 1024
 MATRIX_TYPES = shaderlib.weight_types()
+FLOAT_TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class WeightSpec:
 
     `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to
     fall back to where the file has none of that name (a tied lm_head); `part` says which part of a shared
-    tensor it is. `values` are those of a weight that is in no file (f32).
+    tensor it is. `values` are those of a weight that is in no file (f32). With `f32`, and for vectors,
+    devices hold f32 whatever floats the file has.
     """
 
     name: str
@@ -69,6 +71,17 @@ class WeightSpec:
     source: str = ""
     part: Part | None = None
     values: np.ndarray | None = field(default=None, compare=False)
+    f32: bool = False
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """What the file may store."""
+        return FLOAT_TYPES if self.widened else MATRIX_TYPES
+
+    @property
+    def widened(self) -> bool:
+        """Devices hold f32: few bytes, read by ops that take nothing else."""
+        return self.f32 or len(self.shape) == 1
 
     def tensor(self, gguf: GGUF) -> TensorInfo | None:
         """Where it is in a file."""

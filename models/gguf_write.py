@@ -12,16 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from vkbackend.errors import GGUFError, InvalidArgument
+from vkbackend.formats import narrowed
 from vkbackend.meta.gather import gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
-from vkbackend.models.base import Part, WeightSpec, read_n_layer
+from vkbackend.models.base import FLOAT_TYPES, Part, WeightSpec, read_n_layer
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
 from vkbackend.models.tensors import host_tensors
 from vkbackend.runtime import Device
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
+WIDENED = {("f32", name) for name in FLOAT_TYPES}  # (on the devices, in the file)
 _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
@@ -58,8 +60,9 @@ def write_gguf(
         for info in source.tensors.values():
             specs = stored.get(info.name, [])
             held = [(spec.part, weights[spec.name]) for spec in specs]
+            narrow = bool(held) and held[0][1].dtype != info.type
             for piece in joined(devices, held) if held else [source.data(info.name)]:
-                file.write(piece.data)
+                file.write((narrowed(piece, info.type) if narrow else piece).data)
                 if progress:
                     progress(file.tell(), total)
             file.write(bytes(-file.tell() % alignment))
@@ -77,7 +80,7 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
         fits = fits and len(held) == len(parts)
     else:
         fits = len(held) == 1 and held[0].shape == info.shape
-    if not fits or any(w.dtype != info.type for w in held):
+    if not fits or any(w.dtype != info.type and (w.dtype, info.type) not in WIDENED for w in held):
         have = ", ".join(f"{w.dtype} {w.shape}" for w in held) or "nothing of it"
         raise GGUFError(
             f"{path}: {info.name} is {info.type} {info.shape}, and the devices hold {have}; "

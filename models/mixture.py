@@ -33,7 +33,7 @@ class Mixture:
         """Of one layer, names without `blk.N.` and `.weight`."""
         by_rows, by_columns = Role("experts", 1), Role("experts", 2)
         return [
-            WeightSpec("ffn_gate_inp", (self.n_expert, n_embd)),
+            WeightSpec("ffn_gate_inp", (self.n_expert, n_embd), f32=True),
             WeightSpec("ffn_gate_exps", (self.n_expert, self.n_ff, n_embd), by_rows),
             WeightSpec("ffn_up_exps", (self.n_expert, self.n_ff, n_embd), by_rows),
             WeightSpec("ffn_down_exps", (self.n_expert, n_embd, self.n_ff), by_columns),
@@ -73,9 +73,6 @@ def read_mixtures(gguf: GGUF, n_layer: int) -> list[Mixture | None]:
         ("leading_dense_block_count", 0),
     ):
         check_off(gguf, key, off)
-    for name, info in gguf.tensors.items():
-        if name.endswith(".ffn_gate_inp.weight") and info.type != "f32":
-            raise UnsupportedModel(f"{gguf.paths[0]}: {name} is {info.type}, supported is f32")
     own = "expert_feed_forward_length"
     n_ff = read_count(gguf, own if f"{arch}.{own}" in gguf.metadata else "feed_forward_length")
     scale = float(gguf.f32(f"{arch}.expert_weights_scale", 0.0)) or 1.0

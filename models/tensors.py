@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.models.base import MATRIX_TYPES, ROPE_FACTORS, Model, WeightSpec
+from vkbackend.formats import widened
+from vkbackend.models.base import ROPE_FACTORS, Model, WeightSpec
 from vkbackend.models.gguf import GGUF
 
 
@@ -29,11 +30,12 @@ class FileSource:
         info = spec.tensor(self._gguf)
         assert info is not None  # checked by check_weights
         raw = self._gguf.data(info.name)
-        return spec.part.cut(raw) if spec.part else raw
+        own = spec.part.cut(raw) if spec.part else raw
+        return widened(own, info.type) if spec.widened else own
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Types by weight name. Raises GGUFError for a tensor that is missing or of another shape,
+    """Types on the devices by weight name. Raises GGUFError for a tensor that is missing or of another shape,
     UnsupportedModel for a type or a tensor that cannot be used."""
     types, used = {}, set(host_tensors(gguf, model.n_layer))
     for spec in model.weights():
@@ -47,13 +49,12 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
         if info.shape not in shapes:
             expected = " or ".join(map(str, shapes))
             raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {expected}")
-        supported = MATRIX_TYPES if len(spec.shape) > 1 else ("f32",)
-        if info.type not in supported:
+        if info.type not in spec.types:
             raise UnsupportedModel(
-                f"{gguf.paths[0]}: {info.name} is {info.type}, supported are {', '.join(supported)}; "
+                f"{gguf.paths[0]}: {info.name} is {info.type}, supported are {', '.join(spec.types)}; "
                 "convert the file to one of these types"
             )
-        types[spec.name] = info.type
+        types[spec.name] = "f32" if spec.widened else info.type
         used.add(info.name)
     if left := sorted(set(gguf.tensors) - used):
         raise UnsupportedModel(

@@ -47,3 +47,23 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
 
     rows = raw.reshape(-1, row_nbytes(dtype, shape[-1]))
     return np.asarray(gguf_dequantize(rows, GGMLQuantizationType[dtype.upper()]), np.float32).reshape(shape)
+
+
+def widened(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """The bytes of f32, f16 or bf16 elements as those of f32."""
+    if dtype == "f32":
+        return raw
+    halves = np.ascontiguousarray(raw).reshape(-1).view(np.uint16)
+    if dtype == "bf16":
+        return (halves.astype(np.uint32) << 16).view(np.uint8)
+    return halves.view(np.float16).astype(np.float32).view(np.uint8)
+
+
+def narrowed(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """The inverse of `widened`, for values that came from there."""
+    if dtype == "f32":
+        return raw
+    words = np.ascontiguousarray(raw).reshape(-1).view(np.uint32)
+    if dtype == "bf16":
+        return (words >> 16).astype(np.uint16).view(np.uint8)
+    return words.view(np.float32).astype(np.float16).view(np.uint8)

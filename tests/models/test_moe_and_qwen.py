@@ -319,13 +319,6 @@ REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendEr
     ("wide bias", QWEN2, {"blk.1.attn_k.bias": ones(64)}, BAD, r"attn_k.bias has shape \(64,\)"),
     ("router bias", MOE, {"blk.0.ffn_gate_inp.bias": ones(8)}, OFF, "nothing of .*ffn_gate_inp.bias"),
     ("expert bias", MIXTRAL, {"blk.0.ffn_up_exps.bias": ones(8, 96)}, OFF, "nothing of .*up_exps.bias"),
-    (
-        "f16 router",
-        MOE,
-        {"blk.3.ffn_gate_inp.weight": ones(8, 64, dtype=np.float16)},
-        OFF,
-        "inp.weight is f16",
-    ),
     ("no experts", MIXTRAL, without(MIXTRAL, "0.ffn_up_exps"), BAD, "ffn_up_exps.weight' is missing"),
     ("dense FFN too", MOE, {"blk.0.ffn_up.weight": ones(96, 64)}, OFF, "nothing of .*ffn_up.weight"),
 ]

@@ -10,6 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 
+from vkbackend import shaderlib
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.tools.op_setup import weights
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -83,8 +87,14 @@ def tensors(tiny: Tiny) -> Iterator[tuple[str, np.ndarray]]:
             yield f"blk.{il}.ffn_down_exps.weight", matrix(t.n_expert, t.n_embd, t.n_ff)
 
 
-def write_tiny(path: Path, tiny: Tiny, change: Mapping[str, np.ndarray | None] | None = None) -> Path:
-    """Write the model; `change` replaces tensors, adds some, or leaves some out (None)."""
+def write_tiny(
+    path: Path,
+    tiny: Tiny,
+    change: Mapping[str, np.ndarray | None] | None = None,
+    types: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the model; `change` replaces tensors, adds some, or leaves some out (None). Those in `types` are
+    random blocks of that type, floats where it has no blocks."""
     t = tiny
     writer = gguf.GGUFWriter(path, t.arch)
     keys: dict[str, Any] = {
@@ -112,6 +122,10 @@ def write_tiny(path: Path, tiny: Tiny, change: Mapping[str, np.ndarray | None] |
     for name, values in changed.items():
         if values is None:
             continue
+        if own := (types or {}).get(name):
+            raw = stored_as(own, values)
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[own.upper()])
+            continue
         is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name and values.dtype == np.float32
         if is_matrix and t.dtype != "F32":
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -122,3 +136,18 @@ def write_tiny(path: Path, tiny: Tiny, change: Mapping[str, np.ndarray | None] |
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def stored_as(dtype: str, values: np.ndarray) -> np.ndarray:
+    """uint8 [..., row bytes]: the values where `dtype` has no blocks, else random blocks of about their size,
+    zeros in a type that shaders do not read."""
+    if dtype not in shaderlib.weight_types():
+        raw = np.zeros((*values.shape[:-1], row_nbytes(dtype, values.shape[-1])), np.uint8)
+    elif block_of(dtype)[0] == 1:
+        raw = gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype.upper()])
+    else:
+        rng = np.random.default_rng(values.size)
+        filled = weights(rng, dtype, *values.shape, scale=2 * float(values.std())).raw
+        assert filled is not None
+        raw = filled
+    return np.ascontiguousarray(raw).view(np.uint8).reshape(*values.shape[:-1], -1)
