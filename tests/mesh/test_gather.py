@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vkbackend import shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import PlanError
 from vkbackend.executors import NumpyDevice
@@ -20,13 +21,7 @@ from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED, Ranges, split, split_experts
 from vkbackend.meta.tensor import Weight
 
-DTYPES = (
-    "f32",
-    "f16",
-    "q8_0",
-    "q4_0",
-    "q6_k",
-)  # q6_k: rows of 210 bytes, so that none but every other is aligned
+DTYPES = shaderlib.weight_types()  # rows of many begin at odd multiples of 2 bytes, MXFP4's at any byte
 
 
 class Bytes:

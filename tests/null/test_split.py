@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vkbackend import shaderlib
 from vkbackend.buffer import Home
 from vkbackend.errors import PlanError
 from vkbackend.executors import NumpyDevice, array_of
@@ -32,6 +31,7 @@ from vkbackend.meta.split import (
     split,
     split_experts,
 )
+from vkbackend.tools.op_setup import weights as weights_of
 
 HALVES, THIRDS, LEFT = ((0, 8), (8, 16)), ((0, 5), (5, 16)), ((0, 16), (16, 16))
 ROWS, COLUMNS = split(0, HALVES), split(1, HALVES)
@@ -183,7 +183,7 @@ class Bytes:
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
     """(load, devices, largest binding in bytes): any format, axis, shares and alignment of the cut."""
-    dtype = draw(st.sampled_from(["f32", "f16", "q8_0", "q4_0"]))
+    dtype = draw(st.sampled_from(shaderlib.weight_types()))
     block = block_of(dtype)[0]
     n_devices = draw(st.integers(1, 5))
     shares = draw(
@@ -207,12 +207,9 @@ def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
 
 
 def stored(load: Load, seed: int = 3) -> np.ndarray:
-    values = np.random.default_rng(seed).normal(size=load.shape).astype(np.float32)
-    return (
-        quantize(values.reshape(-1, load.shape[-1]), GGMLQuantizationType[load.dtype.upper()])
-        .reshape(-1)
-        .view(np.uint8)
-    )
+    raw = weights_of(np.random.default_rng(seed), load.dtype, *load.shape).raw
+    assert raw is not None
+    return raw.reshape(-1).view(np.uint8)
 
 
 @settings(max_examples=200, deadline=None)
