@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.memory import HostPages, allocate
@@ -151,20 +151,26 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
     raw = raw.reshape(-1)
     pages.bytes[: raw.nbytes] = raw
     for d, device in enumerate(devices):
-        try:
-            buffer: Buffer = device.import_pages(pages, load.name)
-            imported = True
-        except (UnsupportedFeature, OutOfDeviceMemory):
-            buffer = device.buffer(raw.nbytes, Home.HOST, load.name)
-            np.asarray(buffer.host)[: raw.nbytes] = raw
-            device.flush(buffer)
-        if len(load.shape) == 1:
-            weight.pieces[d].append((0, View(buffer, 0, load.shape, load.dtype)))
-            continue
+        n_rows, row_bytes = (
+            (load.shape[0], row_nbytes(load.dtype, load.shape[-1])) if len(load.shape) > 1 else (1, 0)
+        )
         # Pieces begin on whole rows and on words: 4 rows of any format are a multiple of 4 bytes.
-        row_bytes = row_nbytes(load.dtype, load.shape[1])
-        step = max(4, piece_nbytes(device) // row_bytes // 4 * 4)
-        for first in range(0, load.shape[0], step):
-            shape = (min(step, load.shape[0] - first), load.shape[1])
-            weight.pieces[d].append((first, View(buffer, first * row_bytes, shape, load.dtype)))
+        step = max(4, piece_nbytes(device) // row_bytes // 4 * 4) if row_bytes else 1
+        firsts = range(0, n_rows, step)
+        shapes = (
+            [(min(step, n_rows - first), load.shape[1]) for first in firsts] if row_bytes else [load.shape]
+        )
+        try:
+            buffer = device.import_pages(pages, load.name)
+            imported = True
+            views = [
+                View(buffer, first * row_bytes, shape, load.dtype)
+                for first, shape in zip(firsts, shapes, strict=True)
+            ]
+        except (UnsupportedFeature, OutOfDeviceMemory):
+            views = allocate(device, [(shape, load.dtype) for shape in shapes], Home.HOST, load.name)
+            for first, view in zip(firsts, views, strict=True):
+                part = raw[first * row_bytes :][: view.nbytes]
+                device.write(View(view.buffer, view.offset, (view.nbytes // 4,), "u32"), part)
+        weight.pieces[d] += zip(firsts, views, strict=True)
     return [pages] if imported else []

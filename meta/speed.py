@@ -114,11 +114,7 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
 def _twin(device: Device) -> Device:
     """Another logical device on the same physical one."""
     name = f"{device.name} (measured)"
-    if not hasattr(device, "info"):
-        return NumpyDevice(name)
-    from vkbackend.device import VulkanDevice  # a machine without Vulkan gets here with numpy alone
-
-    return VulkanDevice(device.info, name)
+    return type(device)(device.info, name) if hasattr(device, "info") else NumpyDevice(name)  # type: ignore[call-arg]
 
 
 def _read_rate(device: Device, home: Home) -> float:
@@ -186,7 +182,8 @@ def _run_times(device: Device, recording: Recording) -> list[float]:
 
 def _key(device: Device) -> str:
     info = getattr(device, "info", None)
-    what = f"{info.uuid} {info.driver} {info.driver_version}" if info else device.__class__.__name__
+    what = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
+    what += type(device).__name__
     limited = " ".join(sorted(env.disabled() | ({"floor"} if env.floor() else set())))
     return f"{what} {limited}".rstrip()
 

@@ -112,6 +112,7 @@ class Engine:
                 auto_split=options.auto_split,
                 control_vectors=options.control_vectors,
                 control_vector_layer_range=options.control_vector_layer_range,
+                runtime=options.runtime,
                 progress=progress,
             )
         )

@@ -111,7 +111,8 @@ class LLM:
     "none" (main_gpu alone). split_policy: "balanced", or "llama.cpp" for its arithmetic. reduce_type: what
     partial sums travel as, "f32", "bf16", or "auto" (bf16 for large ones). reduce_provider: where they
     meet, "pages", "scatter", "host-sum", or "auto" (what the devices can do and the size asks for).
-    submit_ahead: segments handed to a device before they may run (None: the whole step).
+    submit_ahead: segments handed to a device before they may run (None: the whole step). runtime: what
+    drives the devices, "native" or "kompute" (None: VKBACKEND_RUNTIME, else native).
 
     control_vectors: files of control vectors, or (file, scale) pairs, which add up;
     control_vector_layer_range: the first and the last layer that they steer (None: all that they have).
@@ -140,6 +141,7 @@ class LLM:
         main_gpu: int = 0,
         split_policy: str = "balanced",
         reduce_type: str = "auto",
+        runtime: str | None = None,
         reduce_provider: str = "auto",
         submit_ahead: int | None = None,
         control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
@@ -173,6 +175,7 @@ class LLM:
             main_gpu=whole_number("main_gpu", main_gpu, 0, MAX_LAYERS),
             split_policy=word("split_policy", split_policy),
             reduce_type=word("reduce_type", reduce_type),
+            runtime=None if runtime is None else word("runtime", runtime),
             reduce_provider=word("reduce_provider", reduce_provider),
             submit_ahead=None
             if submit_ahead is None

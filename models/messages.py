@@ -45,6 +45,7 @@ class EngineOptions:
     auto_split: bool = False
     control_vectors: tuple[tuple[str, float], ...] = ()
     control_vector_layer_range: tuple[int, int] | None = None
+    runtime: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

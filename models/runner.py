@@ -31,6 +31,7 @@ from vkbackend.models.state import fingerprint
 from vkbackend.models.tensors import FileSource, check_weights, notes
 from vkbackend.ops import MAX_SLOTS
 from vkbackend.runtime import Device
+from vkbackend.runtimes import open_device, runtime_of
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams
 
 CACHE_TYPES = ("f16", "f32")
@@ -38,10 +39,11 @@ MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 
 
-def open_devices(specs: Sequence[str | int] | None) -> list[Device]:
+def open_devices(specs: Sequence[str | int] | None, runtime: str | None = None) -> list[Device]:
     """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
 
-    "numpy" means the host itself, running the ops' numpy twins. Raises InvalidArgument, UnsupportedFeature.
+    `runtime` is the one that drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host
+    itself, running the ops' numpy twins. Raises InvalidArgument, UnsupportedFeature.
     """
     if specs is not None and not len(specs):
         raise InvalidArgument(
@@ -56,7 +58,7 @@ def open_devices(specs: Sequence[str | int] | None) -> list[Device]:
             if spec == "numpy":
                 opened.append(NumpyDevice(f"numpy.{n}" if len(wanted) > 1 else "numpy"))
                 continue
-            opened.append(_open_vulkan(spec, n if wanted.count(spec) > 1 else None))
+            opened.append(_open_vulkan(spec, n if wanted.count(spec) > 1 else None, runtime))
     except BaseException:
         for device in opened:
             device.close()
@@ -64,9 +66,8 @@ def open_devices(specs: Sequence[str | int] | None) -> list[Device]:
     return opened
 
 
-def _open_vulkan(spec: str | int, copy: int | None) -> Device:
+def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
     # Imported here: a machine without a Vulkan loader can still run on numpy.
-    from vkbackend.device import VulkanDevice
     from vkbackend.errors import UnsupportedFeature
     from vkbackend.instance import devices, no_device_message, select
 
@@ -74,7 +75,7 @@ def _open_vulkan(spec: str | int, copy: int | None) -> Device:
     if not present:
         raise UnsupportedFeature(no_device_message())
     info = select(spec, present)
-    return VulkanDevice(info, f"Vulkan{info.index}" + ("" if copy is None else f".{copy}"))
+    return open_device(info, f"Vulkan{info.index}" + ("" if copy is None else f".{copy}"), runtime)
 
 
 class Runner:
@@ -92,11 +93,13 @@ class Runner:
         devices: Sequence[str | int] | None = None,
         n_ubatch: int = 512,
         auto_split: bool = False,
+        runtime: str | None = None,
         progress: Callable[[int, int], None] | None = None,
         control_vectors: Sequence[tuple[str, float]] = (),
         control_vector_layer_range: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
+        runtime = runtime_of(runtime)  # refuses an unknown name before anything is read
         mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
         opts = checked_options(n_ubatch, options)
         with nullcontext(path) if isinstance(path, GGUF) else GGUF.open(path) as gguf:
@@ -112,7 +115,7 @@ class Runner:
             opts = self.options
             self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
             self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
-            self.mesh = Mesh(open_devices(devices), **mesh_options)
+            self.mesh = Mesh(open_devices(devices, runtime), **mesh_options)
             self.prediction: Prediction | None = None
             self._free_before = [device.free_nbytes() for device in self.mesh.devices]
             try:

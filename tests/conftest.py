@@ -18,8 +18,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--case", default=None, metavar="REGEX", help="run only op cases whose repr matches REGEX"
     )
 
+    parser.addoption(
+        "--runtime",
+        default=None,
+        metavar="NAME",
+        help="the runtime that drives the devices (see runtimes.py)",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    if runtime := config.getoption("--runtime"):
+        os.environ["VKBACKEND_RUNTIME"] = runtime  # for whatever opens devices, also in processes of its own
     config.addinivalue_line("markers", "wide: a wide sweep, run with --all")
     config.addinivalue_line(
         "markers", "oracle: asks the programs that golden files come from, run with -m oracle"
@@ -62,9 +71,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[object]:
     """An opened device; the test runs once for each one present."""
-    from vkbackend.device import VulkanDevice
+    from vkbackend.runtimes import open_device
 
-    opened = VulkanDevice(request.param)
+    opened = open_device(request.param)
     yield opened
     opened.close()
     assert not opened.counts, f"left open: {opened.counts}"

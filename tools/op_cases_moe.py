@@ -64,7 +64,8 @@ class MoeTopk(Case):
 
     def setup(self, rng: np.random.Generator) -> Setup:
         shape = (self.rows, self.n_experts)
-        logits = (rng.integers(0, self.values, shape) - self.values // 2).astype(np.float32) * 8 / self.values
+        logits = (rng.integers(0, self.values, shape) - self.values // 2) * (8 / self.values)
+        logits = logits.astype(np.float32)
         logits[(logits == 0) & (rng.random(shape) < 0.5)] = -0.0
         if self.nan:
             logits[0, ::2] = np.nan

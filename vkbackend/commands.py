@@ -3,14 +3,13 @@ submission."""
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
 from vkbackend.profiling import report_order, report_times
 from vkbackend.program import PUSH_NBYTES, Layout, descriptor_type
-from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, submissions
+from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, push_constants, submissions
 from vkbackend.runtime import Executable
 from vkbackend.timestamps import Timestamps
 from vkbackend.vk import NULL, C, ffi, lib, new
@@ -177,11 +176,7 @@ class VulkanExecutable(Executable):
 
     def _push(self, dispatch: Dispatch) -> bytes:
         offsets = [(view.offset - self._base(view)) // 4 for view in dispatch.args]
-        words = struct.pack(f"{len(offsets)}I", *offsets)
-        for _, value in dispatch.push:
-            words += (
-                struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)
-            )
+        words = push_constants(dispatch, offsets)
         assert len(words) <= PUSH_NBYTES, f"{dispatch.op}: {len(words)} bytes of push constants"
         return words
 

@@ -34,6 +34,11 @@ def disabled() -> frozenset[str]:
     return frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
 
 
+def runtime() -> str:
+    """VKBACKEND_RUNTIME=kompute: the runtime to use where none is named (default native)."""
+    return os.environ.get("VKBACKEND_RUNTIME", "") or "native"
+
+
 def validation() -> bool:
     """VKBACKEND_VALIDATION=1: run under the Khronos validation layer with synchronization validation."""
     return os.environ.get("VKBACKEND_VALIDATION", "") not in ("", "0")

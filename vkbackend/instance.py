@@ -164,6 +164,15 @@ def devices() -> list[DeviceInfo]:
     return [DeviceInfo(**(asdict_shallow(info) | {"index": i})) for i, info in enumerate(found)]
 
 
+def position(info: DeviceInfo) -> int:
+    """The place of a device in the loader's own order, by which other Vulkan programs number devices."""
+    handle = instance().handle
+    found = enumerate_all(
+        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, what="vkEnumeratePhysicalDevices"
+    )
+    return found.index(info.physical)
+
+
 def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
     """The device that an index, `Vulkan<index>`, UUID or unambiguous name means; raises InvalidArgument
     otherwise."""

@@ -6,7 +6,8 @@ Knows one device; a segment ends where that device must meet the others, whoever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -210,6 +211,14 @@ def derive_barriers(recording: Recording) -> Recording:
         if wrote_host:
             commands.append(Barrier(Scope.TO_HOST))
     return Recording(recording.name, commands)
+
+
+def push_constants(dispatch: Dispatch, offsets: Sequence[int]) -> bytes:
+    """What a shader gets: the word offset of each arg in its binding, then the named values."""
+    words = struct.pack(f"{len(offsets)}I", *offsets)
+    for _, value in dispatch.push:
+        words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)
+    return words
 
 
 def submissions(segment: Iterable[Command]) -> list[list[Command]]:

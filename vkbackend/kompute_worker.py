@@ -1,0 +1,166 @@
+"""One device in a process of its own, driven by kompute.py through a socket: the only code that imports kp.
+
+Run as a script with the number of an inherited socket. A request is a pickled tuple (method of `Worker`,
+arguments), the answer ("ok", value) or ("error", text); it ends with the socket. Imports no other module of
+the package, so that the process starts quickly.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import kp
+import numpy as np
+
+Key = tuple[int, tuple[int, ...], tuple[int, int, int], tuple[int, ...]]  # module, constants, groups, tensors
+Command = tuple[Key, bytes] | None  # an algorithm and its push constants, or: wait for what came before
+Span = tuple[int, int, int]  # tensor, first word, end
+BEAT_IN, BEAT_OUT = -1, -2  # tensors of one word
+
+
+class Worker:
+    """The kp objects of one device by the numbers that the other side gave them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._modules: dict[int, bytes] = {}
+        self._tensors: dict[int, Any] = {}
+        self._mapped: dict[int, np.ndarray] = {}  # what the device sees of a host-visible tensor, words
+        self._shared: dict[int, np.ndarray] = {}  # what the other process sees of it
+        self._algorithms: dict[Key, Any] = {}
+        self._executables: dict[int, tuple[list[list[Any]], Sequence[tuple[list[Span], list[Span]]]]] = {}
+        self._beat = 0
+
+    def open(self, index: int, family: int, copy_words: bytes) -> str:
+        """Open the device and return its name; `copy_words` is that op's SPIR-V, module 0 from now on."""
+        self._manager = kp.Manager(index, [family], [])
+        self._modules[0] = copy_words
+        word = np.zeros(1, np.uint32)
+        self._token = self._manager.tensor_t(word, kp.TensorTypes.device)
+        for number in (BEAT_IN, BEAT_OUT):
+            self._tensors[number] = self._manager.tensor_t(word, kp.TensorTypes.host)
+            self._mapped[number] = self._tensors[number].data()
+        return str(self._manager.get_device_properties()["device_name"])
+
+    def module(self, number: int, code: bytes) -> None:
+        self._modules[number] = code
+
+    def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
+        """New memory; with `shared`, a descriptor of as many bytes follows, which both processes map."""
+        kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
+        self._tensors[number] = tensor = self._manager.tensor_t(np.zeros(n_words, np.uint32), kind)
+        if host:
+            self._mapped[number] = tensor.data()
+        if shared:
+            _, (fd,), _, _ = socket.recv_fds(self._sock, 1, 1)
+            self._shared[number] = np.frombuffer(mmap.mmap(fd, 4 * n_words), np.uint32)
+            os.close(fd)
+
+    def free(self, number: int) -> None:
+        for key in [key for key in self._algorithms if number in key[3]]:
+            self._algorithms.pop(key).destroy()
+        self._mapped.pop(number, None)
+        self._shared.pop(number, None)
+        self._tensors.pop(number).destroy()
+
+    def build(
+        self,
+        number: int,
+        segments: Sequence[Sequence[Sequence[Command]]],
+        spans: Sequence[tuple[list[Span], list[Span]]],
+        timed: bool,
+    ) -> None:
+        """Record an executable: a sequence per submission of each segment, and per segment the words of
+        shared tensors that the device reads and writes there."""
+        self._executables[number] = [[self._sequence(part, timed) for part in s] for s in segments], spans
+
+    def _sequence(self, commands: Sequence[Command], timed: bool = False) -> Any:
+        sequence = self._manager.sequence(0, len(commands) + 1 if timed else 0)
+        for command in commands:
+            if command is None:
+                sequence.record(kp.OpTensorSyncLocal([self._token]))
+            else:
+                self._dispatch(sequence, *command)
+        self._dispatch(sequence, (0, (1,), (1, 1, 1), (BEAT_IN, BEAT_OUT)), np.array([0, 0, 1], np.uint32))
+        return sequence
+
+    def _dispatch(self, sequence: Any, key: Key, push: bytes | np.ndarray) -> None:
+        words = np.frombuffer(push, np.uint32)
+        if key not in self._algorithms:
+            module, consts, groups, numbers = key
+            tensors = [self._tensors[number] for number in numbers]
+            self._algorithms[key] = self._manager.algorithm(
+                tensors, self._modules[module], list(groups), np.array(consts, np.uint32), words
+            )
+        sequence.record(kp.OpAlgoDispatch(self._algorithms[key], words))
+
+    def run(self, number: int, segment: int) -> None:
+        sequences, spans = self._executables[number]
+        self._run(sequences[segment], *spans[segment])
+
+    def once(self, commands: Sequence[Command], reads: list[Span], writes: list[Span]) -> None:
+        """Record, run and forget."""
+        sequence = self._sequence(commands)
+        self._run([sequence], reads, writes)
+        sequence.destroy()
+
+    def _run(self, sequences: Sequence[Any], reads: list[Span], writes: list[Span]) -> None:
+        for tensor, begin, end in reads:
+            self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
+        for sequence in sequences:
+            # kp ignores the results of submitting and waiting. So the device carries a number that was not
+            # there before from one word to another: where it does not arrive, the work was not done.
+            self._beat = (self._beat + 1) & 0xFFFFFFFF
+            self._mapped[BEAT_IN][0] = self._beat
+            sequence.eval()
+            if self._mapped[BEAT_OUT][0] != self._beat:
+                raise RuntimeError("a submission did not run to its end")
+        for tensor, begin, end in writes:
+            self._shared[tensor][begin:end] = self._mapped[tensor][begin:end]
+
+    def times(self, number: int) -> list[list[int]]:
+        """Timestamps of the last run per submission: one at its start and one behind every command."""
+        return [sequence.get_timestamps()[:-1] for part in self._executables[number][0] for sequence in part]
+
+    def drop(self, number: int) -> None:
+        for part in self._executables.pop(number)[0]:
+            for sequence in part:
+                sequence.destroy()
+
+    def close(self) -> None:
+        for number in list(self._executables):
+            self.drop(number)
+        for made in (*self._algorithms.values(), *self._tensors.values(), self._token, self._manager):
+            made.destroy()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the other process decides
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    conn = Connection(os.dup(sock.fileno()))
+    worker = Worker(sock)
+    name = ""
+    while name != "close":
+        try:
+            name, *args = pickle.loads(conn.recv_bytes())
+        except (EOFError, OSError):
+            break  # the other process is gone
+        try:
+            answer = "ok", getattr(worker, name)(*args)
+        except Exception as error:
+            answer = "error", f"{type(error).__name__}: {error}"
+        conn.send_bytes(pickle.dumps(answer))
+    sys.stderr.flush()
+    os._exit(0)  # what kp still holds must not be taken apart in the interpreter's order
+
+
+if __name__ == "__main__":
+    main()
