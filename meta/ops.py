@@ -7,7 +7,6 @@ a model that uses these functions does not know how many devices there are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from vkbackend import ops as device_ops
@@ -108,7 +107,10 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     """y = x w^T + bias, w [n_out, n_in], bias [n_out]."""
     x, graph = _whole(x), x.graph
     name = w.name.rpartition(".")[0] or w.name
-    y = graph.new(x.rows, w.shape[0], split.linear(x.state, w.state), name.rpartition(".")[2])
+    state = split.linear(x.state, w.state)
+    y = graph.new(
+        x.rows, w.shape[0], state, name.rpartition(".")[2], _holders(x) if state == MIRRORED else None
+    )
     for d, out in enumerate(y.views):
         if out is not None:
             _matmul(graph, d, w, x.views[d], out)
@@ -286,69 +288,14 @@ def softcap(x: Tensor, c: float) -> Tensor:
     return y
 
 
-def moe(
-    x: Tensor,
-    h: Tensor,
-    w_norm: Weight,
-    router: Weight,
-    gate: Weight,
-    up: Weight,
-    down: Weight,
-    *,
-    n_used: int,
-    eps: float,
-    scale: float = 1.0,
-) -> Tensor:
-    """Mixture of experts (Shazeer et al. 2017): the sum of the n_used likeliest experts' FFNs of x, weighted.
-
-    x is the norm of h by w_norm and eps; gate and up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff].
-    Weights are the router's softmax over all experts, at the chosen ones, made to sum to `scale`. The choice
-    is computed from h, which is bit-identical on all devices, in an order that makes it the same everywhere.
-    The sum is PARTIAL: what is exchanged for it are rows of n_embd, not n_used times as many.
-    """
-    x, h, graph = _whole(x), _whole(h), x.graph
-    n_expert, rows = router.shape[0], x.rows
-    y = graph.new(rows, x.width, split.moe(x.state, router.state, gate.state, up.state, down.state), "moe")
-    logits, weights, chosen = (
-        graph.new(rows, width, MIRRORED, f"moe_{name}", y.state.writers)
-        for name, width in (("logits", n_expert), ("weights", n_used), ("ids", n_used))
-    )
-    for d in y.state.writers:
-        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("moe")
-        residual, ids = h.on(d), replace(chosen.on(d), dtype="u32")
-        route = residual, w_norm.whole(d), router.whole(d), logits.on(d)
-        device_ops.moe_logits(recording, limits, *route, label=label)
-        how: dict[str, Any] = {"eps": eps, "scale": scale, "norm_w": True, "label": label}
-        device_ops.moe_topk(recording, limits, logits.on(d), residual, ids, weights.on(d), **how)
-        width = max(ranges[d][1] - ranges[d][0] for ranges in gate.state.experts)
-        a, b = (graph.scratch((rows, n_used, width), "moe columns") for _ in range(2))
-        each = graph.scratch((rows, n_used, x.width), "moe experts")
-        _experts(graph, d, gate, x.on(d), ids, a)
-        _experts(graph, d, up, x.on(d), ids, b)
-        # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
-        device_ops.glu(recording, limits, a, b, a, act="silu", label=label)
-        _experts(graph, d, down, a, ids, each)
-        device_ops.moe_sum(recording, limits, each, weights.on(d), y.on(d), label=label)
+def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x, one gate [rows, 1] for a whole row of x. A PARTIAL sum stays one."""
+    gate, x = _whole(gate), _latest(x)
+    y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", _holders(x))
+    for recording, limits, factor, source, out in _each(y, gate, x):
+        device_ops.gate_rows(recording, limits, factor, source, out, label=x.graph.label("gate_rows"))
+    y.base = gate_rows(gate, x.base) if x.base else None
     return y
-
-
-def _experts(graph: Graph, d: int, w: Weight, x: View, ids: View, out: View) -> None:
-    """out[r, u] = W_e x[r] (or x[r, u]) with the columns that device d holds of expert e = ids[r, u]."""
-    ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
-    for (first, piece), end in zip(w.pieces[d], ends, strict=True):
-        device_ops.mat_vec_id(
-            graph.recordings[d],
-            graph.devices[d].limits,
-            piece,
-            x,
-            ids,
-            w.starts[d],
-            out,
-            axis=w.state.axis - 1,
-            first=first,
-            count=end - first,
-            label=w.name,
-        )
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

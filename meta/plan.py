@@ -49,7 +49,8 @@ class Dim:
 class Plan:
     """Ranges of units per device, for each dimension of one layer (or of the tensors outside layers).
 
-    `experts`: the ffn ranges of each expert, where the layer has experts.
+    `experts`: the FFN columns of each expert, where the layer has experts; "ffn" in `ranges` then are those
+    of an FFN beside them, if there is one.
     """
 
     ranges: Mapping[str, Ranges]

@@ -40,12 +40,16 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """FFN columns of a layer (of each expert, if n_expert > 0); `block`: of ffn_down, cut along its
-    columns."""
+    """FFN columns of a layer (of each expert, if n_expert > 0); `block`: of ffn_down, cut along its columns.
+
+    `beside`: columns of an FFN that runs beside the experts (a shared expert), of blocks of `beside_block`.
+    """
 
     n_ff: int
     block: int = 1
     n_expert: int = 0
+    beside: int = 0
+    beside_block: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +88,24 @@ def plan_model(
 def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     ranges = attention_ranges(layer.attention, shares, held)
     ffn = layer.ffn
-    unit = ffn_unit(ffn)
+    unit = ffn_unit(ffn.n_ff, ffn.block)
     here = [0.0] * len(shares)  # a layer's experts work side by side: what one rounds up another makes up for
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
         for d, (begin, end) in enumerate(experts[-1]):
             here[d] += end - begin
-    return Plan(ranges | {"ffn": experts[0]}, tuple(experts) if ffn.n_expert else ())
+    if not ffn.n_expert:
+        return Plan(ranges | {"ffn": experts[0]})
+    if ffn.beside:
+        ranges["ffn"] = _take(ffn.beside, ffn_unit(ffn.beside, ffn.beside_block), shares, held)
+    return Plan(ranges, tuple(experts))
 
 
-def ffn_unit(ffn: FeedForward) -> int:
+def ffn_unit(n_ff: int, block: int) -> int:
     """Columns that stay together: whole blocks of ffn_down, and fours where that divides (vector loads)."""
-    wide = math.lcm(ffn.block, 4)
-    return wide if ffn.n_ff % wide == 0 else ffn.block
+    wide = math.lcm(block, 4)
+    return wide if n_ff % wide == 0 else block
 
 
 def attention_ranges(attention: Attention, shares: Sequence[float], held: list[float]) -> dict[str, Ranges]:
@@ -186,7 +194,12 @@ def _llama_cpp(
         kv = _cumulative(a.n_head_kv * a.head_dim_k, grain * a.head_dim_k, n, shares, rotation)
         kv_heads = tuple((b // a.head_dim_k, e // a.head_dim_k) for b, e in kv)
         columns_ffn = _cumulative(ffn.n_ff, math.lcm(ffn.block, 128), n, shares, rotation)
-        ranges = {"kv_heads": kv_heads, "heads": scaled(kv_heads, a.group), "ffn": columns_ffn}
+        ranges = {"kv_heads": kv_heads, "heads": scaled(kv_heads, a.group)}
+        if ffn.beside:
+            grain = math.lcm(ffn.beside_block, 128)
+            ranges["ffn"] = _cumulative(ffn.beside, grain, n, shares, rotation)
+        elif not ffn.n_expert:
+            ranges["ffn"] = columns_ffn
         plans.append(Plan(ranges, (columns_ffn,) * ffn.n_expert))
     return plans, Plan({"vocab": _cumulative(n_vocab, 1, n, shares, len(layers) % n)})
 

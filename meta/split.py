@@ -121,6 +121,13 @@ def elementwise(op: str, *states: State) -> State:
     raise _no_rule(op, **{f"x{i}": s for i, s in enumerate(states)})
 
 
+def gate_rows(gate: State, x: State) -> State:
+    """A factor for each row of x, which may be split or a PARTIAL sum: it is linear."""
+    if gate == MIRRORED:
+        return x
+    raise _no_rule("gate_rows", gate=gate, x=x)
+
+
 def add(a: State, b: State) -> State:
     """A sum of PARTIALs is PARTIAL; so is MIRRORED + PARTIAL (the mirrored part is added once, after the
     reduce)."""
@@ -171,10 +178,10 @@ def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
         raise _no_rule(op, heads=y, w=w)
 
 
-def moe(x: State, router: State, gate: State, up: State, down: State) -> State:
+def moe(x: State, router: State, gate: State, up: State, down: State, *biases: State) -> State:
     """The expert-weighted sum of FFNs of which every device holds columns: linear in what `down` gives, so a
-    PARTIAL sum."""
-    if x == router == MIRRORED and gate == up and (gate.axis, down.axis) == (1, 2):
+    PARTIAL sum. `biases` of gate and up lie as these do."""
+    if x == router == MIRRORED and all(s == gate for s in (up, *biases)) and (gate.axis, down.axis) == (1, 2):
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
     raise _no_rule("moe", x=x, router=router, gate=gate, up=up, down=down)

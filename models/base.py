@@ -13,9 +13,10 @@ import numpy as np
 
 from vkbackend import shaderlib
 from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.meta import ops
 from vkbackend.meta.plan import MIRROR, Role
 from vkbackend.meta.policy import Layer
-from vkbackend.meta.tensor import Graph, Weight
+from vkbackend.meta.tensor import Graph, Tensor, Weight
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_header import TensorInfo
 from vkbackend.rope import RopeTable
@@ -83,6 +84,11 @@ class WeightSpec:
         """Devices hold f32: few bytes, read by ops that take nothing else."""
         return self.f32 or len(self.shape) == 1
 
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes that its tensor may have in a file; axes of one element may be left out there."""
+        found = self.part.whole(self.shape) if self.part else [self.shape]
+        return found + [tuple(n for n in shape if n > 1) for shape in found if 1 in shape[:1] + shape[2:]]
+
     def tensor(self, gguf: GGUF) -> TensorInfo | None:
         """Where it is in a file."""
         if self.part:
@@ -146,7 +152,16 @@ class Weights:
         return f"{self._prefix}{name}.weight" in self._weights
 
     def bias(self, name: str) -> Weight | None:
-        return self._weights.get(f"{self._prefix}{name}.bias")
+        return self.get(f"{name}.bias")
+
+    def get(self, name: str) -> Weight | None:
+        """By its name with the suffix, None where the model has no such weight."""
+        return self._weights.get(f"{self._prefix}{name}")
+
+
+def linear(x: Tensor, w: Weights, name: str) -> Tensor:
+    """x times the matrix of that name, plus its bias, if any."""
+    return ops.linear(x, w(name), w.bias(name))
 
 
 class Model(Protocol):

@@ -28,6 +28,7 @@ from vkbackend.models.base import (
     WeightSpec,
     check_off,
     fused,
+    linear,
     read_count,
     read_counts,
     read_factors,
@@ -68,7 +69,7 @@ class Config:
     softcap: float = 0.0  # c of c tanh(logits / c), 0: none
 
     @classmethod
-    def from_gguf(cls, gguf: GGUF) -> Config:
+    def from_gguf(cls, gguf: GGUF, mixture: Mixture | None = None) -> Config:
         """Raises GGUFError for missing or impossible values, UnsupportedModel for features that are not
         there."""
         arch = gguf.architecture
@@ -81,21 +82,21 @@ class Config:
             n_vocab=gguf.tensors["token_embd.weight"].shape[0],
             n_ctx_train=n_ctx_train,
             eps=float(gguf.f32(f"{arch}.attention.layer_norm_rms_epsilon")),
-            layers=read_layers(gguf),
+            layers=read_layers(gguf, mixture),
         )
 
 
-def read_layers(gguf: GGUF) -> tuple[LayerConfig, ...]:
+def read_layers(gguf: GGUF, mixture: Mixture | None = None) -> tuple[LayerConfig, ...]:
     """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
-    kind of layer."""
+    kind of layer. `mixture` says what the architecture's experts are like, if it may have some."""
     n_layer = read_n_layer(gguf)
-    mixtures = read_mixtures(gguf, n_layer)
+    mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer)
     heads = read_counts(gguf, "attention.head_count", n_layer)
     kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads)
     n_embd = read_count(gguf, "embedding_length")
     layers = []
-    for n_head, n_head_kv, width, mixture in zip(heads, kv_heads, n_ff, mixtures, strict=True):
+    for n_head, n_head_kv, width, experts in zip(heads, kv_heads, n_ff, mixtures, strict=True):
         if n_head % n_head_kv:
             raise GGUFError(f"{gguf.paths[0]}: {n_head} heads are not a multiple of {n_head_kv} kv heads")
         head_dim = read_count(gguf, "attention.key_length", n_embd // n_head or 1)
@@ -108,7 +109,7 @@ def read_layers(gguf: GGUF) -> tuple[LayerConfig, ...]:
             raise GGUFError(f"{gguf.paths[0]}: RoPE cannot turn {n_rot} dimensions of heads of {head_dim}")
         scale = read_float(gguf, "attention.scale", head_dim**-0.5)
         layers.append(
-            LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, n_rot, mixture=mixture)
+            LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, n_rot, mixture=experts)
         )
     return tuple(layers)
 
@@ -117,7 +118,7 @@ class Decoder:
     """The weights and the graph. A subclass may have experts (`mixture`) and RoPE frequency factors; norms of
     q and k are applied where its weights have them."""
 
-    mixture = False
+    mixture: Mixture | None = None  # what is fixed of its experts, where an architecture may have some
     freq_factors = False
     windows = False  # whether attention.sliding_window means something
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
@@ -127,6 +128,7 @@ class Decoder:
     def __init__(self, gguf: GGUF) -> None:
         if not self.mixture:
             check_off(gguf, "expert_count")
+            check_off(gguf, "expert_used_count")
         for name in () if self.freq_factors else set(ROPE_FACTORS) & set(gguf.tensors):
             raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no {name}")
         self.config = c = self.read_config(gguf)
@@ -142,7 +144,7 @@ class Decoder:
     # ---- hyper-parameters ----
 
     def read_config(self, gguf: GGUF) -> Config:
-        return Config.from_gguf(gguf)
+        return Config.from_gguf(gguf, self.mixture)
 
     def _check_no_window(self, gguf: GGUF) -> None:
         name = f"{gguf.architecture}.attention.sliding_window"
@@ -173,7 +175,7 @@ class Decoder:
             if (values := self.control.get(il)) is not None:
                 specs.append(WeightSpec(f"blk.{il}.control_vector.weight", (c.n_embd,), values=values))
             layer = [*self.attention_weights(il), *self.feed_forward_weights(il)]
-            layer = [replace(spec, name=f"blk.{il}.{spec.name}.weight") for spec in layer]
+            layer = [replace(spec, name=_full(f"blk.{il}.", spec.name)) for spec in layer]
             for spec in self._as_stored(layer, f"blk.{il}."):
                 specs.append(spec)
                 stored = spec.part.tensor if spec.part else spec.name
@@ -185,19 +187,21 @@ class Decoder:
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
         """The specs of a layer, with q, k, v or gate, up as parts of one tensor where the file has that: up
-        then has the rows of both."""
+        then has the rows of both, as each expert has them in ffn_gate_up_exps."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
             (("ffn_gate", "ffn_up"), "ffn_up"),
+            (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
         ):
             tensor = f"{prefix}{tensor}.weight"
             separate = [by_name.get(f"{prefix}{name}.weight") for name in names]
             group = [spec for spec in separate if spec]
             if len(group) == len(names) and group[0].name not in self._shapes:
-                n_rows = sum(spec.shape[0] for spec in group)
-                if self._shapes.get(tensor) == (n_rows, self.n_embd):
-                    by_name |= {spec.name: spec for spec in fused(tensor, group)}
+                *repeat, _, _ = group[0].shape  # the experts, if any
+                n_rows = sum(spec.shape[-2] for spec in group)
+                if self._shapes.get(tensor) == (*repeat, n_rows, self.n_embd):
+                    by_name |= {spec.name: spec for spec in fused(tensor, group, *repeat)}
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
@@ -220,7 +224,9 @@ class Decoder:
         if self.post_norms:
             norms.append(WeightSpec("post_ffw_norm", (n_embd,)))
         if layer.mixture:
-            return [*norms, *layer.mixture.weights(n_embd)]
+            prefix = f"blk.{il}."
+            stored = {name.removeprefix(prefix) for name in self._shapes if name.startswith(prefix)}
+            return [*norms, *layer.mixture.weights(n_embd, stored)]
         return [
             *norms,
             WeightSpec("ffn_gate", (layer.n_ff, n_embd), rows("ffn")),
@@ -272,7 +278,8 @@ class Decoder:
         h = h + (ops.rms_norm(a, w("post_attention_norm"), eps) if self.post_norms else a)
         x = ops.rms_norm(h, w(self.pre_ffn_norm), eps)
         mixture = self.config.layers[il].mixture
-        f = mixture.forward(x, h, self.pre_ffn_norm, w, eps) if mixture else self.feed_forward(x, w, il)
+        norm = w(self.pre_ffn_norm)
+        f = mixture.forward(x, h, norm, w, eps) if mixture else self.feed_forward(x, w, il)
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
@@ -309,9 +316,9 @@ class Decoder:
         return ops.silu_mul(gate, up)
 
 
+def _full(prefix: str, name: str) -> str:
+    return f"{prefix}{name}" if "." in name else f"{prefix}{name}.weight"
+
+
 def _bias(name: str) -> str:
     return f"{name.removesuffix('.weight')}.bias"
-
-
-def linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    return ops.linear(x, w(name), w.bias(name))

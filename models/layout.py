@@ -128,9 +128,9 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def whole_on(layer: Layer, device: int, n: int) -> Plan:
     """The plan that gives all of a layer to one device."""
     a, f = layer.attention, layer.ffn
-    sizes = {"kv_heads": a.n_head_kv, "heads": a.n_head, "ffn": f.n_ff}
-    ranges = {name: _whole(size, device, n) for name, size in sizes.items()}
-    return Plan(ranges, (ranges["ffn"],) * f.n_expert)
+    sizes = {"kv_heads": a.n_head_kv, "heads": a.n_head, "ffn": f.beside if f.n_expert else f.n_ff}
+    ranges = {name: _whole(size, device, n) for name, size in sizes.items() if size}
+    return Plan(ranges, (_whole(f.n_ff, device, n),) * f.n_expert)
 
 
 def _whole(size: int, device: int, n: int) -> Ranges:
@@ -179,12 +179,12 @@ def _override(
             output_plan = Plan({"vocab": _whole(spec.shape[0], int(target), n)})
             continue
         whole = whole_on(layers[il], int(target), n)
-        dims = ("heads", "kv_heads") if spec.role.dim in ("heads", "kv_heads") else ("ffn",)
-        experts = whole.experts if dims == ("ffn",) else plans[il].experts
+        attention = spec.role.dim in ("heads", "kv_heads")
+        dims = [dim for dim in whole.ranges if (dim != "ffn") == attention]
         plans[il] = replace(
             plans[il],
             ranges={**plans[il].ranges, **{dim: whole.ranges[dim] for dim in dims}},
-            experts=experts,
+            experts=plans[il].experts if attention else whole.experts,
         )
     for text, _, target in patterns:
         if text not in matched:

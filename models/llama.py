@@ -7,11 +7,12 @@ of each. Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2024, arXiv:2401.04
 from __future__ import annotations
 
 from vkbackend.models.decoder import Decoder
+from vkbackend.models.mixture import Mixture
 
 
 class Model(Decoder):
     """The weights and the graph."""
 
-    mixture = True
+    mixture = Mixture()
     freq_factors = True
     half_split = False

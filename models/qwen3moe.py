@@ -7,12 +7,13 @@ from __future__ import annotations
 from vkbackend.models import qwen3
 from vkbackend.models.base import read_count
 from vkbackend.models.gguf import GGUF
+from vkbackend.models.mixture import Mixture
 
 
 class Model(qwen3.Model):
     """The weights and the graph."""
 
-    mixture = True
+    mixture = Mixture()
 
     def __init__(self, gguf: GGUF) -> None:
         for key in ("expert_count", "expert_feed_forward_length"):

@@ -45,9 +45,8 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
         info = spec.tensor(gguf)
         if info is None:
             raise GGUFError(f"{gguf.paths[0]}: the tensor {spec.name!r} is missing")
-        shapes = spec.part.whole(spec.shape) if spec.part else [spec.shape]
-        if info.shape not in shapes:
-            expected = " or ".join(map(str, shapes))
+        if info.shape not in spec.shapes():
+            expected = " or ".join(map(str, spec.shapes()))
             raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {expected}")
         if info.type not in spec.types:
             raise UnsupportedModel(

@@ -1,37 +1,149 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The n_used experts of the largest logits and their weights, one workgroup per row. An expert's place is the number
-// of experts before it: compared as integers, so no two share a place, whatever the logits are, and all devices agree.
-// Weights are the softmax over all experts of logits / rms(h), optionally normalised over the chosen ones.
+// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same ones, so what
+// decides is the same bits on all of them: sums in an order that no device chooses, functions of lib/exact.glsl.
+// An expert's place is the number of experts before it: compared as integers, so no two share one, whatever the values.
 #include "lib/types.glsl"
-#include "lib/reduce.glsl"
+#include "lib/exact.glsl"
 
-const uint MAX_EXPERTS = 1024;
-const uint MAX_USED = 32;
+layout(constant_id = 1) const uint GATING = 0;
+layout(constant_id = 2) const uint HAS_BIAS = 0; // of the router, added to its logits
+layout(constant_id = 3) const uint HAS_SELECT = 0; // added to the probabilities for the choice alone
+layout(constant_id = 4) const uint HAS_GAIN = 0; // of each expert's output
+const uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_WEIGHT = 2;
+const uint MAX_EXPERTS = 1024, MAX_USED = 32, MAX_GROUPS = 64;
+const uint LANES = 128; // of sums; part of the order of summation, whatever LOCAL is
 const float MIN_SUM = 6.103515625e-5; // below it the chosen weights are not scaled up to 1 any more
 
 layout(push_constant) uniform Push {
-    uint logits_off, h_off, ids_off, weights_off;
-    uint n_embd, n_experts, n_used, n_rows;
-    float eps, scale;
-    uint norm_w;
+    uint logits_off, h_off, bias_off, select_off, gain_off, ids_off, weights_off;
+    uint n_embd, n_experts, n_used, n_rows, n_groups, n_groups_used, norm_w;
+    float eps, scale, logit_scale;
 };
 layout(set = 0, binding = 0) readonly buffer Logits { float logits[]; };
 layout(set = 0, binding = 1) readonly buffer H { float h[]; };
-layout(set = 0, binding = 2) writeonly buffer Ids { uint ids[]; };
-layout(set = 0, binding = 3) writeonly buffer Weights { float weights[]; };
+layout(set = 0, binding = 2) readonly buffer Bias { float bias[]; };
+layout(set = 0, binding = 3) readonly buffer Select { float select[]; };
+layout(set = 0, binding = 4) readonly buffer Gain { float gain[]; };
+layout(set = 0, binding = 5) writeonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = 6) writeonly buffer Weights { float weights[]; };
 
-shared uint key[MAX_EXPERTS];
+shared uint key[MAX_EXPERTS]; // of what decides
+shared float value[MAX_EXPERTS]; // logits, then what weights are made of
+shared float lanes[LANES];
+shared uint group_key[MAX_GROUPS];
 shared uint chosen[MAX_USED];
-shared float prob[MAX_USED];
 
-// Bits whose unsigned order is that of the values: both zeros are equal, NaN comes last, as 0.
-uint order_key(float value) {
-    const uint bits = floatBitsToUint(value);
+const uint NAN_KEY = 1u; // behind every number; 0, behind that, is for experts of groups that are out
+
+// Bits whose unsigned order is that of the values: both zeros are equal, NaN comes last.
+uint order_key(float x) {
+    const uint bits = floatBitsToUint(x);
     const uint mag = bits & 0x7fffffffu;
-    if (mag > 0x7f800000u) return 0u;
+    if (mag > 0x7f800000u) return NAN_KEY;
     if (mag == 0u) return 0x80000000u;
     return bits == mag ? bits | 0x80000000u : ~bits;
+}
+
+float of_key(uint k) {
+    return uintBitsToFloat(k == NAN_KEY ? 0x7fc00000u : k >= 0x80000000u ? k ^ 0x80000000u : ~k);
+}
+
+bool is_nan(float x) { return order_key(x) == NAN_KEY; }
+
+// The sum of `lanes`; uniform control flow only.
+float join_lanes() {
+    const uint thread = gl_LocalInvocationID.x;
+    barrier();
+    for (uint s = LANES / 2; s > 0; s >>= 1) {
+        for (uint v = thread; v < s; v += LOCAL) {
+            precise const float joined = lanes[v] + lanes[v + s];
+            lanes[v] = joined;
+        }
+        barrier();
+    }
+    const float total = lanes[0];
+    barrier();
+    return total;
+}
+
+// logit_scale / sqrt(mean(h^2) + eps)
+float norm_of(uint row) {
+    for (uint v = gl_LocalInvocationID.x; v < LANES; v += LOCAL) {
+        float sum = 0.0;
+        for (uint i = v; i < n_embd; i += LANES) {
+            const float x = h[h_off + row * n_embd + i];
+            sum = exact_mad(x, x, sum);
+        }
+        lanes[v] = sum;
+    }
+    return exact_mul(exact_inverse_sqrt(exact_mad(join_lanes(), exact_reciprocal(float(n_embd)), eps)), logit_scale);
+}
+
+float exp_below(float x, float top) {
+    precise const float below = x - top;
+    return is_nan(below) ? below : exact_exp(below); // a NaN spreads, as it does through exp
+}
+
+// What is in `value` becomes its softmax; `top` is the largest.
+void softmax(float top) {
+    for (uint v = gl_LocalInvocationID.x; v < LANES; v += LOCAL) {
+        precise float sum = 0.0;
+        for (uint e = v; e < n_experts; e += LANES) {
+            value[e] = exp_below(value[e], top);
+            sum = sum + value[e];
+        }
+        lanes[v] = sum;
+    }
+    const float total = join_lanes();
+    const float factor = is_nan(total) ? total : exact_reciprocal(total);
+    for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
+}
+
+// The choice hangs on probability + selection bias; only the groups whose two best have the largest sums stay.
+void select_by_probability() {
+    const uint thread = gl_LocalInvocationID.x;
+    barrier();
+    for (uint e = thread; e < n_experts; e += LOCAL) {
+        precise float sum = value[e];
+        if (HAS_SELECT != 0) sum = sum + select[select_off + e];
+        key[e] = order_key(sum);
+    }
+    barrier();
+    if (n_groups == 1) return;
+    const uint size = n_experts / n_groups;
+    for (uint g = thread; g < n_groups; g += LOCAL) {
+        uint best = 0, second = 0;
+        for (uint e = g * size; e < (g + 1) * size; ++e) {
+            second = max(second, min(best, key[e]));
+            best = max(best, key[e]);
+        }
+        precise const float sum = of_key(best) + of_key(second);
+        group_key[g] = order_key(sum);
+    }
+    barrier();
+    for (uint e = thread; e < n_experts; e += LOCAL) {
+        const uint own = group_key[e / size];
+        uint place = 0;
+        for (uint g = 0; g < n_groups; ++g) place += uint(group_key[g] > own || (group_key[g] == own && g < e / size));
+        if (place >= n_groups_used) key[e] = 0u;
+    }
+    barrier();
+}
+
+// The weight of the expert in place u: its part of `value`, normalised over the chosen ones as the gating has it.
+float weight_of(uint u) {
+    const float own = value[chosen[u]];
+    if (GATING != SOFTMAX_WEIGHT && norm_w == 0) return own;
+    float top = own;
+    for (uint j = 0; j < n_used; ++j) top = max(top, value[chosen[j]]);
+    precise float sum = 0.0;
+    for (uint j = 0; j < n_used; ++j) {
+        const float other = value[chosen[j]];
+        sum = sum + (GATING == SOFTMAX_WEIGHT ? exp_below(other, top) : other);
+    }
+    const float factor = is_nan(sum) ? sum : exact_reciprocal(max(sum, MIN_SUM));
+    return exact_mul(GATING == SOFTMAX_WEIGHT ? exp_below(own, top) : own, factor);
 }
 
 void main() {
@@ -40,40 +152,36 @@ void main() {
     if (row >= n_rows) return;
     const uint base = logits_off + row * n_experts;
 
-    for (uint e = thread; e < n_experts; e += LOCAL) key[e] = order_key(logits[base + e]);
+    const float norm = norm_of(row);
+    for (uint e = thread; e < n_experts; e += LOCAL) {
+        const float raw = logits[base + e];
+        const float logit = HAS_BIAS != 0 ? exact_mad(raw, norm, bias[bias_off + e]) : exact_mul(raw, norm);
+        value[e] = logit;
+        key[e] = order_key(HAS_BIAS != 0 ? logit : raw); // the norm alone changes no order
+    }
     barrier();
+    if (GATING == SOFTMAX) {
+        uint largest = 0;
+        for (uint e = 0; e < n_experts; ++e) largest = max(largest, key[e]);
+        softmax(HAS_BIAS != 0 ? of_key(largest) : exact_mul(of_key(largest), norm));
+    } else if (GATING == SIGMOID) {
+        for (uint e = thread; e < n_experts; e += LOCAL) {
+            if (!is_nan(value[e])) value[e] = exact_sigmoid(value[e]);
+        }
+    }
+    if (HAS_SELECT != 0 || n_groups > 1) select_by_probability();
+
     for (uint e = thread; e < n_experts; e += LOCAL) {
         const uint own = key[e];
         uint place = 0;
         for (uint j = 0; j < n_experts; ++j) place += uint(key[j] > own || (key[j] == own && j < e));
-        if (place < n_used) {
-            chosen[place] = e;
-            ids[ids_off + row * n_used + place] = e;
-        }
+        if (place < n_used) chosen[place] = e;
     }
-
-    float squares = 0.0;
-    for (uint i = thread; i < n_embd; i += LOCAL) {
-        const float value = h[h_off + row * n_embd + i];
-        squares += value * value;
-    }
-    const float norm = 1.0 / sqrt(reduce_sum(squares) / float(n_embd) + eps); // its barriers also cover `chosen`
-    const float top = logits[base + chosen[0]];
-    float total = 0.0;
-    for (uint e = thread; e < n_experts; e += LOCAL) {
-        const float value = logits[base + e];
-        total += key[e] == 0u ? value : exp((value - top) * norm); // SwiftShader's exp(NaN) is 0
-    }
-    barrier(); // all have read the first sum
-    total = reduce_sum(total);
-    for (uint u = thread; u < n_used; u += LOCAL) prob[u] = exp((logits[base + chosen[u]] - top) * norm) / total;
     barrier();
-
-    float factor = scale;
-    if (norm_w != 0) {
-        float sum = 0.0;
-        for (uint u = 0; u < n_used; ++u) sum += prob[u];
-        factor /= max(sum, MIN_SUM);
+    for (uint u = thread; u < n_used; u += LOCAL) {
+        float weight = exact_mul(weight_of(u), scale);
+        if (HAS_GAIN != 0) weight = exact_mul(weight, gain[gain_off + chosen[u]]);
+        ids[ids_off + row * n_used + u] = chosen[u];
+        weights[weights_off + row * n_used + u] = weight;
     }
-    for (uint u = thread; u < n_used; u += LOCAL) weights[weights_off + row * n_used + u] = prob[u] * factor;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +11,11 @@ import numpy as np
 from vkbackend import ops, shaderlib
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
+from vkbackend.ops_moe import GATINGS, Gating
 from vkbackend.recording import Recording
 from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
+
+SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,18 @@ class MoeLogits(Case):
 @dataclass(frozen=True)
 class MoeTopk(Case):
     """`values` different logits, few for many ties, zeros of both signs among them; with `nan` half of the
-    first row's logits and all of the last row's are NaN."""
+    first row's logits and all of the last row's are NaN. Equal bits on every driver."""
 
-    exact: ClassVar[tuple[str, ...]] = ("ids",)
+    exact: ClassVar[tuple[str, ...]] = ("ids", "weights")
     n_experts: int = 8
     n_used: int = 2
     rows: int = 3
     n_embd: int = 64
     values: int = 1 << 20
-    norm_w: bool = True
-    scale: float = 1.0
+    gating: Gating = SOFTMAX
+    bias: bool = False
+    select: bool = False
+    gain: bool = False
     nan: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
@@ -76,10 +81,13 @@ class MoeTopk(Case):
             "ids": output(self.rows, self.n_used, dtype="u32"),
             "weights": output(self.rows, self.n_used),
         }
+        vectors = [name for name in ("bias", "select", "gain") if getattr(self, name)]
+        tensors |= {name: uniform(rng, self.n_experts) for name in vectors}
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
-            args = [v[name] for name in ("logits", "h", "ids", "weights")]
-            ops.moe_topk(rec, limits, *args, eps=1e-6, scale=self.scale, norm_w=self.norm_w)
+            optional = {name: v[name] for name in vectors}
+            args = v["logits"], v["h"], v["ids"], v["weights"]
+            ops.moe_topk(rec, limits, *args, self.gating, eps=1e-6, label="", **optional)
 
         return Setup(tensors, record)
 
@@ -135,6 +143,51 @@ class MatVecId(Case):
 
 
 @dataclass(frozen=True)
+class AddId(Case):
+    """Experts of `widths` values; y is x, NaN beyond an expert's values."""
+
+    widths: tuple[int, ...] = (32, 32)
+    used: int = 2
+    rows: int = 1
+    ragged: bool = True
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        n, n_experts = max(self.widths), len(self.widths)
+        ids = np.stack([rng.permutation(n_experts)[: self.used] for _ in range(self.rows)]).astype(np.uint32)
+        x = rng.uniform(-1, 1, (self.rows, self.used, n)).astype(np.float32)
+        x[np.arange(n) >= np.array(self.widths)[ids][..., None]] = np.nan
+        starts = np.concatenate([[0], np.cumsum(self.widths)]).astype(np.uint32)
+        tensors = {
+            "x": Tensor(x.shape, "f32", x, written=True),
+            "b": uniform(rng, sum(self.widths)) if self.ragged else uniform(rng, n_experts, n),
+            "ids": Tensor(ids.shape, "u32", ids),
+            "starts": Tensor(starts.shape, "u32", starts),
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            starts = v["starts"] if self.ragged else None
+            ops.add_id(rec, limits, v["x"], v["b"], v["ids"], v["x"], starts=starts)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class GateRows(Case):
+    n: int = 64
+    rows: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        gate = rng.uniform(-9, 9, self.rows).astype(np.float32)
+        gate[1:2] = -200.0
+        tensors = {
+            "gate": Tensor(gate.shape, "f32", gate),
+            "x": uniform(rng, self.rows, self.n),
+            "y": output(self.rows, self.n),
+        }
+        return Setup(tensors, lambda rec, limits, v: ops.gate_rows(rec, limits, v["gate"], v["x"], v["y"]))
+
+
+@dataclass(frozen=True)
 class MoeSum(Case):
     n: int = 64
     used: int = 2
@@ -163,10 +216,14 @@ def quick() -> list[Case]:
         MoeLogits(2051, 60, 2),
         MoeLogits(288, 8, 9, near=True),
         MoeTopk(),
-        MoeTopk(1, 1, rows=2, norm_w=False),
-        MoeTopk(8, 8, n_embd=31, values=3, scale=2.5),
-        MoeTopk(128, 8, n_embd=257, values=16, norm_w=False, nan=True),
+        MoeTopk(1, 1, rows=2, gating=UNSCALED),
+        MoeTopk(31, 8, n_embd=31, values=3, gating=Gating(scale=2.5, logit_scale=0.25), gain=True),
+        MoeTopk(128, 8, n_embd=257, values=16, gating=UNSCALED, nan=True),
         MoeTopk(1023, 32, rows=2),
+        MoeTopk(512, 10, 2, gating=Gating("sigmoid", n_group=8, n_group_used=3, scale=2.5), select=True),
+        MoeTopk(288, 8, gating=Gating("sigmoid"), select=True, values=4),
+        MoeTopk(160, 8, gating=Gating("sigmoid", norm_w=False), nan=True),
+        MoeTopk(32, 4, gating=Gating("softmax_weight"), bias=True, nan=True),
         MatVecId("f32", side=7, widths=(3, 0, 5, 1, 4), rows=3),
         MatVecId("f16", side=33, widths=(5, 3, 1), rows=9, used=3, pad=2, x_per_used=True),
         MatVecId("q8_0", side=96, widths=(17, 32, 0, 40), rows=2, pieces=2),
@@ -175,6 +232,11 @@ def quick() -> list[Case]:
         MatVecId("f16", side=3, widths=(9, 3, 6), rows=2, used=3, pad=1, **down),
         MatVecId("q8_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),
         MatVecId("q4_0", side=65, widths=(64, 32, 128), used=1, **down),
+        AddId(),
+        AddId((5, 0, 31, 2), 3, 4),
+        AddId((129,) * 4, 4, 5, ragged=False),
+        GateRows(),
+        GateRows(129, 3),
         MoeSum(),
         MoeSum(1, 1, 2),
         MoeSum(257, 7, 5),
@@ -186,6 +248,33 @@ def wide() -> list[Case]:
     for experts in (8, 60, 128, 512, 1024):
         cases += [MoeLogits(2048, experts, rows, near) for rows in (1, 4, 17) for near in (False, True)]
         cases += [MoeTopk(experts, used, 5, values=v) for used in (1, 4, 8) for v in (2, 50, 1 << 20)]
+    for experts, used in (
+        (8, 4),
+        (31, 8),
+        (32, 8),
+        (71, 8),
+        (128, 32),
+        (160, 32),
+        (256, 6),
+        (288, 8),
+        (512, 10),
+    ):
+        for kind, select, bias, norm_w in product(GATINGS, (False, True), (False, True), (False, True)):
+            gating = Gating(kind, norm_w, 2.5)
+            for values in (3, 1 << 20):
+                cases.append(MoeTopk(experts, used, 9, 257, values, gating, bias, select, gain=bias))
+    for groups, used_groups in ((2, 1), (4, 2), (8, 3), (16, 15), (64, 9)):
+        gating = Gating("sigmoid", n_group=groups, n_group_used=used_groups)
+        cases += [
+            MoeTopk(256, 4, 9, values=v, gating=gating, select=s) for v in (5, 1 << 20) for s in (False, True)
+        ]
+    cases += [
+        AddId((n,) * 8, used, rows, r)
+        for n in (32, 129)
+        for used in (1, 4)
+        for rows in (1, 129)
+        for r in (False, True)
+    ]
     for kind in shaderlib.weight_types():
         unit, side, counts = 32, 288, [(12,) * 8, (11, 12, 13, 0), tuple(range(1, 20))]
         if (block := block_of(kind)[0]) > unit:

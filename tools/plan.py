@@ -195,7 +195,8 @@ def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
                 cell = f"{begin}:{end}" if end > begin else "-"
                 if dim == "ffn" and plan.experts:
                     columns = [e[d][1] - e[d][0] for e in plan.experts]
-                    cell = f"{sum(columns)} of {len(columns)} experts"
+                    beside = f", {cell}" if dim in plan.ranges else ""
+                    cell = f"{sum(columns)} of {len(columns)} experts{beside}"
                 cells.append(cell)
             rows.append([name if not d else "", device.name, *cells])
     return rows

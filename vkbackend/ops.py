@@ -19,11 +19,14 @@ from vkbackend.ops_attention import kv_store as kv_store
 from vkbackend.ops_elementwise import add as add
 from vkbackend.ops_elementwise import add_bias as add_bias
 from vkbackend.ops_elementwise import copy_words as copy_words
+from vkbackend.ops_elementwise import gate_rows as gate_rows
 from vkbackend.ops_elementwise import glu as glu
 from vkbackend.ops_elementwise import scale as scale
 from vkbackend.ops_elementwise import softcap as softcap
 from vkbackend.ops_moe import COLUMNS as COLUMNS
 from vkbackend.ops_moe import ROWS as ROWS
+from vkbackend.ops_moe import Gating as Gating
+from vkbackend.ops_moe import add_id as add_id
 from vkbackend.ops_moe import mat_vec_id as mat_vec_id
 from vkbackend.ops_moe import moe_logits as moe_logits
 from vkbackend.ops_moe import moe_sum as moe_sum

@@ -62,6 +62,16 @@ def add_bias(rec: Recording, limits: Limits, x: View, b: View, y: View, *, label
     record(rec, "add_bias", "f32", (x, b, y), push, {"LOCAL": 128}, groups, label=label, flops=n * n_rows)
 
 
+def gate_rows(rec: Recording, limits: Limits, gate: View, x: View, y: View, *, label: str = "") -> None:
+    """y[r] = sigmoid(gate[r]) * x[r] for x [n_rows, n], gate [n_rows]; y may be x."""
+    n = x.shape[-1]
+    n_rows = rows_of(x, n)
+    assert rows_of(gate, 1) == rows_of(y, n) == n_rows, (gate, x, y)
+    groups = (*fold(limits, -(-n * n_rows // 128)), 1)
+    push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
+    record(rec, "gate_rows", "f32", (gate, x, y), push, {"LOCAL": 128}, groups, label=label, flops=n * n_rows)
+
+
 COPY_GROUPS = 256  # enough to hide the latency of a bus; each takes turns
 
 

@@ -11,6 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from vkbackend.reference_moe import add_id as add_id
+from vkbackend.reference_moe import mat_vec_id as mat_vec_id
+from vkbackend.reference_moe import moe_logits as moe_logits
+from vkbackend.reference_moe import moe_sum as moe_sum
+from vkbackend.reference_moe import moe_topk as moe_topk
 from vkbackend.reference_recurrent import delta_chunk as delta_chunk
 from vkbackend.reference_recurrent import delta_gates as delta_gates
 from vkbackend.reference_recurrent import delta_net as delta_net
@@ -248,6 +253,12 @@ def add_bias(x: Array, b: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> 
     y.reshape(-1)[: n_rows * n] = (_f64(x, n_rows, n) + _f64(b, n)).reshape(-1)
 
 
+def gate_rows(gate: Array, x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
+    """y[r] = sigmoid(gate[r]) * x[r]."""
+    factor = 1 / (1 + np.exp(-_f64(gate, n_rows, 1)))
+    y.reshape(-1)[: n_rows * n] = (factor * _f64(x, n_rows, n)).reshape(-1)
+
+
 def _bf16_bits(values: Array) -> Array:
     """uint16 bits of float32 values as the nearest bfloat16, ties to even."""
     bits = values.view(np.uint32)
@@ -292,63 +303,3 @@ def add_partials(
 def copy_words(src: Array, dst: Array, *, n: int, **_: Any) -> None:
     """dst = src, n 32-bit words."""
     dst.reshape(-1).view(np.uint32)[:n] = src.reshape(-1).view(np.uint32)[:n]
-
-
-# ---- mixture of experts ----
-
-
-def moe_logits(
-    h: Array, w_norm: Array, w: Array, logits: Array, *, n_embd: int, n_experts: int, n_rows: int, **_: Any
-) -> None:
-    """logits[r, e] = sum of h[r, k] * (w_norm[k] * w[e, k]) in float32 and the shader's order, bit by bit.
-
-    Lane k % 32 sums its products in order of k, then halves of the lanes are added until one is left.
-    """
-    n_lanes = 32
-    weight = w_norm.reshape(-1)[:n_embd] * w.reshape(-1)[: n_experts * n_embd].reshape(n_experts, n_embd)
-    rows = h.reshape(-1)[: n_rows * n_embd].reshape(n_rows, 1, n_embd)
-    lanes = np.zeros((n_rows, n_experts, n_lanes), np.float32)
-    for k in range(0, n_embd, n_lanes):
-        product = rows[..., k : k + n_lanes] * weight[:, k : k + n_lanes]
-        lanes[..., : product.shape[-1]] += product
-    while n_lanes > 1:
-        n_lanes //= 2
-        lanes = lanes[..., :n_lanes] + lanes[..., n_lanes:]
-    logits.reshape(-1)[: n_rows * n_experts] = lanes.reshape(-1)
-
-
-def moe_topk(
-    logits: Array, h: Array, ids: Array, weights: Array, *, n_embd: int, n_experts: int, n_used: int,
-    n_rows: int, eps: float, scale: float, norm_w: int, **_: Any,
-) -> None:  # fmt: skip
-    """The largest logits, descending, lowest id first on ties, NaN last; softmax of logits / rms(h) there."""
-    values, rows = _f64(logits, n_rows, n_experts), _f64(h, n_rows, n_embd)
-    chosen = np.argsort(-values, axis=1, kind="stable")[:, :n_used]
-    values = values / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + eps)
-    prob = np.exp(values - np.take_along_axis(values, chosen[:, :1], 1))
-    prob = np.take_along_axis(prob / prob.sum(axis=1, keepdims=True), chosen, 1)
-    if norm_w:
-        prob = prob / np.maximum(prob.sum(axis=1, keepdims=True), 2.0**-14)
-    ids.reshape(-1)[: n_rows * n_used] = chosen.reshape(-1)
-    weights.reshape(-1)[: n_rows * n_used] = (prob * scale).reshape(-1)
-
-
-def mat_vec_id(
-    w: Array, x: Array, ids: Array, starts: Array, y: Array, *, side: int, first: int, count: int,
-    n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0, **_: Any,
-) -> None:  # fmt: skip
-    """y[r, u] = W_e x, e = ids[r, u]: [own, side] with axis 0, [side, own] with axis 1, own = its columns."""
-    for pair in range(n_rows * n_used):
-        expert = int(ids.reshape(-1)[pair])
-        if first <= expert < first + count:
-            begin, end = int(starts[expert]), int(starts[expert + 1])
-            n, k = (side, end - begin) if axis else (end - begin, side)
-            matrix = _f64(w.reshape(-1)[side * (begin - int(starts[first])) :], n, k)
-            vector = _f64(x.reshape(-1)[(pair if x_per_used else pair // n_used) * x_stride :], k)
-            y.reshape(-1)[pair * y_stride :][:n] = matrix @ vector
-
-
-def moe_sum(x: Array, weights: Array, y: Array, *, n: int, n_used: int, n_rows: int, **_: Any) -> None:
-    """y[r] = sum over u of weights[r, u] * x[r, u]."""
-    total = np.einsum("ru,run->rn", _f64(weights, n_rows, n_used), _f64(x, n_rows, n_used, n))
-    y.reshape(-1)[: n_rows * n] = total.reshape(-1)

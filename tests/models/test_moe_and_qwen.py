@@ -296,11 +296,7 @@ REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendEr
     *(
         (key, replace(tiny, keys={key: value}), {}, OFF, f"{key} = {value}")
         for key, value, tiny in (
-            ("expert_gating_func", 2, MOE),
-            ("expert_shared_count", 1, MOE),
-            ("expert_group_count", 4, MOE),
-            ("expert_weights_norm", False, MIXTRAL),
-            ("leading_dense_block_count", 1, MIXTRAL),
+            ("expert_gating_func", 4, MOE),
             ("expert_used_count", 2, QWEN3),
             ("attention.sliding_window", 255, QWEN2),
         )
@@ -317,8 +313,18 @@ REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendEr
     ("head norm in qwen2", QWEN2, {"blk.0.attn_q_norm.weight": ones(16)}, OFF, "nothing of qwen2"),
     ("norms by head", QWEN3, {"blk.0.attn_q_norm.weight": ones(64)}, BAD, r"\(64,\), expected \(16,\)"),
     ("wide bias", QWEN2, {"blk.1.attn_k.bias": ones(64)}, BAD, r"attn_k.bias has shape \(64,\)"),
-    ("router bias", MOE, {"blk.0.ffn_gate_inp.bias": ones(8)}, OFF, "nothing of .*ffn_gate_inp.bias"),
-    ("expert bias", MIXTRAL, {"blk.0.ffn_up_exps.bias": ones(8, 96)}, OFF, "nothing of .*up_exps.bias"),
+    ("router bias", MOE, {"blk.0.ffn_gate_inp.bias": ones(9)}, BAD, r"bias has shape \(9,\)"),
+    ("expert bias", MIXTRAL, {"blk.0.ffn_up_exps.bias": ones(8, 95)}, BAD, r"\(8, 96, 1\) or \(8, 96\)"),
+    (
+        "groups of three",
+        replace(MOE, keys={"expert_group_count": 3, "expert_group_used_count": 1}),
+        {},
+        BAD,
+        "from 1 of 3 groups",
+    ),
+    ("no groups used", replace(MOE, keys={"expert_group_count": 4}), {}, BAD, "expert_group_used_count"),
+    ("no shared expert", replace(MOE, keys={"expert_shared_count": 1}), {}, BAD, "shexp.weight' is missing"),
+    ("no dense layer", replace(MIXTRAL, keys={"leading_dense_block_count": 1}), {}, BAD, "missing"),
     ("no experts", MIXTRAL, without(MIXTRAL, "0.ffn_up_exps"), BAD, "ffn_up_exps.weight' is missing"),
     ("dense FFN too", MOE, {"blk.0.ffn_up.weight": ones(96, 64)}, OFF, "nothing of .*ffn_up.weight"),
 ]

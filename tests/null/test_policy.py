@@ -81,7 +81,8 @@ def _check_oracle(oracle: ModuleType, n_cases: int, seed: int) -> None:
             assert q == want(f"blk.{il}.attn_q.weight", a.n_head * head), case
             assert k == want(f"blk.{il}.attn_k.weight", a.n_head_kv * head), case
             assert q == want(f"blk.{il}.attn_output.weight", a.n_head * head), case
-            assert widths(plan.ranges["ffn"]) == want(f"blk.{il}.ffn_down.weight", f.n_ff), case
+            for columns in plan.experts or (plan.ranges["ffn"],):
+                assert widths(columns) == want(f"blk.{il}.ffn_down.weight", f.n_ff), case
         assert widths(outside.ranges["vocab"]) == want("output.weight", n_vocab)
 
 
@@ -131,9 +132,11 @@ def test_ours_is_aligned_tiles_and_is_never_less_balanced() -> None:
                 assert begin * a.head_dim_v % a.block == 0, case
             for expert in plan.experts or (plan.ranges["ffn"],):
                 check_tiling(expert, f.n_ff, str(case))
-                assert all(begin % ffn_unit(f) == 0 for begin, end in expert if begin < f.n_ff), case
+                unit = ffn_unit(f.n_ff, f.block)
+                assert all(begin % unit == 0 for begin, end in expert if begin < f.n_ff), case
             for d, share in enumerate(shares):
-                assert share or not widths(plan.ranges["heads"])[d] + widths(plan.ranges["ffn"])[d], case
+                held = [plan.ranges["heads"], *(plan.experts or [plan.ranges["ffn"]])]
+                assert share or not sum(widths(ranges)[d] for ranges in held), case
 
 
 def test_kv_heads_are_copied_where_there_are_fewer_than_devices() -> None:
@@ -147,6 +150,18 @@ def test_experts_take_turns_with_the_larger_slice() -> None:
     assert (
         sum(widths(e)[0] for e in plans[0].experts) == sum(widths(e)[1] for e in plans[0].experts) == 8 * 384
     )
+
+
+@pytest.mark.parametrize("policy", ["balanced", "llama.cpp"])
+def test_a_shared_expert_is_shared_out_beside_the_experts(policy: str) -> None:
+    layer = Layer(Attention(8, 4, 64, 64), FeedForward(768, 256, 8, 2048, 32))
+    plans, _ = plan_model([layer] * 3, 100, 3, (2, 1, 1), policy)
+    for plan in plans:
+        check_tiling(plan.ranges["ffn"], 2048, policy)
+        assert sorted(widths(plan.ranges["ffn"])) == [512, 512, 1024]
+        assert [max(end for _, end in expert) for expert in plan.experts] == [768] * 8
+    plain, _ = plan_model([Layer(layer.attention, FeedForward(768, 256, 8))], 100, 2, None, policy)
+    assert "ffn" not in plain[0].ranges
 
 
 def test_refusals() -> None:

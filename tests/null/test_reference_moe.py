@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 import shutil
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
-from vkbackend import ops, reference, shaderlib
+from vkbackend import ops, reference, reference_moe, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch, Recording
@@ -45,52 +46,143 @@ def test_moe_logits_is_the_stated_order_of_float32_operations(n_embd: int) -> No
     np.testing.assert_allclose(logits, h.astype(float) @ (w * w_norm).T.astype(float), rtol=1e-4, atol=1e-4)
 
 
-def test_moe_logits_never_fuse_a_multiply_with_its_add() -> None:
-    """Every multiply and add of floats carries NoContraction; nothing else computes with floats."""
+@pytest.mark.parametrize(("op", "functions"), [("moe_logits", set()), ("moe_topk", {8, 37, 40})])
+def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]) -> None:
+    """Every multiply and add of floats carries NoContraction; no other arithmetic of floats but negation, and
+    of the functions of floats `functions` alone: floor, min, max."""
     if shutil.which(shaderlib.COMPILER) is None:
         pytest.skip(f"no {shaderlib.COMPILER} (apt install glslang-tools)")
-    f_add, f_mul, umin, no_contraction = 129, 133, 38, 42
-    other_arithmetic = {127, 131, 136, 140, 141, *range(142, 149)}  # OpFNegate ... OpDot
-    words = np.frombuffer(shaderlib.spirv("moe_logits", "f32"), np.uint32)
+    negate, f_add, f_sub, f_mul, umin, umax, no_contraction = 127, 129, 131, 133, 38, 41, 42
+    other_arithmetic = {136, 140, 141, *range(142, 149)}  # OpFDiv, OpFRem ... OpDot
+    words = np.frombuffer(shaderlib.spirv(op, "f32"), np.uint32)
     exact, results, at = set(), [], 5
     while at < len(words):
         count, code = int(words[at]) >> 16, int(words[at]) & 0xFFFF
         operands = words[at + 1 : at + count].tolist()
         if code == 71 and operands[1] == no_contraction:  # OpDecorate
             exact.add(operands[0])
-        elif code in (f_add, f_mul):
+        elif code in (f_add, f_sub, f_mul):
             results.append(operands[1])
         assert code not in other_arithmetic, f"opcode {code} computes with floats"
-        assert code != 12 or operands[3] == umin, f"OpExtInst {operands[3]}"
+        assert code != negate or functions, "OpFNegate"
+        assert code != 12 or operands[3] in {umin, umax, *functions}, f"OpExtInst {operands[3]}"
         at += count
-    assert len(results) == 4 and set(results) == exact
+    assert len(results) >= 4 and set(results) <= exact
+
+
+# ---- choice and weights ----
+
+
+def topk(logits: np.ndarray, h: np.ndarray, n_used: int, **push: Any) -> tuple[np.ndarray, np.ndarray]:
+    """ids and weights of the twin, with vectors by name among the push constants."""
+    n_rows, n_experts = logits.shape
+    ids, weights = np.full((n_rows, n_used), 99, np.uint32), nan(n_rows, n_used)
+    vectors = {name: push.pop(name, nan(n_experts)) for name in ("bias", "select", "gain")}
+    push = {
+        "eps": 0.5,
+        "scale": 1.0,
+        "logit_scale": 1.0,
+        "norm_w": 0,
+        "n_groups": 1,
+        "n_groups_used": 1,
+    } | push
+    push |= {"n_embd": h.shape[1], "n_experts": n_experts, "n_used": n_used, "n_rows": n_rows}
+    push |= {f"has_{name}": int(not np.isnan(v).any()) for name, v in vectors.items()}
+    reference.moe_topk(logits, h, *vectors.values(), ids, weights, **push)
+    return ids, weights
+
+
+def softmax(values: list[float]) -> list[float]:
+    parts = [math.exp(v) for v in values]
+    return [p / math.fsum(parts) for p in parts]
+
+
+def formula(logits: np.ndarray, h: np.ndarray, n_used: int, **p: Any) -> tuple[list[int], list[float]]:
+    """One row in float64, as the papers have it (Mixtral; DeepSeek-V3 2.1.2, arXiv:2412.19437)."""
+    n = len(logits)
+    rms = math.sqrt(math.fsum(float(v) ** 2 for v in h) / len(h) + 0.5)
+    own = [
+        p.get("logit_scale", 1.0) * float(logits[e]) / rms + float(p.get("bias", [0] * n)[e])
+        for e in range(n)
+    ]
+    gating = p.get("gating", 0)
+    prob = [softmax(own), [1 / (1 + math.exp(-v)) for v in own], own][gating]
+    decides = [prob[e] + float(p.get("select", [0] * n)[e]) for e in range(n)]
+    size = n // p.get("n_groups", 1)
+    groups = [decides[g : g + size] for g in range(0, n, size)]
+    best = sorted(range(len(groups)), key=lambda g: -sum(sorted(groups[g])[-2:]))[: p.get("n_groups_used", 1)]
+    ids = sorted((e for e in range(n) if e // size in best), key=lambda e: -decides[e])[:n_used]
+    weights = [prob[e] for e in ids]
+    if gating == 2:
+        weights = softmax(weights)
+    total = max(sum(weights), 2.0**-14) if p.get("norm_w") else 1.0
+    gain = p.get("gain", [1.0] * n)
+    return ids, [w / total * p.get("scale", 1.0) * float(gain[e]) for w, e in zip(weights, ids, strict=True)]
+
+
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("vectors", [(), ("bias",), ("select",), ("bias", "select", "gain")], ids=str)
+@pytest.mark.parametrize("gating", range(3))
+def test_moe_topk(gating: int, vectors: tuple[str, ...], groups: tuple[int, int]) -> None:
+    logits, h = f32(6, 12, span=9), f32(6, 20, span=3)
+    push: dict[str, Any] = {name: f32(12, span=0.5) for name in vectors}
+    push |= {"gating": gating, "n_groups": groups[0], "n_groups_used": groups[1]}
+    push |= {"norm_w": len(vectors) % 2, "scale": 2.5, "logit_scale": 0.75}
+    ids, weights = topk(logits, h, 3, **dict(push))
+    for r in range(6):
+        want_ids, want = formula(logits[r], h[r], 3, **push)
+        assert ids[r].tolist() == want_ids
+        np.testing.assert_allclose(weights[r], want, rtol=2e-6)
 
 
 @pytest.mark.parametrize("norm_w", [0, 1])
-def test_moe_topk(norm_w: int) -> None:
-    """Against sorted pairs and the softmax of logits of the normalised row."""
+def test_ties_go_to_the_lower_id_and_zeros_are_equal(norm_w: int) -> None:
     logits, h = np.round(f32(4, 9, span=3)).astype(np.float32), f32(4, 20, span=3)
     logits[2] = 0.0
     logits[2, ::2] = -0.0
-    ids, weights = np.zeros((4, 3), np.uint32), nan(4, 3)
-    reference.moe_topk(
-        logits, h, ids, weights, n_embd=20, n_experts=9, n_used=3, n_rows=4, eps=0.5, scale=2.0, norm_w=norm_w
-    )
+    ids, weights = topk(logits, h, 3, norm_w=norm_w)
     for r in range(4):
         want = [e for _, e in sorted((-float(v), e) for e, v in enumerate(logits[r]))][:3]
         assert ids[r].tolist() == want
-        rms = math.sqrt(math.fsum(float(v) ** 2 for v in h[r]) / 20 + 0.5)
-        prob = [math.exp(float(v) / rms) for v in logits[r]]
-        total = math.fsum(prob[e] for e in want) if norm_w else math.fsum(prob)
-        np.testing.assert_allclose(weights[r], [2 * prob[e] / total for e in want], rtol=1e-6)
+        np.testing.assert_allclose(weights[r], formula(logits[r], h[r], 3, norm_w=norm_w)[1], rtol=1e-6)
 
 
-def test_moe_topk_of_nan_stays_in_range() -> None:
-    logits, ids, weights = nan(2, 6), np.full((2, 6), 99, np.uint32), np.zeros((2, 6), np.float32)
+def test_small_sums_are_not_scaled_up() -> None:
+    """Sigmoids of -20: their sum is below 2^-14, which divides them instead."""
+    _, weights = topk(
+        np.full((1, 4), -20.0, np.float32), np.ones((1, 8), np.float32), 2, gating=1, norm_w=1, eps=0.0
+    )
+    np.testing.assert_allclose(weights, 2.0**14 / (1 + math.exp(20)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("gating", range(3))
+@pytest.mark.parametrize("groups", [1, 3])
+def test_moe_topk_of_nan_stays_in_range(gating: int, groups: int) -> None:
+    logits = nan(2, 6)
     logits[0, 4] = -5.0
-    push = {"n_embd": 3, "n_experts": 6, "n_used": 6, "n_rows": 2, "eps": 0.0, "scale": 1.0, "norm_w": 1}
-    reference.moe_topk(logits, f32(2, 3), ids, weights, **push)
-    assert ids.tolist() == [[4, 0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5]] and np.isnan(weights).all()
+    ids, weights = topk(logits, f32(2, 3), 6 if groups == 1 else 2, gating=gating, n_groups=groups, norm_w=1)
+    if groups == 1:
+        assert ids.tolist() == [[4, 0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5]]
+    assert (ids < 6).all() and all(len(set(row)) == len(row) for row in ids.tolist())
+    assert np.isnan(weights).all()
+
+
+def test_exact_functions_are_accurate() -> None:
+    """A few ulp (1.2e-7) off at most."""
+    x = np.concatenate([f32(2000, span=80), f32(2000), np.array([-80, 0, 80], np.float32)])
+    positive = np.exp(f32(4000, span=40).astype(np.float64)).astype(np.float32)
+    wide = x.astype(np.float64)
+    for got, want in (
+        (reference_moe.exact_exp(x), np.exp(wide)),
+        (reference_moe.exact_sigmoid(x), 1 / (1 + np.exp(-wide))),
+        (reference_moe.exact_reciprocal(positive), 1 / positive.astype(np.float64)),
+        (reference_moe.exact_inverse_sqrt(positive), positive.astype(np.float64) ** -0.5),
+    ):
+        np.testing.assert_allclose(got, want, rtol=5e-7)
+    ends = np.array([-1e30, -200, 200, np.nan], np.float32)
+    assert (np.diff(reference_moe.exact_exp(ends)[:3]) >= 0).all() and np.isnan(
+        reference_moe.exact_sigmoid(ends)[3]
+    )
 
 
 def test_order_does_not_change_with_the_norm_of_the_row() -> None:

@@ -1,0 +1,122 @@
+"""The mixture of experts over N devices (Shazeer et al. 2017), of the same contract as ops.py.
+
+Every device holds columns of every expert, so what is exchanged are rows of n_embd, not one per used expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View
+from vkbackend.meta import split
+from vkbackend.meta.ops import _whole
+from vkbackend.meta.split import MIRRORED
+from vkbackend.meta.tensor import Graph, Tensor, Weight
+from vkbackend.ops_moe import Gating
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """What chooses: w_norm is the norm's whose result `w` [n_expert, n_embd] maps to logits; [n_expert] each:
+    its bias, what is added for the choice alone, what an expert's weight is multiplied by."""
+
+    w_norm: Weight
+    w: Weight
+    eps: float
+    gating: Gating
+    n_used: int
+    bias: Weight | None = None
+    select: Weight | None = None
+    gain: Weight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """gate, up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff]; biases [n_expert, n_ff, 1] and, of
+    down, [n_expert, n_embd]."""
+
+    gate: Weight
+    up: Weight
+    down: Weight
+    gate_bias: Weight | None = None
+    up_bias: Weight | None = None
+    down_bias: Weight | None = None
+    act: str = "silu"
+
+
+def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
+    """The sum of the chosen experts' down(act(gate x) * up x), weighted: PARTIAL.
+
+    The choice is computed from h, the residual, which is bit-identical on all devices, in an order that makes
+    it the same everywhere.
+    """
+    x, h, graph, e = _whole(x), _whole(h), x.graph, experts
+    biases = [bias.state for bias in (e.gate_bias, e.up_bias) if bias]
+    state = split.moe(x.state, router.w.state, e.gate.state, e.up.state, e.down.state, *biases)
+    y = graph.new(x.rows, x.width, state, "moe")
+    routed = _route(h, router, state.writers)
+    for d in state.writers:
+        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("moe")
+        weights, ids = routed[0].on(d), replace(routed[1].on(d), dtype="u32")
+        width = max(ranges[d][1] - ranges[d][0] for ranges in e.gate.state.experts)
+        a, b = (graph.scratch((x.rows, router.n_used, width), "moe columns") for _ in range(2))
+        each = graph.scratch((x.rows, router.n_used, x.width), "moe experts")
+        # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
+        _experts(graph, d, e.gate, e.gate_bias, x.on(d), ids, a)
+        _experts(graph, d, e.up, e.up_bias, x.on(d), ids, b)
+        device_ops.glu(recording, limits, a, b, a, act=e.act, label=label)
+        # The sum over devices has the bias of down once.
+        _experts(graph, d, e.down, e.down_bias if d == state.writers[0] else None, a, ids, each)
+        device_ops.moe_sum(recording, limits, each, weights, y.on(d), label=label)
+    return y
+
+
+def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The chosen experts' weights and ids (u32) of each row, on each of the devices."""
+    graph, n_expert = h.graph, router.w.shape[0]
+    logits, weights, chosen = (
+        graph.new(h.rows, width, MIRRORED, f"moe_{name}", devices)
+        for name, width in (("logits", n_expert), ("weights", router.n_used), ("ids", router.n_used))
+    )
+    for d in devices:
+        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("moe")
+        args = h.on(d), router.w_norm.whole(d), router.w.whole(d), logits.on(d)
+        device_ops.moe_logits(recording, limits, *args, label=label)
+        vectors = {"bias": router.bias, "select": router.select, "gain": router.gain}
+        device_ops.moe_topk(
+            recording,
+            limits,
+            logits.on(d),
+            h.on(d),
+            replace(chosen.on(d), dtype="u32"),
+            weights.on(d),
+            router.gating,
+            eps=router.eps,
+            label=label,
+            **{name: vector.whole(d) for name, vector in vectors.items() if vector},
+        )
+    return weights, chosen
+
+
+def _experts(graph: Graph, d: int, w: Weight, bias: Weight | None, x: View, ids: View, out: View) -> None:
+    """out[r, u] = W_e x[r] (or x[r, u]) with the columns that device d holds of expert e = ids[r, u]."""
+    recording, limits = graph.recordings[d], graph.devices[d].limits
+    ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
+    for (first, piece), end in zip(w.pieces[d], ends, strict=True):
+        device_ops.mat_vec_id(
+            recording,
+            limits,
+            piece,
+            x,
+            ids,
+            w.starts[d],
+            out,
+            axis=w.state.axis - 1,
+            first=first,
+            count=end - first,
+            label=w.name,
+        )
+    if bias:
+        own, starts = bias.whole(d), bias.starts.get(d)
+        device_ops.add_id(recording, limits, out, own, ids, out, starts=starts, label=bias.name)
