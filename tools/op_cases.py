@@ -121,6 +121,15 @@ class MatMul(MatVec):
 
 
 @dataclass(frozen=True)
+class MatLane(MatVec):
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_lane"].needs
+
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_lane
+
+
+@dataclass(frozen=True)
 class Rope(Case):
     n_heads: int = 2
     head_dim: int = 16
@@ -491,6 +500,13 @@ def _cases() -> _Sweep:
         MatMul("q4_0", 129, 96, 31),
     ]
     s.quick += [
+        MatLane("f32", 1, 1),
+        MatLane("f32", 33, 67, 9, pad=3),
+        MatLane("f16", 5, 2051, 3),
+        MatLane("q8_0", 31, 96, 17, pad=1),
+        MatLane("q4_0", 129, 576, 2),
+    ]
+    s.quick += [
         Rope(1, 2, 2, 1),
         Rope(3, 64, 64, 7),
         Rope(3, 80, 32, 5, half_split=True),
@@ -564,7 +580,13 @@ def _format_cases() -> list[Case]:
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
         k = 3 * block if block > 1 else 31
-        cases += [Embed(kind, k), MatVec(kind, 5, k), MatMul(kind, 3, k), op_cases_moe.one_of(kind)]
+        cases += [
+            Embed(kind, k),
+            MatVec(kind, 5, k),
+            MatMul(kind, 3, k),
+            MatLane(kind, 5, k),
+            op_cases_moe.one_of(kind),
+        ]
     return cases
 
 
@@ -576,6 +598,8 @@ def _bench_cases() -> list[Case]:
         cases += [MatVec(kind, 1024, 3072), MatVec(kind, 256, 256), MatVec(kind, 16_384, 1024)]
         cases += [MatMul(kind, 3072, 1024, rows) for rows in (16, 32, 128)]
         cases += [MatMul(kind, 256, 256, 16)]
+        cases += [MatLane(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8, 16, 32, 128)]
+        cases += [MatLane(kind, 1024, 3072), MatLane(kind, 256, 256), MatLane(kind, 256, 256, 16)]
     return cases
 
 

@@ -22,6 +22,16 @@ FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
 _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
+def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
+    """What a case runs under: the device's limits and, unless `once`, the floor with what the case cannot do
+    without; none where the device lacks that."""
+    have = device.limits
+    if not have.features.issuperset(case.needs):
+        return []
+    floor = replace(FLOOR, features=have.features, subgroup_size=have.subgroup_size) if case.needs else FLOOR
+    return [have] if once else [have, floor]
+
+
 class Mismatch(AssertionError):
     """A device's result is not the twin's."""
 

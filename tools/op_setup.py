@@ -93,6 +93,7 @@ class Case:
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()  # optional features without which the op is not there
 
     def setup(self, rng: np.random.Generator) -> Setup:
         raise NotImplementedError

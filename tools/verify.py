@@ -24,7 +24,7 @@ from vkbackend.shaderlib import variants
 from vkbackend.tools.console import console, printable, table, write_json
 from vkbackend.tools.devices import present
 from vkbackend.tools.op_cases import CASES, FORMAT_CASES, WIDE_CASES
-from vkbackend.tools.op_check import FLOOR, Mismatch, run_case, shape_of
+from vkbackend.tools.op_check import Mismatch, limits_for, run_case, shape_of
 
 HELP = "Check every op on every device"
 COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allowed")
@@ -69,7 +69,7 @@ def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> l
         for i, case in enumerate(cases):
             status.update(f"{device.name}: {i + 1}/{len(cases)} {printable(repr(case))}"[:150])
             done: list[object] = []
-            for limits in _limits(device, case in FORMAT_CASES):
+            for limits in limits_for(case, device, once=case in FORMAT_CASES):
                 shape = shape_of(case, limits, seed)
                 if shape in done:
                     continue
@@ -88,10 +88,6 @@ def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> l
                 if getattr(device, "lost", False):
                     return list(found.values())
     return list(found.values())
-
-
-def _limits(device: Device, once: bool) -> list[Limits]:
-    return [device.limits] if once else [device.limits, FLOOR]
 
 
 def run(args: argparse.Namespace) -> int:

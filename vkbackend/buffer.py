@@ -39,6 +39,7 @@ class Buffer:
     label: str
     handle: Any = None
     host: Any = None  # numpy uint8 array over the mapping, or None
+    address: int = 0  # where shaders find it without a binding, 0 if they cannot
     uid: int = field(default_factory=lambda: next(_ids))
 
     def __repr__(self) -> str:

@@ -123,6 +123,7 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
         "host_import": "VK_EXT_external_memory_host" in extensions,
         "memory_budget": "VK_EXT_memory_budget" in extensions,
         "subgroup_arithmetic": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_ARITHMETIC_BIT),
+        "subgroup_shuffle": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_SHUFFLE_BIT),
         "subgroup_min": size_control.minSubgroupSize or sub.subgroupSize,
         "subgroup_max": size_control.maxSubgroupSize or sub.subgroupSize,
         "cooperative_matrix_nv": "VK_NV_cooperative_matrix" in extensions,
@@ -198,6 +199,10 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
             api >= API_1_3 or "VK_KHR_shader_integer_dot_product" in extensions,
             {"int_dot": "shaderIntegerDotProduct"},
         ),
+        "VkPhysicalDeviceBufferDeviceAddressFeatures": (
+            api >= API_1_2 or "VK_KHR_buffer_device_address" in extensions,
+            {"buffer_address": "bufferDeviceAddress"},
+        ),
         "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
             "VK_KHR_cooperative_matrix" in extensions,
             {"cooperative_matrix": "cooperativeMatrix"},
@@ -222,6 +227,7 @@ def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool |
             "subgroup_size_control",
             "full_subgroups",
             "int_dot",
+            "buffer_address",
             "cooperative_matrix",
         )
     }

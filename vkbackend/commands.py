@@ -77,7 +77,7 @@ class VulkanExecutable(Executable):
         sizes = ffi.new("VkDescriptorPoolSize[2]")
         sizes[0].type, sizes[0].descriptorCount = (
             descriptor_type(0, 1),
-            max(1, sum(len(d.args) for d in dispatches)),
+            max(1, sum(len(d.bound) for d in dispatches)),
         )
         sizes[1].type, sizes[1].descriptorCount = (
             descriptor_type(0, 0),
@@ -102,14 +102,14 @@ class VulkanExecutable(Executable):
         return [sets[i] for i in range(n)]
 
     def _write_set(self, descriptor_set: Any, dispatch: Dispatch) -> None:
-        views = [*dispatch.args, dispatch.step] if dispatch.step else list(dispatch.args)
+        views = [*dispatch.bound, dispatch.step] if dispatch.step else list(dispatch.bound)
         infos, writes = (
             ffi.new("VkDescriptorBufferInfo[]", len(views)),
             ffi.new("VkWriteDescriptorSet[]", len(views)),
         )
         for i, view in enumerate(views):
             assert isinstance(view.buffer, Buffer), f"{view} of {dispatch.op} has no address"
-            base = self._base(view, uniform=i == len(dispatch.args))
+            base = self._base(view, uniform=i == len(dispatch.bound))
             infos[i].buffer, infos[i].offset = view.buffer.handle, base
             infos[i].range = max(4, view.end - base)
             limit = self._device.info.limits["max_storage_range"]
@@ -118,7 +118,7 @@ class VulkanExecutable(Executable):
             )
             writes[i].sType = C.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
             writes[i].dstSet, writes[i].dstBinding, writes[i].descriptorCount = descriptor_set, i, 1
-            writes[i].descriptorType = descriptor_type(i, len(dispatch.args))
+            writes[i].descriptorType = descriptor_type(i, len(dispatch.bound))
             writes[i].pBufferInfo = infos + i
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
@@ -175,8 +175,11 @@ class VulkanExecutable(Executable):
             self._timestamps.write(cmd, command)
 
     def _push(self, dispatch: Dispatch) -> bytes:
-        offsets = [(view.offset - self._base(view)) // 4 for view in dispatch.args]
-        words = push_constants(dispatch, offsets)
+        if dispatch.addressed:
+            heads = [_address(view) for view in dispatch.args]
+        else:
+            heads = [(view.offset - self._base(view)) // 4 for view in dispatch.args]
+        words = push_constants(dispatch, heads)
         assert len(words) <= PUSH_NBYTES, f"{dispatch.op}: {len(words)} bytes of push constants"
         return words
 
@@ -202,6 +205,11 @@ class VulkanExecutable(Executable):
             lib.vkDestroyDescriptorPool(device.vk, self._pool, NULL)
             device.gone("VkDescriptorPool")
             self._pool = None
+
+
+def _address(view: View) -> int:
+    assert isinstance(view.buffer, Buffer) and view.buffer.address, f"{view} has no address"
+    return view.buffer.address + view.offset
 
 
 class _CommandBuffers:

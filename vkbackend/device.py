@@ -38,6 +38,8 @@ _USAGE = (
     | C.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
     | C.VK_BUFFER_USAGE_TRANSFER_DST_BIT
 )
+_ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT, which the binding lacks
+_ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
 _LOCAL, _VISIBLE, _COHERENT, _CACHED = 1, 2, 4, 8  # VkMemoryPropertyFlagBits
 _VENDOR_FLAGS = 0x20  # protected memory and vendors' flags from here on: usable with their features alone
 _WHOLE_SIZE = (1 << 64) - 1
@@ -51,6 +53,7 @@ _EXTENSIONS = (
     "VK_KHR_shader_float16_int8",
     "VK_EXT_subgroup_size_control",
     "VK_KHR_shader_integer_dot_product",
+    "VK_KHR_buffer_device_address",
     "VK_KHR_cooperative_matrix",
     "VK_KHR_portability_subset",
 )
@@ -80,7 +83,10 @@ class VulkanDevice(Device):
         self.programs: Any = None
         self.queue: Any = None
         self.command_pool: Any = None
-        self.limits = have = limits_of(info)
+        self._addresses = info.is_cpu and bool(self.features.get("buffer_address"))  # GPUs bind as fast
+        self.features["buffer_address"] = self._addresses
+        have = limits_of(info)
+        self.limits = replace(have, features=frozenset(k for k, v in self.features.items() if v is True))
         if env.floor():
             self.limits = replace(
                 Limits.floor(),
@@ -195,7 +201,10 @@ class VulkanDevice(Device):
                     budget=budget,
                     heap=heap,
                 )
-            info = new("VkMemoryAllocateInfo", allocationSize=requirements.size, memoryTypeIndex=kind)
+            size = requirements.size
+            info = new(
+                "VkMemoryAllocateInfo", self._memory_flags(), allocationSize=size, memoryTypeIndex=kind
+            )
             memory = self._vk_memory(info, f"{requirements.size} bytes for {label}", requirements.size, heap)
         except VkbackendError:
             lib.vkDestroyBuffer(self.vk, vk_buffer, NULL)
@@ -205,6 +214,7 @@ class VulkanDevice(Device):
         self._memory[buffer.uid] = vk_buffer, memory, bool(flags & _COHERENT) or not flags & _VISIBLE
         self.nbytes[home] += nbytes
         self._bind(buffer)
+        buffer.address = self._address(vk_buffer)
         if flags & _VISIBLE and (home in (Home.STAGING, Home.HOST) or self.features.get("device_map")):
             pointer = ffi.new("void **")
             result = lib.vkMapMemory(self.vk, memory, 0, _WHOLE_SIZE, 0, pointer)
@@ -223,9 +233,20 @@ class VulkanDevice(Device):
             self.free(buffer)
             self.check(result, f"vkBindBufferMemory for {buffer.label}")
 
+    def _address(self, vk_buffer: Any) -> int:
+        """Where shaders find the buffer without a binding; 0 where the device has no such addresses."""
+        if not self._addresses:
+            return 0
+        query = self.function("vkGetBufferDeviceAddress", promoted=True)
+        return int(query(self.vk, new("VkBufferDeviceAddressInfo", buffer=vk_buffer)))
+
+    def _memory_flags(self) -> Any:
+        return new("VkMemoryAllocateFlagsInfo", flags=_ADDRESS_MEMORY) if self._addresses else None
+
     def _vk_buffer(self, nbytes: int, label: str, chain: Any) -> tuple[Any, Any]:
         handle = ffi.new("VkBuffer *")
-        info = new("VkBufferCreateInfo", chain, size=nbytes, usage=_USAGE)
+        usage = _USAGE | (_ADDRESS_USAGE if self._addresses else 0)
+        info = new("VkBufferCreateInfo", chain, size=nbytes, usage=usage)
         self.check(
             lib.vkCreateBuffer(self.vk, info, NULL, handle), f"vkCreateBuffer of {nbytes} bytes for {label}"
         )
@@ -289,7 +310,12 @@ class VulkanDevice(Device):
             if not kinds or requirements.size > pages.nbytes:
                 raise UnsupportedFeature(f"{self.name}: no memory type takes these host pages")
             kind = max(kinds, key=lambda i: bool(self._types[i][0] & _CACHED))
-            host = new("VkImportMemoryHostPointerInfoEXT", handleType=_IMPORT, pHostPointer=pointer)
+            host = new(
+                "VkImportMemoryHostPointerInfoEXT",
+                self._memory_flags(),
+                handleType=_IMPORT,
+                pHostPointer=pointer,
+            )
             info = new("VkMemoryAllocateInfo", host, allocationSize=pages.nbytes, memoryTypeIndex=kind)
             memory = self._vk_memory(info, f"imported pages for {label}", pages.nbytes, self._types[kind][1])
         except VkbackendError:
@@ -300,6 +326,7 @@ class VulkanDevice(Device):
         self._memory[buffer.uid] = vk_buffer, memory, True
         self.nbytes[Home.PAGES] += pages.nbytes
         self._bind(buffer)
+        buffer.address = self._address(vk_buffer)
         return buffer
 
     def free(self, buffer: Buffer) -> None:

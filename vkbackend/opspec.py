@@ -25,6 +25,12 @@ class OpSpec:
     push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), behind one word offset per arg
     consts: tuple[str, ...] = ("LOCAL",)  # specialization constants, ids 0, 1, ...
     step: bool = False  # StepParams is one more, uniform binding behind the storage bindings
+    needs: tuple[str, ...] = ()  # optional features without which the shader does not run
+
+    @property
+    def addressed(self) -> bool:
+        """Its push constants begin with 64-bit addresses of the args, which are not bound."""
+        return "buffer_address" in self.needs
 
     @property
     def arg_names(self) -> tuple[str, ...]:
@@ -36,15 +42,15 @@ class OpSpec:
         return tuple(i for i, arg in enumerate(self.args) if arg.endswith(":w"))
 
     def __post_init__(self) -> None:
-        assert 4 * (len(self.args) + len(self.push)) <= PUSH_NBYTES, (
+        assert 4 * (len(self.args) * (1 + self.addressed) + len(self.push)) <= PUSH_NBYTES, (
             f"{self.name}: push constants exceed 128 bytes"
         )
         assert len(self.args) <= 8 and self.consts[0] == "LOCAL", self
 
 
-def _spec(name: str, args: str, push: str, consts: str = "", step: bool = False) -> OpSpec:
+def _spec(name: str, args: str, push: str, consts: str = "", step: bool = False, needs: str = "") -> OpSpec:
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
-    return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step)
+    return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, tuple(needs.split()))
 
 
 OPS: dict[str, OpSpec] = {
@@ -53,6 +59,13 @@ OPS: dict[str, OpSpec] = {
         _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
         _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W"),
         _spec("mat_vec", "w:r x:r y:w", "k n n_rows y_stride", "TPR N"),
+        _spec(
+            "mat_lane",
+            "w:r x:r y:w",
+            "k n n_rows y_stride",
+            "N SUBGROUP",
+            needs="buffer_address subgroup_shuffle",
+        ),
         _spec("mat_mul", "w:r x:r y:w", "k n n_rows y_stride", "RN"),
         _spec("rope", "x:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows", "HALF_SPLIT"),
         _spec("kv_store", "x:r cells:r cache:w", "width n_rows blocks_per_slot", step=True),
@@ -166,6 +179,7 @@ def record(
             step,
             label or op,
             flops,
+            spec.addressed,
         )
     )
 

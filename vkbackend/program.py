@@ -89,7 +89,7 @@ class Programs:
     def pipeline(self, dispatch: Dispatch) -> tuple[Any, Layout]:
         """The pipeline that runs `dispatch`, compiled on first use."""
         codebook = codebook_of(dispatch.op, dispatch.variant)
-        layout = self.layout(len(dispatch.args), dispatch.step is not None, codebook)
+        layout = self.layout(len(dispatch.bound), dispatch.step is not None, codebook)
         key = dispatch.op, dispatch.variant, dispatch.consts
         if key not in self._pipelines:
             self._pipelines[key] = self._compile(*key, layout)

@@ -41,6 +41,12 @@ class Dispatch:
     step: View | None = None
     label: str = ""
     flops: int = 0
+    addressed: bool = False  # the shader takes 64-bit addresses of args instead of bindings and word offsets
+
+    @property
+    def bound(self) -> tuple[View, ...]:
+        """What storage bindings show the shader."""
+        return () if self.addressed else self.args
 
     @property
     def reads(self) -> list[Range]:
@@ -213,9 +219,9 @@ def derive_barriers(recording: Recording) -> Recording:
     return Recording(recording.name, commands)
 
 
-def push_constants(dispatch: Dispatch, offsets: Sequence[int]) -> bytes:
-    """What a shader gets: the word offset of each arg in its binding, then the named values."""
-    words = struct.pack(f"{len(offsets)}I", *offsets)
+def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
+    """What a shader gets: the word offset of each arg in its binding, or its address, then the named values."""
+    words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)
     return words

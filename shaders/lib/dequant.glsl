@@ -26,11 +26,10 @@ const uint ROW_UNIT = 1;
 const uint BLOCK_NBYTES = 4;
 #define HAS_TAIL // rows need not be a multiple of 4 long
 
-float decode1(uint b) { return uintBitsToFloat(w[b >> 2]); }
+float decode1(uint b) { return uintBitsToFloat(u32_at(b)); }
 
 vec4 decode4(uint b, uint k) {
-    const uint i = b >> 2;
-    return uintBitsToFloat(uvec4(w[i], w[i + 1], w[i + 2], w[i + 3]));
+    return uintBitsToFloat(uvec4(u32_at(b), u32_at(b + 4), u32_at(b + 8), u32_at(b + 12)));
 }
 
 #elif defined(TYPE_F16)
@@ -62,20 +61,57 @@ vec4 decode4(uint b, uint k) {
 
 // ---- addresses and reads, the same for all ----
 
+#ifdef HOLD
+// Reads go to a copy in registers of HELD elements, at addresses that begin with 0 there: hold(address of the first)
+// fills it, reading every word once. In it, addresses are constants when loops are unrolled. The including file
+// declares w as an address (lib/addresses.glsl).
+const uint w_off = 0;
+const uint HELD = ROW_UNIT == 1 ? 32 : ROW_UNIT;
+const uint HELD_NBYTES = HELD / ROW_UNIT * BLOCK_NBYTES;
+uint held[(HELD_NBYTES + 3) / 4];
+
+void hold(uint b) {
+    const uint first = b >> 2;
+    if (BLOCK_NBYTES % 4 == 0) {
+        [[unroll]] for (uint i = 0; i < HELD_NBYTES / 4; ++i) held[i] = w.at[first + i];
+        return;
+    }
+    const uint shift = 8 * (b & 3u);
+    const uint last = (b + HELD_NBYTES - 1) >> 2;
+    uint low = w.at[first];
+    [[unroll]] for (uint i = 0; i < (HELD_NBYTES + 3) / 4; ++i) {
+        const uint high = w.at[min(first + i + 1, last)];
+        held[i] = (low >> shift) | ((high << 1) << (31 - shift));
+        low = high;
+    }
+}
+
+uint word_at(uint i) { return held[i]; }
+
+#ifdef HAS_TAIL
+float tail1(uint b) { // one element behind the last whole HELD
+    held[0] = w.at[b >> 2] >> (8 * (b & 3u));
+    return decode1(0);
+}
+#endif
+#else
+uint word_at(uint i) { return w[i]; }
+#endif
+
 uint u32_at(uint at) {
-    const uint low = w[at >> 2];
+    const uint low = word_at(at >> 2);
     if (BLOCK_NBYTES % 4 == 0) return low;
-    const uint high = w[(at + 3) >> 2];
+    const uint high = word_at((at + 3) >> 2);
     const uint shift = 8 * (at & 3u);
     return shift == 0 ? low : (low >> shift) | (high << (32 - shift));
 }
 
-uint u16_at(uint at) { return (w[at >> 2] >> (8 * (at & 2u))) & 0xFFFFu; }
+uint u16_at(uint at) { return (word_at(at >> 2) >> (8 * (at & 2u))) & 0xFFFFu; }
 
-uint u8_at(uint at) { return (w[at >> 2] >> (8 * (at & 3u))) & 0xFFu; }
+uint u8_at(uint at) { return (word_at(at >> 2) >> (8 * (at & 3u))) & 0xFFu; }
 
 float f16_at(uint at) {
-    const vec2 pair = unpackHalf2x16(w[at >> 2]);
+    const vec2 pair = unpackHalf2x16(word_at(at >> 2));
     return (at & 2u) == 0u ? pair.x : pair.y;
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases import CASES, FORMAT_CASES, WIDE_CASES
-from vkbackend.tools.op_check import FLOOR, Mismatch, Shape, run_case, shape_of
+from vkbackend.tools.op_check import Mismatch, Shape, limits_for, run_case, shape_of
 from vkbackend.tools.op_setup import Case
 
 
@@ -33,7 +33,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_op(case: Case, device: Device) -> None:
     seed = int(os.environ.get("VKBACKEND_TEST_SEED") or secrets.randbelow(1 << 31))
     done: list[Shape] = []
-    for limits in (device.limits,) if case in FORMAT_CASES else (device.limits, FLOOR):
+    if not (every := limits_for(case, device, once=case in FORMAT_CASES)):
+        pytest.skip(f"{device.name} lacks {', '.join(sorted(set(case.needs) - device.limits.features))}")
+    for limits in every:
         shape = shape_of(case, limits, seed)
         if shape not in done:
             done.append(shape)

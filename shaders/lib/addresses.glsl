@@ -1,0 +1,6 @@
+// Arrays that a shader reaches by 64-bit address: its push constants begin with one for each argument of the op.
+#extension GL_EXT_buffer_reference : require
+
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Words { uint at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Floats { float at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer FloatsOut { float at[]; };

@@ -1,0 +1,71 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+// y[r, i] = sum over k of w[i, k] * x[r, k]: a thread has a row of w and N rows of x. For software devices, where an
+// invocation is a SIMD lane and every read of a buffer costs as much as dozens of sums: a block of w is read into
+// registers once, word by word, and the threads of a subgroup read SUBGROUP neighbours of x and hand them round.
+// By address, because a binding's bounds are checked lane by lane. No shared memory, no barrier.
+#include "lib/types.glsl"
+#include "lib/addresses.glsl"
+
+layout(constant_id = 1) const uint N = 1; // rows of x per thread, 1..8
+layout(constant_id = 2) const uint SUBGROUP = 8; // threads of a subgroup, a power of two up to 32
+
+layout(push_constant) uniform Push {
+    Words w;
+    Floats x;
+    FloatsOut y;
+    uint k, n, n_rows, y_stride;
+};
+#define HOLD
+#include "lib/dequant.glsl"
+
+const uint ROUND = 32; // elements of x that are handed round at a time
+
+float sum[N];
+
+void main() {
+    const uint row = global_index();
+    const uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row and write nothing
+    const uint first_r = gl_WorkGroupID.z * N;
+    uint x_at[N];
+    [[unroll]] for (uint r = 0; r < N; ++r) {
+        sum[r] = 0.0;
+        x_at[r] = min(first_r + r, n_rows - 1) * k + gl_SubgroupInvocationID;
+    }
+    const uint whole = k / HELD * HELD;
+    for (uint i = 0; i < whole; i += HELD) {
+        hold(start + i / ROW_UNIT * BLOCK_NBYTES);
+        [[unroll]] for (uint j = 0; j < HELD; j += ROUND) {
+            float xs[N][ROUND / SUBGROUP];
+            [[unroll]] for (uint r = 0; r < N; ++r) {
+                [[unroll]] for (uint s = 0; s < ROUND / SUBGROUP; ++s) {
+                    xs[r][s] = x.at[x_at[r] + i + j + s * SUBGROUP];
+                }
+            }
+            [[unroll]] for (uint l = 0; l < ROUND; l += 4) {
+                const vec4 wv = dequant4(0, j + l);
+                [[unroll]] for (uint r = 0; r < N; ++r) {
+                    vec4 xv;
+                    [[unroll]] for (uint c = 0; c < 4; ++c) {
+                        xv[c] = subgroupShuffle(xs[r][(l + c) / SUBGROUP], (l + c) % SUBGROUP);
+                    }
+                    sum[r] += dot(wv, xv);
+                }
+            }
+        }
+    }
+#ifdef HAS_TAIL
+    for (uint i = whole; i < k; ++i) {
+        const float wv = tail1(start + i * BLOCK_NBYTES);
+        [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x.at[x_at[r] - gl_SubgroupInvocationID + i];
+    }
+#endif
+    if (row < n) {
+        [[unroll]] for (uint r = 0; r < N; ++r) {
+            if (first_r + r < n_rows) y.at[(first_r + r) * y_stride + row] = sum[r];
+        }
+    }
+}
