@@ -16,7 +16,6 @@ from typing import Any
 
 from vkbackend import __version__, env
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.limits import Limits
 from vkbackend.models.arguments import device_list
 from vkbackend.models.runner import open_devices
 from vkbackend.runtime import Device

@@ -220,7 +220,7 @@ def derive_barriers(recording: Recording) -> Recording:
 
 
 def push_constants(dispatch: Dispatch, heads: Sequence[int]) -> bytes:
-    """What a shader gets: the word offset of each arg in its binding, or its address, then the named values."""
+    """What a shader gets: of each arg its word offset or address, then the named values."""
     words = struct.pack(f"{len(heads)}{'Q' if dispatch.addressed else 'I'}", *heads)
     for _, value in dispatch.push:
         words += struct.pack("f", value) if isinstance(value, float) else struct.pack("I", value & 0xFFFFFFFF)
