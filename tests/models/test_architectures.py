@@ -17,7 +17,16 @@ import gguf
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
-from models.oracles.fixture import N_CTX, N_PREFILL, PROMPT, Q8_0, quantized, write
+from models.oracles.fixture import (
+    N_CTX,
+    N_PREFILL,
+    N_STEERED,
+    PROMPT,
+    Q8_0,
+    quantized,
+    write,
+    write_steering,
+)
 from models.oracles.fixtures import FIXTURES, build
 
 from vkbackend.errors import UnsupportedModel
@@ -108,6 +117,13 @@ def test_oracles_on_numpy(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_oracles_on_vulkan(folder: Path, name: str, devices: list[str]) -> None:
     check(logits(folder, name, devices), golden(name), EXACT)
+
+
+@architectures
+def test_control_vectors(folder: Path, name: str) -> None:
+    path = write_steering(build(name), folder / f"{name}-steering.gguf")
+    with opened(model(folder, name), ["numpy"] * 3, control_vectors=[(str(path), 1.0)]) as runner:
+        assert nmse(prefill(runner)[-N_STEERED:], np.load(GOLDEN / f"{name}.npz")["steered"]) <= EXACT
 
 
 # ---- several devices ----
@@ -227,6 +243,7 @@ def test_the_oracles_still_say_so(tmp_path: Path, name: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
     from models.oracles.make_golden import golden as ask
 
-    found, about = ask(name, tmp_path)
+    found, steered, about = ask(name, tmp_path)
     kept = np.load(GOLDEN / f"{name}.npz")
-    assert nmse(found, kept["logits"]) <= 1e-10, (about, json.loads(str(kept["about"])))
+    for got, want in ((found, kept["logits"]), (steered, kept["steered"])):
+        assert nmse(got, want) <= 1e-10, (about, json.loads(str(kept["about"])))

@@ -18,6 +18,7 @@ import numpy as np
 N_VOCAB = 128
 N_CTX = 64  # what every oracle and every test opens a context for
 PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
+N_STEERED = 8  # of the last rows the logits with control vectors are kept too
 N_PREFILL = 40  # tokens of the prompt in one batch where the other 8 follow one by one
 
 
@@ -52,6 +53,16 @@ class Fixture:
     def norm(self, name: str, n: int) -> None:
         self.put(f"{name}.weight", 1 + np.float32(0.3) * self.normal(name, n))
 
+    @property
+    def n_layer(self) -> int:
+        """Layers that a forward pass runs."""
+        return self.keys["block_count"] - self.keys.get("nextn_predict_layers", 0)
+
+    def steering(self) -> dict[int, np.ndarray]:
+        """Control vectors of all layers that may have one: all but the first."""
+        n_embd = self.keys["embedding_length"]
+        return {il: 0.3 * self.normal(f"direction.{il}", n_embd) for il in range(1, self.n_layer)}
+
     def __getitem__(self, name: str) -> np.ndarray:
         return self.tensors[name]
 
@@ -66,6 +77,18 @@ def quantized(name: str, values: np.ndarray) -> np.ndarray | None:
         return None
     blocks: np.ndarray = gguf.quants.quantize(values, Q8_0)
     return blocks
+
+
+def write_steering(fixture: Fixture, path: Path) -> Path:
+    """The control vectors as a GGUF file."""
+    writer = gguf.GGUFWriter(path, "controlvector")
+    for il, direction in fixture.steering().items():
+        writer.add_tensor(f"direction.{il}", direction)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def write(fixture: Fixture, path: Path, quantize: bool = False) -> Path:

@@ -7,7 +7,7 @@ that norms of some families leave out, fused projections.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -25,9 +25,19 @@ def versions() -> str:
     return f"transformers {version('transformers')}, torch {version('torch')}"
 
 
-def logits(fixture: Fixture, batches: Sequence[Sequence[int]]) -> np.ndarray:
-    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]."""
-    return run(model(fixture), batches)
+def logits(
+    fixture: Fixture, batches: Sequence[Sequence[int]], steering: Mapping[int, np.ndarray] | None = None
+) -> np.ndarray:
+    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
+    vectors behind layers."""
+    made = model(fixture)
+    for il, direction in (steering or {}).items():
+        made.model.layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
+    return run(made, batches)
+
+
+def _adder(direction: torch.Tensor) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
+    return lambda layer, inputs, output: output + direction
 
 
 def model(fixture: Fixture) -> Any:

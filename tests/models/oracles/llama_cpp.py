@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -79,6 +79,9 @@ def _library() -> ctypes.CDLL:
     lib.llama_decode.argtypes = [ctypes.c_void_p, _Batch]
     lib.llama_get_logits_ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
+    lib.llama_set_adapter_cvec.argtypes = [
+        ctypes.c_void_p, np.ctypeslib.ndpointer(np.float32), ctypes.c_size_t, *[ctypes.c_int32] * 3
+    ]  # fmt: skip
     lib.llama_free.argtypes = lib.llama_model_free.argtypes = [ctypes.c_void_p]
     lib.llama_log_set.argtypes = [_LOG, ctypes.c_void_p]
     lib.llama_log_set(_log, None)
@@ -90,8 +93,14 @@ def versions() -> str:
     return f"llama.cpp in xllamacpp {version('xllamacpp')}"
 
 
-def logits(path: Path, batches: Sequence[Sequence[int]], n_vocab: int) -> np.ndarray:
-    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]."""
+def logits(
+    path: Path,
+    batches: Sequence[Sequence[int]],
+    n_vocab: int,
+    steering: Mapping[int, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
+    vectors behind the layers from 1 on."""
     lib = _library()
     model_params, params = lib.llama_model_default_params(), lib.llama_context_default_params()
     model_params.set(N_GPU_LAYERS, -1, 0)
@@ -101,6 +110,11 @@ def logits(path: Path, batches: Sequence[Sequence[int]], n_vocab: int) -> np.nda
         raise ValueError(f"llama.cpp does not load {path.name}")
     context = lib.llama_init_from_model(model, params)
     assert context, "no context"
+    if steering:
+        data = np.stack([steering[il] for il in range(1, len(steering) + 1)])
+        assert data.dtype == np.float32
+        status = lib.llama_set_adapter_cvec(context, data, data.size, data.shape[1], 1, len(data))
+        assert status == 0, "no control vectors"
     rows, pos = [], 0
     for tokens in batches:
         n = len(tokens)

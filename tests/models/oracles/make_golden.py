@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from models.oracles import hf, llama_cpp
-from models.oracles.fixture import N_PREFILL, N_VOCAB, PROMPT, Fixture, write
+from models.oracles.fixture import N_PREFILL, N_STEERED, N_VOCAB, PROMPT, Fixture, write
 from models.oracles.fixtures import FIXTURES, build
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -32,23 +32,33 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
     return float(((got - want) ** 2).sum() / (want**2).sum())
 
 
-def golden(name: str, folder: Path) -> tuple[np.ndarray, dict[str, object]]:
+def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
+    """The logits, those of the last rows with control vectors, and what there is to say about them."""
     fixture = build(name)
     path = write(fixture, folder / "model.gguf")
     theirs, theirs_stepped = (llama_cpp.logits(path, batches, N_VOCAB) for batches in ([PROMPT], STEPS))
     ours, ours_stepped = (hf.logits(fixture, batches) for batches in ([PROMPT], STEPS))
+    steering = fixture.steering()
+    steered = hf.logits(fixture, [PROMPT], steering)
+    apart_steered = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB, steering), steered)
     agree, same = WITH_GELU if fixture.arch.startswith("gemma") else BOUNDS
     apart, stepped = nmse(theirs, ours), (nmse(theirs_stepped, theirs), nmse(ours_stepped, ours))
-    assert fixture.alone or apart <= agree, f"{name}: the oracles disagree, NMSE {apart:.1e}"
+    if not fixture.alone:
+        assert max(apart, apart_steered) <= agree, f"{name}: NMSE {apart:.1e}, steered {apart_steered:.1e}"
+    assert nmse(steered, ours) > MATTERS**2, f"{name}: control vectors change nothing"
     assert max(stepped) <= same, f"{name}: steps differ from a batch, NMSE {stepped}"
     least = min((change, tensor) for tensor, change in changes(fixture, theirs, folder).items())
     assert least[0] > MATTERS, f"{name}: without {least[1]} the logits change by {least[0]:.1e} only"
-    return ours, {
-        "made by": hf.versions(),
-        "agrees with": f"nobody: {fixture.alone}" if fixture.alone else llama_cpp.versions(),
-        "nmse": float(f"{apart:.1e}"),
-        "matters least": [least[1], float(f"{least[0]:.1e}")],
-    }
+    return (
+        ours,
+        steered[-N_STEERED:],
+        {
+            "made by": hf.versions(),
+            "agrees with": f"nobody: {fixture.alone}" if fixture.alone else llama_cpp.versions(),
+            "nmse": [float(f"{x:.1e}") for x in (apart, apart_steered)],
+            "matters least": [least[1], float(f"{least[0]:.1e}")],
+        },
+    )
 
 
 def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, float]:
@@ -68,8 +78,8 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
 def main() -> None:
     for name in sys.argv[1:] or FIXTURES:
         with tempfile.TemporaryDirectory() as folder:
-            logits, about = golden(name, Path(folder))
-        np.savez_compressed(GOLDEN / f"{name}.npz", logits=logits, about=json.dumps(about))
+            logits, steered, about = golden(name, Path(folder))
+        np.savez_compressed(GOLDEN / f"{name}.npz", logits=logits, steered=steered, about=json.dumps(about))
         print(f"{name:16} {about}", flush=True)
 
 
