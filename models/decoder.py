@@ -298,6 +298,7 @@ class Decoder:
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
             window=cache.window,
+            sinks=w.get("attn_sinks.weight"),
         )
         return linear(a, w, "attn_output")
 

@@ -119,7 +119,7 @@ def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | 
         n_used=n_used,
         n_ff=n_ff,
         gating=_read_gating(gguf, n_expert, n_used, default.gating),
-        n_shared=n_shared or n_ff * int(gguf.u32(f"{arch}.expert_shared_count", 0)),
+        n_shared=n_shared or n_ff * int(gguf.u32(f"{arch}.expert_shared_count", 0)) or default.n_shared,
     )
     n_dense = int(gguf.u32(f"{arch}.leading_dense_block_count", 0))
     return [None if il < n_dense else mixture for il in range(n_layer)]

@@ -12,11 +12,14 @@ ARCHITECTURES = (
     "llama",
     "mistral3",
     "qwen2",
+    "qwen2moe",
     "qwen3",
     "qwen3moe",
     "phi3",
     "gemma3",
     "glm4",
+    "glm4moe",
+    "gpt-oss",
 )
 
 

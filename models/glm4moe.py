@@ -1,0 +1,29 @@
+"""glm4moe (GLM-4.5, GLM-4.5-Air): attention with biases, maybe norms of the heads of q and k, RoPE on a part
+of each head; a few dense layers, then mixtures of experts with a shared one.
+
+Experts are chosen by sigmoid plus a bias that has no part in their weights. Layers that predict further ahead
+are left out. GLM-4.5 team 2025, arXiv:2508.06471; the routing is DeepSeek-V3's, arXiv:2412.19437.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.base import WeightSpec, check_off
+from vkbackend.models.decoder import Decoder
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.mixture import Mixture
+from vkbackend.ops_moe import Gating
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
+    pre_ffn_norm = "post_attention_norm"
+
+    def __init__(self, gguf: GGUF) -> None:
+        check_off(gguf, "rope.dimension_sections")
+        super().__init__(gguf)
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        norms = [s for s in self.head_norm_weights(il) if f"blk.{il}.{s.name}.weight" in self._shapes]
+        return [*super().attention_weights(il), *norms]

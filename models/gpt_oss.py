@@ -1,0 +1,40 @@
+"""gpt-oss (gpt-oss-20b, gpt-oss-120b): biases of every matrix, the router's and the experts' too; every
+second layer sees a window; one more logit per head (a sink) in the denominator of its softmax.
+
+Experts are chosen by their logits and weighted by the softmax over the chosen; their gate is SwiGLU with both
+sides clamped. OpenAI 2025, arXiv:2508.10925.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.meta.plan import rows
+from vkbackend.models.base import WeightSpec
+from vkbackend.models.decoder import Config, Decoder
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.mixture import Mixture
+from vkbackend.ops_moe import Gating
+
+PERIOD = 2  # layers; the last one of each sees all positions
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("softmax_weight", norm_w=False), act="swiglu_oai")
+    pre_ffn_norm = "post_attention_norm"
+    windows = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        config = super().read_config(gguf)
+        window = int(gguf.u32("gpt-oss.attention.sliding_window", 0))
+        layers = [
+            layer if il % PERIOD == PERIOD - 1 else replace(layer, window=window)
+            for il, layer in enumerate(config.layers)
+        ]
+        return replace(config, layers=tuple(layers))
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        sinks = WeightSpec("attn_sinks", (self.config.layers[il].n_head,), rows("heads"))
+        return [*super().attention_weights(il), sinks]
