@@ -391,6 +391,24 @@ class AddBias(Case):
 
 
 @dataclass(frozen=True)
+class Columns(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    width: int = 100
+    first: int = 0
+    rows: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = uniform(rng, self.rows, self.width)
+        assert x.raw is not None
+        x.raw[:, : self.first] = x.raw[:, self.first + self.n :] = np.nan
+        tensors = {"x": x, "y": output(self.rows, self.n)}
+        return Setup(
+            tensors, lambda rec, limits, v: ops.columns(rec, limits, v["x"], v["y"], first=self.first)
+        )
+
+
+@dataclass(frozen=True)
 class PackBf16(Case):
     """Any bits, after those that decide: ties to even and odd, the largest float, inf, NaN of least payload,
     subnormals, zeros of both signs."""
@@ -556,6 +574,7 @@ def _cases() -> _Sweep:
         AddPartials(257, 3, n_slots=4, own=2, writers=0b1101, wire="bf16"),
         AddPartials(31, 1, n_slots=2, own=None, writers=0b11, norm=False, wire="bf16"),
     ]
+    s.quick += [Columns(1, 1), Columns(31, 127, 96, 5), Columns(64, 192, 64, 3)]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
     s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick()]
     s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide()]

@@ -18,6 +18,7 @@ from vkbackend.ops_attention import attn_splits as attn_splits
 from vkbackend.ops_attention import kv_store as kv_store
 from vkbackend.ops_elementwise import add as add
 from vkbackend.ops_elementwise import add_bias as add_bias
+from vkbackend.ops_elementwise import columns as columns
 from vkbackend.ops_elementwise import copy_words as copy_words
 from vkbackend.ops_elementwise import gate_rows as gate_rows
 from vkbackend.ops_elementwise import glu as glu

@@ -72,6 +72,15 @@ def gate_rows(rec: Recording, limits: Limits, gate: View, x: View, y: View, *, l
     record(rec, "gate_rows", "f32", (gate, x, y), push, {"LOCAL": 128}, groups, label=label, flops=n * n_rows)
 
 
+def columns(rec: Recording, limits: Limits, x: View, y: View, *, first: int, label: str = "") -> None:
+    """y [n_rows, n] = x[:, first : first + n]; x [n_rows, width]."""
+    (n_rows, width), n = x.shape, y.shape[-1]
+    assert rows_of(y, n) == n_rows and 0 <= first <= width - n, (x, y, first)
+    groups = (*fold(limits, -(-n * n_rows // 128)), 1)
+    push: dict[str, int | float] = {"n": n, "width": width, "first": first, "n_rows": n_rows}
+    record(rec, "columns", "f32", (x, y), push, {"LOCAL": 128}, groups, label=label)
+
+
 COPY_GROUPS = 256  # enough to hide the latency of a bus; each takes turns
 
 

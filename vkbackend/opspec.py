@@ -91,6 +91,7 @@ OPS: dict[str, OpSpec] = {
         _spec("add", "a:r b:r y:w", "n"),
         _spec("gate_rows", "gate:r x:r y:w", "n n_rows"),
         _spec("add_bias", "x:r b:r y:w", "n n_rows"),
+        _spec("columns", "x:r y:w", "n width first n_rows"),
         _spec("moe_logits", "h:r w_norm:r w:r logits:w", "n_embd n_experts n_rows", "N"),
         _spec(
             "moe_topk",

@@ -259,6 +259,12 @@ def gate_rows(gate: Array, x: Array, y: Array, *, n: int, n_rows: int, **_: Any)
     y.reshape(-1)[: n_rows * n] = (factor * _f64(x, n_rows, n)).reshape(-1)
 
 
+def columns(x: Array, y: Array, *, n: int, width: int, first: int, n_rows: int, **_: Any) -> None:
+    """y = columns first..first + n of rows of `width`."""
+    rows = x.reshape(-1)[: n_rows * width].reshape(n_rows, width)
+    y.reshape(-1)[: n_rows * n] = rows[:, first : first + n].reshape(-1)
+
+
 def _bf16_bits(values: Array) -> Array:
     """uint16 bits of float32 values as the nearest bfloat16, ties to even."""
     bits = values.view(np.uint32)
