@@ -93,11 +93,13 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
     return y
 
 
-def head_norm(x: Tensor, w: Weight, head_dim: int, eps: float) -> Tensor:
-    """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim]."""
+def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
+    """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim] or None for none."""
     x, graph = _whole(x), x.graph
     y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", _holders(x))
-    for recording, limits, source, weight, out in _each(y, x, w):
+    for d in _holders(y):
+        recording, limits, source, out = graph.recordings[d], graph.devices[d].limits, x.on(d), y.on(d)
+        weight = w.whole(d) if w else None
         heads = source.reshape(x.rows * source.shape[1] // head_dim, head_dim)
         device_ops.rms_norm(recording, limits, heads, weight, out, eps=eps, label=graph.label("head_norm"))
     return y
@@ -108,9 +110,8 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     x, graph = _whole(x), x.graph
     name = w.name.rpartition(".")[0] or w.name
     state = split.linear(x.state, w.state)
-    y = graph.new(
-        x.rows, w.shape[0], state, name.rpartition(".")[2], _holders(x) if state == MIRRORED else None
-    )
+    holders = _holders(x) if state == MIRRORED else None
+    y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
     for d, out in enumerate(y.views):
         if out is not None:
             _matmul(graph, d, w, x.views[d], out)
@@ -318,6 +319,15 @@ def add(a: Tensor, b: Tensor) -> Tensor:
         else:
             y.views[d] = left or right
     y.base = _plus(a.base, b.base)
+    return y
+
+
+def columns(x: Tensor, begin: int, end: int) -> Tensor:
+    """Columns begin..end of every row."""
+    x, graph = _whole(x), x.graph
+    y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", _holders(x))
+    for recording, limits, source, out in _each(y, x):
+        device_ops.columns(recording, limits, source, out, first=begin, label=graph.label("columns"))
     return y
 
 

@@ -164,6 +164,10 @@ class Decoder:
 
     # ---- weights ----
 
+    def unread(self) -> set[str]:
+        """Tensors that its files may have and no device needs."""
+        return set()
+
     def weights(self) -> list[WeightSpec]:
         c = self.config
         specs = [
@@ -262,9 +266,14 @@ class Decoder:
         h = self.embed(graph, w)
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
-                h = self.block(h, w.layer(il), cache, il)
-                if il in self.control:
-                    h = ops.add_vector(h, w.layer(il)("control_vector"))
+                h = self.steered(self.block(h, w.layer(il), cache, il), w.layer(il), il)
+        self.head(h, graph, w)
+
+    def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        """The residual behind a layer with its control vector, if it has one."""
+        return ops.add_vector(h, w("control_vector")) if il in self.control else h
+
+    def head(self, h: Tensor, graph: Graph, w: Weights) -> None:
         if graph.n_outputs:
             x = ops.rms_norm(ops.outputs(h), w("output_norm"), self.config.eps)
             ops.logits(x, w("output"), softcap=self.config.softcap)
@@ -284,11 +293,11 @@ class Decoder:
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         layer = self.config.layers[il]
-        q, k, v = (linear(x, w, name) for name in ("attn_q", "attn_k", "attn_v"))
-        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
-        ops.kv_store(v, cache.v, cache.cells)
+        q = self.rotate(linear(x, w, "attn_q"), w, "attn_q", il)
+        if not cache.shared:
+            self.store(x, w, cache, il)
         a = ops.attention(
-            self.rotate(q, w, "attn_q", il),
+            q,
             cache.k,
             cache.v,
             cache.cells,
@@ -301,6 +310,11 @@ class Decoder:
             sinks=w.get("attn_sinks.weight"),
         )
         return linear(a, w, "attn_output")
+
+    def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
+        k, v = linear(x, w, "attn_k"), linear(x, w, "attn_v")
+        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
+        ops.kv_store(v, cache.v, cache.cells)
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
         """q or k (`name` is its projection's) on the way to attention: its norm, if it has one, then RoPE."""

@@ -16,10 +16,9 @@ from vkbackend.formats import narrowed
 from vkbackend.meta.gather import gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
-from vkbackend.models.base import FLOAT_TYPES, Part, WeightSpec, read_n_layer
+from vkbackend.models.base import FLOAT_TYPES, Part, WeightSpec
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
-from vkbackend.models.tensors import host_tensors
 from vkbackend.runtime import Device
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
@@ -36,8 +35,8 @@ def write_gguf(
     progress: Progress | None = None,
 ) -> int:
     """Write the model of `source` to `path`, one file, its tensors from the `weights` on `devices`, which
-    `specs` describe; returns the bytes written. The parts of a split model are joined. Needs host memory for
-    16 MiB at a time.
+    `specs` describe; returns the bytes written. What no device needs (RoPE factors) comes from the source.
+    The parts of a split model are joined. Needs host memory for 16 MiB at a time.
 
     Raises InvalidArgument where `path` is the source, GGUFError where a tensor of the source is not on the
     devices as it was stored or the file cannot be written; `path` then is as before.
@@ -48,18 +47,15 @@ def write_gguf(
     for spec in specs:
         if spec.part or spec.name in source.tensors:
             stored.setdefault(spec.part.tensor if spec.part else spec.name, []).append(spec)
-    on_host = set(host_tensors(source, read_n_layer(source)))
-    for info in source.tensors.values():
-        if info.name not in on_host:
-            _check(info, stored.get(info.name, []), weights, source.paths[0])
+    for name, of_tensor in stored.items():
+        _check(source.tensors[name], of_tensor, weights, source.paths[0])
     alignment = source.u32("general.alignment", DEFAULT_ALIGNMENT)
     header = _header(source, alignment)
     total = len(header) + sum(_padded(info.nbytes, alignment) for info in source.tensors.values())
     with replacing(path, GGUFError) as part, open(part, "wb") as file, transfers(devices):
         file.write(header)
         for info in source.tensors.values():
-            specs = stored.get(info.name, [])
-            held = [(spec.part, weights[spec.name]) for spec in specs]
+            held = [(spec.part, weights[spec.name]) for spec in stored.get(info.name, [])]
             narrow = bool(held) and held[0][1].dtype != info.type
             for piece in joined(devices, held) if held else [source.data(info.name)]:
                 file.write((narrowed(piece, info.type) if narrow else piece).data)

@@ -17,6 +17,7 @@ ARCHITECTURES = (
     "qwen3moe",
     "phi3",
     "gemma3",
+    "gemma4",
     "glm4",
     "glm4moe",
     "gpt-oss",

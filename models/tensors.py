@@ -37,7 +37,8 @@ class FileSource:
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     """Types on the devices by weight name. Raises GGUFError for a tensor that is missing or of another shape,
     UnsupportedModel for a type or a tensor that cannot be used."""
-    types, used = {}, set(host_tensors(gguf, model.n_layer))
+    types = {}
+    used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}
     for spec in model.weights():
         if spec.values is not None:
             types[spec.name] = "f32"
@@ -69,11 +70,6 @@ def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
         return []
     behind = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
     return [name for name in gguf.tensors if name.startswith(behind) or ".nextn." in name]
-
-
-def host_tensors(gguf: GGUF, n_layer: int) -> list[str]:
-    """Tensors of which no device holds a part: what the host makes RoPE rows of, and what is not read."""
-    return [*(name for name in ROPE_FACTORS if name in gguf.tensors), *ahead_tensors(gguf, n_layer)]
 
 
 def notes(gguf: GGUF, model: Model) -> list[str]:
