@@ -30,7 +30,9 @@ from models.oracles.fixture import (
 from models.oracles.fixtures import FIXTURES, build
 
 from vkbackend.errors import UnsupportedModel
+from vkbackend.models import state
 from vkbackend.models.runner import Runner
+from vkbackend.models.state import SlotContent
 from vkbackend.step import Run
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -226,6 +228,29 @@ def test_at_most_two_exchanges_per_layer(folder: Path, name: str, rows: int) -> 
     with opened(model(folder, name), ["numpy"] * 3) as runner:
         exchanges = [r for r in runner.mesh.step(rows, 1).reduces if not r.gather]
         assert 0 < len(exchanges) <= 2 * runner.model.n_layer
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize(("n_before", "n_after"), [(1, 1), (2, 3), (3, 1)])
+def test_a_saved_slot_goes_on_elsewhere(
+    folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
+) -> None:
+    """Saved behind two and a half micro-batches, loaded on other devices in another slot."""
+    with opened(model(folder, name), ["numpy"] * n_before, n_ubatch=16) as runner:
+        for pos in range(0, N_PREFILL, 16):
+            n = min(16, N_PREFILL - pos)
+            runner.step(PROMPT[pos : pos + n], [Run(0, 0, n, pos)], [])
+        held = SlotContent(PROMPT[:N_PREFILL], N_PREFILL, runner.resumable(N_PREFILL))
+        state.save(runner, tmp_path / "state", 0, held, 0, None)
+    with opened(model(folder, name), ["numpy"] * n_after, n_ubatch=16, n_slots=2) as runner:
+        state.load(runner, tmp_path / "state", 1, SlotContent())
+        rest = PROMPT[N_PREFILL:]
+        got = [runner.step(rest[:4], [Run(1, 0, 4, N_PREFILL)], range(4)).copy()]
+        got += [
+            runner.step([rest[i]], [Run(1, 0, 1, N_PREFILL + i)], [0]).copy() for i in range(4, len(rest))
+        ]
+    assert nmse(np.concatenate(got), golden(name)[N_PREFILL:]) <= EXACT
 
 
 # ---- the oracles themselves ----
