@@ -98,7 +98,7 @@ def delta_chunk(
     queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
     values, gates = _strided(v, n_rows, v_stride, n_heads, s), _f64(g, n_rows, n_heads, s if kda else 1)
     weights, out = _f64(beta, n_rows, n_heads, 1), work.reshape(n_rows, n_heads, 5 * s + c)
-    for first, n, _, _, _ in _runs(step):
+    for first, n, *_cells in _runs(step):
         for begin in range(first, first + n, c):
             rows = slice(begin, min(begin + c, first + n))
             n_chunk = rows.stop - begin
