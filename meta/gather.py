@@ -7,7 +7,7 @@ Works in pieces of a few MiB; nothing may be running on the devices meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ import numpy as np
 from vkbackend.buffer import View
 from vkbackend.errors import PlanError
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.meta.slices import Load, expert_slices, slice_of
+from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
@@ -26,13 +26,15 @@ PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once; as large as a 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A rectangle of a stored tensor, seen as a matrix of bytes [n_rows, row bytes]: rows begin:end, bytes
-    begin:end of each. On the device its rows lie one behind another, from byte `offset` of `view` on.
+    begin:end of each. On the device its rows begin `pitch` bytes apart (0: one behind another), the first at
+    byte `offset` of `view`.
     """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     view: View
     offset: int = 0
+    pitch: int = 0
 
 
 def matrix_of(weight: Weight) -> tuple[int, int]:
@@ -50,12 +52,7 @@ def extents(weight: Weight, device: int) -> list[Extent]:
         return columns.start // elements * nbytes, columns.stop // elements * nbytes
 
     if len(weight.shape) < 3:
-        rows, columns = slice_of(load, device)
-        starts = [rows.start + first for first, _ in pieces]
-        return [
-            Extent((start, start + math.prod(view.shape[:-1])), stored(columns), view)
-            for start, (_, view) in zip(starts, pieces, strict=True)
-        ]
+        return _rectangles(slices_of(load, device), stored, pieces)
     held, n_out = [], weight.shape[1]
     ends = [*(first for first, _ in pieces[1:]), weight.shape[0]]
     for (first, view), end in zip(pieces, ends[: len(pieces)], strict=True):
@@ -64,6 +61,33 @@ def extents(weight: Weight, device: int) -> list[Extent]:
             begin, stop = stored(columns)
             held.append(Extent((e * n_out + rows.start, e * n_out + rows.stop), (begin, stop), view, offset))
             offset += (rows.stop - rows.start) * (stop - begin)
+    return held
+
+
+def _rectangles(
+    cuts: list[tuple[slice, slice]],
+    stored: Callable[[slice], tuple[int, int]],
+    pieces: list[tuple[int, View]],
+) -> list[Extent]:
+    """Where the cuts of a matrix lie, whose pieces begin at local rows: cuts by rows follow one another, cuts
+    by columns lie side by side."""
+    held = []
+    by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
+    pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0
+    row = lead = 0  # local
+    for rows, columns in cuts:
+        begin, end = stored(columns)
+        for first, view in pieces:
+            n_rows = math.prod(view.shape[:-1])
+            low, high = max(row, first), min(row + rows.stop - rows.start, first + n_rows)
+            if low < high:
+                stored_rows = rows.start + low - row, rows.start + high - row
+                offset = (low - first) * (pitch or end - begin) + lead
+                held.append(Extent(stored_rows, (begin, end), view, offset, pitch))
+        if by_columns:
+            lead += end - begin
+        else:
+            row += rows.stop - rows.start
     return held
 
 
@@ -78,9 +102,7 @@ def gather_rows(devices: Sequence[Device], weight: Weight, begin: int, end: int)
             low, high = max(begin, extent.rows[0]), min(end, extent.rows[1])
             window = slice(low - begin, max(low, high) - begin), slice(*extent.columns)
             if missing[window].any():
-                wide = extent.columns[1] - extent.columns[0]
-                at, n = extent.offset + (low - extent.rows[0]) * wide, (high - low) * wide
-                part = _read(device, extent.view, at, n).reshape(high - low, wide)
+                part = _read_rows(device, extent, low, high)
                 np.copyto(out[window], part, where=missing[window])
                 missing[window] = False
     if missing.any():
@@ -99,7 +121,13 @@ def scatter_rows(devices: Sequence[Device], weight: Weight, begin: int, data: np
             wide = extent.columns[1] - extent.columns[0]
             if low < high and wide:
                 part = data[low - begin : high - begin, slice(*extent.columns)]
-                _write(device, extent.view, extent.offset + (low - extent.rows[0]) * wide, part)
+                pitch = extent.pitch or wide
+                at = extent.offset + (low - extent.rows[0]) * pitch
+                if pitch == wide:
+                    _write(device, extent.view, at, part)
+                    continue
+                for row, line in enumerate(part):
+                    _write(device, extent.view, at + row * pitch, line)
 
 
 def stream(devices: Sequence[Device], weight: Weight) -> Iterator[np.ndarray]:
@@ -126,6 +154,15 @@ def transfers(devices: Sequence[Device]) -> Iterator[Sequence[Device]]:
 
 
 # ---- bytes from and to any address: views begin on whole words ----
+
+
+def _read_rows(device: Device, extent: Extent, low: int, high: int) -> np.ndarray:
+    """The extent's bytes of stored rows low..high."""
+    wide = extent.columns[1] - extent.columns[0]
+    pitch, n = extent.pitch or wide, high - low
+    at = extent.offset + (low - extent.rows[0]) * pitch
+    raw = _read(device, extent.view, at, (n - 1) * pitch + wide)
+    return np.lib.stride_tricks.as_strided(raw, (n, wide), (pitch, 1))
 
 
 def _read(device: Device, view: View, at: int, nbytes: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.memory import HostPages, allocate
-from vkbackend.meta.slices import Load, expert_pieces, expert_slices, piece_nbytes, piece_shapes, slice_of
+from vkbackend.meta.slices import Load, expert_pieces, expert_slices, piece_nbytes, piece_shapes, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
@@ -83,9 +83,13 @@ def _fill(
     advance: Callable[[int], None],
 ) -> None:
     elements, nbytes = block_of(load.dtype)
-    rows, cols = slice_of(load, d)
     stored = raw.reshape(load.shape[0] if len(load.shape) > 1 else 1, -1)
-    own = stored[rows, cols.start // elements * nbytes : cols.stop // elements * nbytes]
+    parts = [
+        stored[rows, cols.start // elements * nbytes : cols.stop // elements * nbytes]
+        for rows, cols in slices_of(load, d)
+    ]
+    by_rows = load.state.axis == len(load.shape) - 2
+    own = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0 if by_rows else 1)
     for first, view in pieces:
         n_rows = view.shape[0] if len(view.shape) > 1 else 1
         row_bytes = own.shape[1]

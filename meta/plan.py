@@ -19,22 +19,24 @@ class Role:
     """What a weight's slices follow: `axis` (0 rows, 1 columns) of `dim`, or nothing (mirrored).
 
     `dim` names a dimension of the plan: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN
-    columns of a stack of experts [n_expert, n_out, n_in].
+    columns of a stack of experts [n_expert, n_out, n_in]. `segments`: the axis is several parts behind one
+    another, of these relative sizes, which are all split alike (q, k and v rows by key heads).
     """
 
     dim: str = ""
     axis: int = 0
+    segments: tuple[int, ...] = (1,)
 
 
 MIRROR = Role()
 
 
-def rows(dim: str) -> Role:
-    return Role(dim, 0)
+def rows(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
+    return Role(dim, 0, segments)
 
 
-def columns(dim: str) -> Role:
-    return Role(dim, 1)
+def columns(dim: str, segments: tuple[int, ...] = (1,)) -> Role:
+    return Role(dim, 1, segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,10 @@ class Plan:
             return split_experts(role.axis, self.experts)
         ranges = self.ranges[role.dim]
         units, size = max(end for _, end in ranges), shape[role.axis]
-        if size % units:
+        if size % (units * sum(role.segments)):
             raise PlanError(f"{name}: axis {role.axis} of {shape} is not a multiple of {units} {role.dim}")
-        return split(role.axis, scaled(ranges, size // units))
+        per_unit = size // (units * sum(role.segments))
+        return split(role.axis, ranges, [n * per_unit for n in role.segments])
 
 
 def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[float, ...]:

@@ -47,24 +47,41 @@ def expert_slices(load: Load, device: int) -> list[tuple[slice, slice]]:
 
 def slice_of(load: Load, device: int) -> tuple[slice, slice]:
     """(rows, columns) that `device` holds, in elements; a vector counts as one row."""
+    [held] = slices_of(load, device)
+    return held
+
+
+def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
+    """The same of a tensor whose axis may have several segments: of each, in order. On the device their rows
+    follow one another, or their columns do in every row."""
     n_rows, n_columns = (1, *load.shape)[-2:]
     if load.state.kind is not Kind.SPLIT:
-        return slice(0, n_rows), slice(0, n_columns)
-    begin, end = load.state.ranges[device]
+        return [(slice(0, n_rows), slice(0, n_columns))]
+    held = load.state.slices(device)
     if load.state.axis == len(load.shape) - 2:
-        return slice(begin, end), slice(0, n_columns)
+        return [(rows, slice(0, n_columns)) for rows in held]
     block = block_of(load.dtype)[0]
-    if begin % block or end % block:
-        raise PlanError(f"{load.name}: columns {begin}:{end} cut {load.dtype} blocks of {block}")
-    return slice(0, n_rows), slice(begin, end)
+    for columns in held:
+        if columns.start % block or columns.stop % block:
+            raise PlanError(
+                f"{load.name}: columns {columns.start}:{columns.stop} cut {load.dtype} blocks of {block}"
+            )
+    return [(slice(0, n_rows), columns) for columns in held]
+
+
+def shape_of(load: Load, device: int) -> tuple[int, int]:
+    """(rows, columns) of what `device` holds of a matrix or vector."""
+    held = slices_of(load, device)
+    by_rows = load.state.kind is Kind.SPLIT and load.state.axis == len(load.shape) - 2
+    n_rows, n_columns = ([s[i].stop - s[i].start for s in held] for i in range(2))
+    return (sum(n_rows), n_columns[0]) if by_rows else (n_rows[0], sum(n_columns))
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
     """(first local row, shape) of the pieces of a device's slice: none exceeds what one binding may span."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
-    rows, cols = slice_of(load, device)
-    n_rows, n_cols = rows.stop - rows.start, cols.stop - cols.start
+    n_rows, n_cols = shape_of(load, device)
     if not n_rows or not n_cols:
         return []
     if len(load.shape) == 1:

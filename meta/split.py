@@ -7,7 +7,7 @@ combination without a rule raises PlanError with the op and the states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from vkbackend.errors import PlanError
@@ -31,11 +31,33 @@ class State:
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # PARTIAL: the devices that hold a share
     experts: tuple[Ranges, ...] = ()  # a stack of experts: the ranges of each; `ranges` are the first one's
+    segments: tuple[int, ...] = ()  # the axis is several parts behind one another, all split alike: `ranges`
+    # are units then, of which part i has segments[i] elements each
 
     def __str__(self) -> str:
         if self.kind is Kind.SPLIT:
-            return f"SPLIT(axis {self.axis}, {' '.join(f'{b}:{e}' for b, e in self.ranges)})"
+            of = f" of {'+'.join(map(str, self.segments))}" if self.segments else ""
+            return f"SPLIT(axis {self.axis}, {' '.join(f'{b}:{e}' for b, e in self.ranges)}{of})"
         return self.kind.value + (f"(of devices {self.writers})" if self.writers else "")
+
+    def count(self, device: int) -> int:
+        """Elements of the split axis that a device holds."""
+        begin, end = self.ranges[device]
+        return (end - begin) * (sum(self.segments) or 1)
+
+    def slices(self, device: int) -> list[slice]:
+        """Where they are on the axis, in order; parts that touch are one slice."""
+        begin, end = self.ranges[device]
+        n_units = max(end for _, end in self.ranges)
+        held: list[slice] = []
+        at = 0
+        for n in self.segments or (1,):
+            if held and held[-1].stop == at + begin * n:
+                held[-1] = slice(held[-1].start, at + end * n)
+            else:
+                held.append(slice(at + begin * n, at + end * n))
+            at += n_units * n
+        return held
 
 
 MIRRORED = State(Kind.MIRRORED)
@@ -50,10 +72,12 @@ def split_experts(axis: int, experts: Sequence[Ranges]) -> State:
     return State(Kind.SPLIT, axis, experts[0], experts=tuple(experts))
 
 
-def split(axis: int, ranges: Ranges) -> State:
+def split(axis: int, ranges: Ranges, segments: Sequence[int] = ()) -> State:
     """Split on `axis`; the ranges must tile it in device order (checked by `check_tiling` where the size is
-    known)."""
-    return State(Kind.SPLIT, axis, ranges)
+    known). With `segments`: see State; one alone is a plain split."""
+    if len(segments) == 1:
+        ranges, segments = scaled(ranges, segments[0]), ()
+    return State(Kind.SPLIT, axis, ranges, segments=tuple(segments))
 
 
 def check_tiling(ranges: Ranges, size: int, what: str) -> None:
@@ -99,8 +123,8 @@ def linear(x: State, w: State) -> State:
     if x == MIRRORED and w == MIRRORED:
         return MIRRORED
     if x == MIRRORED and w.kind is Kind.SPLIT and w.axis == 0:
-        return split(1, w.ranges)
-    if x.kind is Kind.SPLIT and x.axis == 1 and w.kind is Kind.SPLIT and w.axis == 1 and x.ranges == w.ranges:
+        return split(1, w.ranges, w.segments)
+    if x.kind is Kind.SPLIT and x.axis == w.axis == 1 and x == w:
         return partial(holders(w.ranges))
     raise _no_rule("linear", x=x, w=w)
 
@@ -109,7 +133,7 @@ def add_bias(y: State, bias: State) -> State:
     """A bias lies as the rows of its matrix do. On a PARTIAL sum a mirrored one is added by one writer."""
     if bias == MIRRORED and y.kind in (Kind.MIRRORED, Kind.PARTIAL):
         return y
-    if y.kind is Kind.SPLIT and y.axis == 1 and bias == split(0, y.ranges):
+    if y.kind is Kind.SPLIT and y.axis == 1 and bias == replace(y, axis=0):
         return y
     raise _no_rule("add_bias", y=y, bias=bias)
 
@@ -150,7 +174,7 @@ def per_head(op: str, x: State, head_dim: int) -> State:
     if (
         x.kind is Kind.SPLIT
         and x.axis == 1
-        and all(b % head_dim == 0 and e % head_dim == 0 for b, e in x.ranges)
+        and all(n % head_dim == 0 for n in x.segments or [at for cut in x.ranges for at in cut])
     ):
         return x
     raise _no_rule(f"{op} with heads of {head_dim}", x=x)

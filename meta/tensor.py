@@ -135,7 +135,7 @@ class Graph:
         columns."""
         label = self.label(label)
         tensor = Tensor(self, rows, width, state, [])
-        widths = [e - b for b, e in state.ranges] if state.kind is Kind.SPLIT else [width] * self.n
+        widths = [state.count(d) if state.kind is Kind.SPLIT else width for d in range(self.n)]
         if state.kind is Kind.PARTIAL:
             holders = state.writers
         for d, local in enumerate(widths):

@@ -17,7 +17,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
 from vkbackend.meta.policy import Layer, plan_model
-from vkbackend.meta.slices import Load, expert_slices, slice_of
+from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.split import Ranges, holders
 from vkbackend.models.base import Model, WeightSpec
 from vkbackend.models.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
@@ -206,7 +206,7 @@ def weight_nbytes(load: Load, device: int) -> int:
     """Bytes of a weight that lie on `device` as a slice of its own (a shared host table counts nowhere)."""
     if load.shared:
         return 0
-    cuts = expert_slices(load, device) if len(load.shape) == 3 else [slice_of(load, device)]
+    cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
     return sum((r.stop - r.start) * row_nbytes(load.dtype, c.stop - c.start) for r, c in cuts)
 
 

@@ -64,6 +64,11 @@ def loads(draw: st.DrawFn) -> tuple[Load, int]:
         return Load("w", shape[1:], dtype, state, home), n
     axis = draw(st.integers(0, 1))
     tiles = tilings(shape[axis] // (block if axis else 1), n, block if axis else 1)
+    if ndim == 2 and (segments := draw(st.lists(st.integers(1, 3), max_size=3))):
+        units, size = draw(st.integers(1, 4)), block if axis else 1
+        shape = (*shape[:axis], units * sum(segments) * size, *shape[axis + 1 :])
+        state = split(axis, draw(tilings(units, n, 1)), [count * size for count in segments])
+        return Load("w", shape, dtype, state, home), n
     if ndim == 2:
         state = draw(st.one_of(st.just(MIRRORED), tiles.map(lambda r: split(axis, r))))
         return Load("w", shape, dtype, state, home), n

@@ -19,8 +19,9 @@ from vkbackend.formats import block_of, dequantize
 from vkbackend.limits import Limits
 from vkbackend.memory import ALIGN
 from vkbackend.meta import split as rules
-from vkbackend.meta.load import Load, load_weights, piece_nbytes, piece_shapes, slice_of
+from vkbackend.meta.load import Load, load_weights, piece_nbytes, piece_shapes
 from vkbackend.meta.plan import Dim, normalise, share_out
+from vkbackend.meta.slices import slice_of, slices_of
 from vkbackend.meta.split import (
     MIRRORED,
     State,
@@ -195,10 +196,17 @@ def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
     state = MIRRORED
     if axis >= 0:
         grain = block if axis == len(shape) - 1 else 1
-        ranges = share_out(Dim(shape[axis], grain), normalise(shares, n_devices), draw(st.integers(0, 4)))
-        state = split(axis, ranges)
+        segments = draw(st.lists(st.integers(1, 3), max_size=4))
+        if segments:
+            units = draw(st.integers(1, 5))
+            shape = (*shape[:axis], units * sum(segments) * grain, *shape[axis + 1 :])
+            ranges = share_out(Dim(units), normalise(shares, n_devices), draw(st.integers(0, 4)))
+            state = split(axis, ranges, [n * grain for n in segments])
+        else:
+            ranges = share_out(Dim(shape[axis], grain), normalise(shares, n_devices), draw(st.integers(0, 4)))
+            state = split(axis, ranges)
     # From one row per piece to one piece for everything.
-    row = -(-n_in // block) * block_of(dtype)[1]
+    row = shape[-1] // block * block_of(dtype)[1]
     return (
         Load("w", shape, dtype, state),
         n_devices,
@@ -210,6 +218,11 @@ def stored(load: Load, seed: int = 3) -> np.ndarray:
     raw = weights_of(np.random.default_rng(seed), load.dtype, *load.shape).raw
     assert raw is not None
     return raw.reshape(-1).view(np.uint8)
+
+
+def indices(load: Load, device: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(rows, columns) of every rectangle that a device holds."""
+    return [(np.r_[rows], np.r_[columns]) for rows, columns in slices_of(load, device)]
 
 
 @settings(max_examples=200, deadline=None)
@@ -224,14 +237,14 @@ def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
     assert not pages
     got = np.full((n_devices, *want.shape), np.nan, np.float32)
     for d, device in enumerate(devices):
-        rows, columns = slice_of(load, d)
+        rows, columns = (np.unique(np.concatenate(held)) for held in zip(*indices(load, d), strict=True))
         assert [first for first, _ in weights["w"].pieces[d]] == [
             first for first, _ in piece_shapes(load, d, piece_nbytes(device))
         ]
         for first, view in weights["w"].pieces[d]:
             assert view.offset % ALIGN == 0 and view.nbytes <= max_range
             local = array_of(view).reshape(-1, view.shape[-1])
-            got[d, rows.start + first : rows.start + first + len(local), columns] = local
+            got[d, rows[first : first + len(local), None], columns] = local
     if load.state == MIRRORED:
         assert all(np.array_equal(own, want) for own in got)
     else:  # every element on exactly one device
