@@ -21,7 +21,7 @@ from vkbackend.memory import ALIGN, HostPages, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
 from vkbackend.meta.sizing import Build, StepShape, StepSizes, measure
-from vkbackend.meta.split import MIRRORED, Ranges, split
+from vkbackend.meta.split import MIRRORED, State
 from vkbackend.meta.tensor import Graph, Inputs, Weight
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
@@ -87,20 +87,20 @@ class Mesh:
         self._pages += pages
 
     def cache(
-        self, name: str, n_cells: int, width: int, dtype: str, ranges: Ranges, home: Home = Home.KV
+        self, name: str, n_cells: int, width: int, dtype: str, state: State, home: Home = Home.KV
     ) -> Weight:
-        """A cache [n_cells, width] split by columns, empty, in memory of its own.
+        """A cache [n_cells, width] split by columns as `state` says, empty, in memory of its own.
 
-        Raises PlanError where a device's share exceeds one binding: attention reads it as a whole.
+        Raises PlanError where a device's share exceeds one binding: shaders read it as a whole.
         """
-        weight = Weight(name, (n_cells, width), dtype, split(1, ranges), [])
-        for device, (begin, end) in zip(self.devices, ranges, strict=True):
+        weight = Weight(name, (n_cells, width), dtype, state, [])
+        for d, device in enumerate(self.devices):
             pieces = []
-            if end > begin:
-                probe = View(Buffer(1 << 62, home, name), 0, (n_cells, end - begin), dtype)
+            if n := state.count(d):
+                probe = View(Buffer(1 << 62, home, name), 0, (n_cells, n), dtype)
                 if probe.nbytes > (limit := device.limits.max_storage_range):
                     raise PlanError(
-                        f"{name} of {n_cells} positions takes {probe.nbytes} bytes on {device.name}, "
+                        f"{name} of {n_cells} cells takes {probe.nbytes} bytes on {device.name}, "
                         f"which reads {limit} at once; use a smaller context, fewer slots or more devices"
                     )
                 pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, home, name)))]

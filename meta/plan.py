@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vkbackend.errors import InvalidArgument, PlanError
-from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, scaled, split, split_experts
+from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, split_experts
 
 
 @dataclass(frozen=True, slots=True)

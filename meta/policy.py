@@ -39,6 +39,24 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """A recurrent layer: key heads, each a unit with the value heads that read it, and its state.
+
+    `columns`: neighbouring columns of the output projection that belong to a key head; `block`: elements of
+    its quant block.
+    """
+
+    n_k_heads: int
+    columns: int
+    block: int = 1
+
+    @property
+    def grain(self) -> int:
+        """Key heads that stay together: whole blocks of the output projection."""
+        return min(self.block // math.gcd(self.block, self.columns), self.n_k_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForward:
     """FFN columns of a layer (of each expert, if n_expert > 0); `block`: of ffn_down, cut along its columns.
 
@@ -56,7 +74,7 @@ class FeedForward:
 class Layer:
     """What there is to share in one layer. Layers of one `kind` rotate together in llama.cpp's policy."""
 
-    attention: Attention
+    attention: Attention | DeltaNet
     ffn: FeedForward
     kind: str = ""
 
@@ -86,7 +104,11 @@ def plan_model(
 
 
 def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
-    ranges = attention_ranges(layer.attention, shares, held)
+    mixer = layer.attention
+    if isinstance(mixer, DeltaNet):
+        ranges = {"k_heads": _take(mixer.n_k_heads, mixer.grain, shares, held)}
+    else:
+        ranges = attention_ranges(mixer, shares, held)
     ffn = layer.ffn
     unit = ffn_unit(ffn.n_ff, ffn.block)
     here = [0.0] * len(shares)  # a layer's experts work side by side: what one rounds up another makes up for
@@ -185,16 +207,9 @@ def _llama_cpp(
     for layer in layers:
         rotation = seen.get(layer.kind, 0) % n
         seen[layer.kind] = seen.get(layer.kind, 0) + 1
-        a, ffn = layer.attention, layer.ffn
-        columns = a.group * a.head_dim_k
-        padded = a.block
-        while padded < 128 and padded * n < columns:
-            padded *= 2
-        grain = math.lcm(columns, padded) // columns  # kv heads
-        kv = _cumulative(a.n_head_kv * a.head_dim_k, grain * a.head_dim_k, n, shares, rotation)
-        kv_heads = tuple((b // a.head_dim_k, e // a.head_dim_k) for b, e in kv)
+        ffn = layer.ffn
         columns_ffn = _cumulative(ffn.n_ff, math.lcm(ffn.block, 128), n, shares, rotation)
-        ranges = {"kv_heads": kv_heads, "heads": scaled(kv_heads, a.group)}
+        ranges = _llama_cpp_heads(layer.attention, n, shares, rotation)
         if ffn.beside:
             grain = math.lcm(ffn.beside_block, 128)
             ranges["ffn"] = _cumulative(ffn.beside, grain, n, shares, rotation)
@@ -202,6 +217,24 @@ def _llama_cpp(
             ranges["ffn"] = columns_ffn
         plans.append(Plan(ranges, (columns_ffn,) * ffn.n_expert))
     return plans, Plan({"vocab": _cumulative(n_vocab, 1, n, shares, len(layers) % n)})
+
+
+def _llama_cpp_heads(
+    a: Attention | DeltaNet, n: int, shares: Sequence[float] | None, rotation: int
+) -> dict[str, Ranges]:
+    if isinstance(
+        a, DeltaNet
+    ):  # theirs cuts q, k and v apart, which 3 devices may not agree on: by key heads
+        grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
+        return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}
+    columns = a.group * a.head_dim_k
+    padded = a.block
+    while padded < 128 and padded * n < columns:
+        padded *= 2
+    grain = math.lcm(columns, padded) // columns  # kv heads
+    kv = _cumulative(a.n_head_kv * a.head_dim_k, grain * a.head_dim_k, n, shares, rotation)
+    kv_heads = tuple((b // a.head_dim_k, e // a.head_dim_k) for b, e in kv)
+    return {"kv_heads": kv_heads, "heads": scaled(kv_heads, a.group)}
 
 
 def _cumulative(size: int, grain: int, n: int, shares: Sequence[float] | None, rotation: int) -> Ranges:

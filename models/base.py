@@ -135,6 +135,26 @@ class LayerCache:
     shared: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The recurrent state of one layer: arrays of (name, values per unit of each segment), whose units are
+    those of the plan's dimension `dim`. It has no positions: it is what the whole sequence so far left."""
+
+    n_units: int
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    dim: str = "k_heads"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """The state of one layer: arrays [n_cells, values] by name."""
+
+    arrays: Mapping[str, Weight]
+
+
+LayerMemory = LayerCache | LayerState
+
+
 class Weights:
     """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`, `w.bias("attn_q")` its bias, if
     any."""
@@ -177,10 +197,10 @@ class Model(Protocol):
 
     def weights(self) -> list[WeightSpec]: ...
     def unread(self) -> set[str]: ...  # tensors that files may have and no device needs
-    def kv(self, il: int) -> KVSpec: ...
+    def kv(self, il: int) -> KVSpec | StateSpec: ...
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]: ...  # for contexts of n_ctx tokens
     def layer(self, il: int, types: Mapping[str, str]) -> Layer: ...
-    def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None: ...
+    def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None: ...
 
 
 # ---- strict reads ----
@@ -261,8 +281,11 @@ def read_float(gguf: GGUF, key: str, default: float) -> float:
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None) -> RopeTable:
-    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope)."""
+def read_rope(
+    gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None, interleaved: bool = False
+) -> RopeTable:
+    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope);
+    sections as RopeTable has them."""
     arch = gguf.architecture
     kind = gguf.string(f"{arch}.rope.scaling.type", "none")
     factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))
@@ -272,6 +295,9 @@ def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None
         raise UnsupportedModel(
             f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear, yarn and longrope are"
         )
+    sections = [int(n) for n in gguf.ints(f"{arch}.rope.dimension_sections", [])]
+    if len(sections) not in (0, 3, 4):
+        raise GGUFError(f"{gguf.paths[0]}: {arch}.rope.dimension_sections are {sections}, expected 3 or 4")
     return RopeTable(
         n_rot=n_rot,
         freq_base=float(gguf.f32(f"{arch}.rope.freq_base", 10_000.0)),
@@ -282,6 +308,8 @@ def read_rope(gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None
         attn_factor=read_float(gguf, "rope.scaling.attn_factor", 1.0),
         beta_fast=read_float(gguf, "rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=read_float(gguf, "rope.scaling.yarn_beta_slow", 1.0),
+        sections=tuple([*sections, 0][:4]) if any(sections) else (),
+        interleaved=interleaved,
     )
 
 

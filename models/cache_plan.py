@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from vkbackend.buffer import Home
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.plan import Plan
-from vkbackend.meta.policy import Layer
+from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
-from vkbackend.models.base import KVSpec
+from vkbackend.models.base import KVSpec, StateSpec
 from vkbackend.ops import CELL_BLOCK
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CachePlan:
 
 
 def plan_caches(
-    specs: Sequence[KVSpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
+    specs: Sequence[KVSpec | StateSpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
     """The caches of all layers that have their own, in the order of layers."""
     return [
@@ -60,7 +60,7 @@ def plan_caches(
             homes[il],
         )
         for il, spec in enumerate(specs)
-        if spec.owner is None
+        if isinstance(spec, KVSpec) and spec.owner is None
     ]
 
 
@@ -70,23 +70,28 @@ def blocks_per_slot(window: int, options: Options) -> int:
     return -(-n_cells // CELL_BLOCK)
 
 
-def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec]) -> list[Layer]:
+def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec | StateSpec]) -> list[Layer]:
     """The layers, of which an owner's heads come in units that the quant blocks of its sharers allow too."""
     units = list(layers)
     for il, spec in enumerate(specs):
-        if spec.owner is not None:
-            own, theirs = layers[il].attention, units[spec.owner].attention
-            assert specs[spec.owner].owner is None and spec.owner < il, f"layer {il} has no owner's cache"
+        if isinstance(spec, KVSpec) and spec.owner is not None:
+            own, theirs, owner = layers[il].attention, units[spec.owner].attention, specs[spec.owner]
+            assert isinstance(owner, KVSpec) and owner.owner is None and spec.owner < il, (
+                f"layer {il} has no owner's cache"
+            )
+            assert isinstance(own, Attention) and isinstance(theirs, Attention), (own, theirs)
             assert (own.n_head, own.n_head_kv) == (theirs.n_head, theirs.n_head_kv), (il, own, theirs)
             larger = max(own.block, theirs.block)  # blocks are powers of two
             units[spec.owner] = replace(units[spec.owner], attention=replace(theirs, block=larger))
     return units
 
 
-def heads_of_owners(plans: Sequence[Plan], specs: Sequence[KVSpec]) -> list[Plan]:
+def heads_of_owners(plans: Sequence[Plan], specs: Sequence[KVSpec | StateSpec]) -> list[Plan]:
     """The plans, in which q heads of a layer lie where the layer whose cache they read has its kv heads."""
     return [
-        plan if spec.owner is None else replace(plan, ranges={**plan.ranges, **_heads(plans[spec.owner])})
+        replace(plan, ranges={**plan.ranges, **_heads(plans[spec.owner])})
+        if isinstance(spec, KVSpec) and spec.owner is not None
+        else plan
         for plan, spec in zip(plans, specs, strict=True)
     ]
 

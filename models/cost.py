@@ -17,9 +17,9 @@ from vkbackend.meta.balance import Cost, Shares
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, bucket, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
-from vkbackend.meta.split import MIRRORED, Ranges, scaled, split
+from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.tensor import Graph, Weight
-from vkbackend.models.base import LayerCache, Model, Weights
+from vkbackend.models.base import LayerCache, LayerMemory, LayerState, Model, Weights
 from vkbackend.models.layout import Layout, Options, lay_out, sizes, weight_nbytes
 from vkbackend.step import MAX_ROWS
 
@@ -126,19 +126,29 @@ def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
     return weight
 
 
-def _caches(layout: Layout) -> list[LayerCache]:
-    own = {}
+def _caches(layout: Layout) -> list[LayerMemory]:
+    own: dict[int, LayerCache] = {}
+    states: dict[int, LayerMemory] = {}
+    for state in layout.states:
+        names = [name for name, _ in state.spec.arrays]
+        arrays = (_cache(state.n_cells, how, "f32", layout.n_devices) for _, _, how in state.arrays())
+        states[state.layer] = LayerState(dict(zip(names, arrays, strict=True)))
     for plan in layout.caches:
         shape = plan.n_slots, plan.blocks
         cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
-        k, v = (_cache(plan.n_cells, scaled(plan.heads, width), dtype) for _, width, dtype in plan.arrays)
+        k, v = (
+            _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)
+            for _, width, dtype in plan.arrays
+        )
         own[plan.layer] = LayerCache(k, v, cells, plan.spec.window)
     return [
-        own[il] if owner is None else replace(own[owner], shared=True)
+        states.get(il) or (own[il] if owner is None else replace(own[owner], shared=True))
         for il, owner in enumerate(layout.cache_owners)
     ]
 
 
-def _cache(n_cells: int, ranges: Ranges, dtype: str) -> Weight:
-    pieces = [[(0, _view((n_cells, end - begin), dtype))] if end > begin else [] for begin, end in ranges]
-    return Weight("cache", (n_cells, max(end for _, end in ranges)), dtype, split(1, ranges), pieces)
+def _cache(n_cells: int, state: State, dtype: str, n_devices: int) -> Weight:
+    counts = [state.count(d) for d in range(n_devices)]
+    pieces = [[(0, _view((n_cells, n), dtype))] if n else [] for n in counts]
+    width = max(end for _, end in state.ranges) * (sum(state.segments) or 1)
+    return Weight("cache", (n_cells, width), dtype, state, pieces)

@@ -24,6 +24,8 @@ from vkbackend.models.base import (
     ROPE_FACTORS,
     KVSpec,
     LayerCache,
+    LayerMemory,
+    StateSpec,
     Weights,
     WeightSpec,
     check_off,
@@ -121,6 +123,7 @@ class Decoder:
     mixture: Mixture | None = None  # what is fixed of its experts, where an architecture may have some
     freq_factors = False
     windows = False  # whether attention.sliding_window means something
+    interleaved_sections = False  # of RoPE, where the file has sections
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
     pre_ffn_norm = "ffn_norm"  # the tensor's name
     post_norms = False  # norms of what attention and FFN give, before it is added
@@ -159,7 +162,8 @@ class Decoder:
         [n_rot] = {layer.n_rot for layer in self.config.layers}
         freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
         n_ctx = self.config.n_ctx_train
-        tables = {"rope": read_rope(gguf, n_rot, n_ctx, freqs if short is None else short)}
+        factors = freqs if short is None else short
+        tables = {"rope": read_rope(gguf, n_rot, n_ctx, factors, self.interleaved_sections)}
         return tables if long is None else tables | {"rope_long": read_rope(gguf, n_rot, n_ctx, long)}
 
     # ---- weights ----
@@ -243,7 +247,7 @@ class Decoder:
         names = "attn_q_norm", "attn_k_norm"
         return [WeightSpec(name, (self.config.layers[il].head_dim,)) for name in names]
 
-    def kv(self, il: int) -> KVSpec:
+    def kv(self, il: int) -> KVSpec | StateSpec:
         layer = self.config.layers[il]
         return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window)
 
@@ -262,7 +266,7 @@ class Decoder:
 
     # ---- graph ----
 
-    def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None:
+    def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
         h = self.embed(graph, w)
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
@@ -281,15 +285,20 @@ class Decoder:
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return ops.embed(graph, w("token_embd"))
 
-    def block(self, h: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
+    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         eps = self.config.eps
-        a = self.attention(ops.rms_norm(h, w("attn_norm"), eps), w, cache, il)
+        a = self.mix(ops.rms_norm(h, w("attn_norm"), eps), w, cache, il)
         h = h + (ops.rms_norm(a, w("post_attention_norm"), eps) if self.post_norms else a)
         x = ops.rms_norm(h, w(self.pre_ffn_norm), eps)
         mixture = self.config.layers[il].mixture
         norm = w(self.pre_ffn_norm)
         f = mixture.forward(x, h, norm, w, eps) if mixture else self.feed_forward(x, w, il)
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
+
+    def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        """What brings positions together: attention, where a model has nothing else."""
+        assert isinstance(cache, LayerCache), f"layer {il} has no attention"
+        return self.attention(x, w, cache, il)
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         layer = self.config.layers[il]
@@ -309,7 +318,11 @@ class Decoder:
             window=cache.window,
             sinks=w.get("attn_sinks.weight"),
         )
-        return linear(a, w, "attn_output")
+        return linear(self.gate(a, x, w), w, "attn_output")
+
+    def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
+        """What attention gave for x, on the way to its output projection."""
+        return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
         k, v = linear(x, w, "attn_k"), linear(x, w, "attn_v")

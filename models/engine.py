@@ -192,6 +192,7 @@ class Engine:
             held = self._contents[wanted]
             same = (a == b for a, b in zip(held.tokens[: held.n_stored], sequence.tokens, strict=False))
             n_common = min(sum(takewhile(bool, same)), len(sequence.tokens) - 1)  # the last one must run
+            n_common = self.runner.resume_at(wanted, n_common)
             if n_common >= held.resumable:
                 sequence.n_stored, sequence.resumable = n_common, held.resumable
         return True

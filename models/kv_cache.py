@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from vkbackend.meta.mesh import Mesh
-from vkbackend.meta.split import scaled
-from vkbackend.models.base import LayerCache
-from vkbackend.models.layout import Layout
+from vkbackend.meta.split import split
+from vkbackend.models.base import LayerCache, LayerMemory
+from vkbackend.models.layout import Layout, Options
+from vkbackend.models.recurrent_state import RecurrentState
 from vkbackend.ops import CELL_BLOCK
 
 
@@ -41,11 +42,13 @@ class CellTable:
 
 
 class KVCache:
-    """K and V caches of every layer; `layers` are what each reads, a sharing layer its owner's."""
+    """K and V caches of every layer; `layers` are what each reads, a sharing layer its owner's, a recurrent
+    one its state."""
 
-    def __init__(self, mesh: Mesh, layout: Layout) -> None:
+    def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
         self.tables: dict[int, CellTable] = {}  # by blocks per slot
+        self.states = RecurrentState(mesh, layout, options)
         own: dict[int, LayerCache] = {}
         for plan in self.plans:
             if plan.blocks not in self.tables:
@@ -56,14 +59,14 @@ class KVCache:
                     plan.n_cells,
                     plan.spec.n_head_kv * width,
                     dtype,
-                    scaled(plan.heads, width),
+                    split(1, plan.heads, [width]),
                     plan.home,
                 )
                 for name, width, dtype in plan.arrays
             )
             own[plan.layer] = LayerCache(k, v, self.tables[plan.blocks].cells, plan.spec.window)
-        self.layers = [
-            own[il] if owner is None else replace(own[owner], shared=True)
+        self.layers: list[LayerMemory] = [
+            self.states.layers.get(il) or (own[il] if owner is None else replace(own[owner], shared=True))
             for il, owner in enumerate(layout.cache_owners)
         ]
 

@@ -16,11 +16,12 @@ from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
-from vkbackend.meta.policy import Layer, plan_model
+from vkbackend.meta.policy import DeltaNet, Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.split import Ranges, holders
-from vkbackend.models.base import Model, WeightSpec
+from vkbackend.models.base import KVSpec, Model, WeightSpec
 from vkbackend.models.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
+from vkbackend.models.recurrent_state import StatePlan, plan_states
 from vkbackend.step import MAX_ROWS
 
 SPLIT_MODES = ("none", "layer", "tensor")
@@ -46,6 +47,7 @@ class Options:
     n_ctx: int = 512  # per slot
     n_slots: int = 1
     n_ubatch: int = MAX_ROWS  # rows of one step
+    n_snapshots: int = 2  # recurrent states that each slot keeps to go back to
     type_k: str = "f16"
     type_v: str = "f16"
 
@@ -60,9 +62,14 @@ class Layout:
     loads: list[Load]
     caches: list[CachePlan]
     cache_owners: list[int | None]  # of each layer: whose caches it reads, None for its own
+    states: list[StatePlan]
     active: Mapping[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # devices that work on a layer, by scope
+
+    def memories(self) -> list[CachePlan | StatePlan]:
+        """All that a slot's sequence fills."""
+        return [*self.caches, *self.states]
 
     def table(self) -> str:
         names = [f"blk.{il}" for il in range(len(self.plans))]
@@ -96,7 +103,9 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     ]
     active = {f"blk.{il}": _active(plan) for il, plan in enumerate(plans)} | {"": _active(output_plan)}
     caches = plan_caches(kv, plans, kv_homes, options)
-    return Layout(n_devices, plans, output_plan, loads, caches, [spec.owner for spec in kv], active)
+    owners = [spec.owner if isinstance(spec, KVSpec) else None for spec in kv]
+    states = plan_states(kv, plans, kv_homes, options)
+    return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active)
 
 
 def layer_of(name: str) -> int | None:
@@ -128,7 +137,11 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def whole_on(layer: Layer, device: int, n: int) -> Plan:
     """The plan that gives all of a layer to one device."""
     a, f = layer.attention, layer.ffn
-    sizes = {"kv_heads": a.n_head_kv, "heads": a.n_head, "ffn": f.beside if f.n_expert else f.n_ff}
+    sizes = {"ffn": f.beside if f.n_expert else f.n_ff}
+    if isinstance(a, DeltaNet):
+        sizes |= {"k_heads": a.n_k_heads}
+    else:
+        sizes |= {"kv_heads": a.n_head_kv, "heads": a.n_head}
     ranges = {name: _whole(size, device, n) for name, size in sizes.items() if size}
     return Plan(ranges, (_whole(f.n_ff, device, n),) * f.n_expert)
 
@@ -179,7 +192,7 @@ def _override(
             output_plan = Plan({"vocab": _whole(spec.shape[0], int(target), n)})
             continue
         whole = whole_on(layers[il], int(target), n)
-        attention = spec.role.dim in ("heads", "kv_heads")
+        attention = spec.role.dim not in ("ffn", "experts")
         dims = [dim for dim in whole.ranges if (dim != "ffn") == attention]
         plans[il] = replace(
             plans[il],
@@ -217,15 +230,15 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
         for load in layout.loads:
             n["weights" if load.home is Home.WEIGHTS else "host"] += weight_nbytes(load, d)
-        for cache in layout.caches:
+        for cache in layout.memories():
             n["kv" if cache.home is Home.KV else "host"] += sum(cache.nbytes(d))
         report.append(n)
     return report
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Bytes of the largest K or V cache of one layer on `device`: attention binds it as a whole."""
-    return max((max(cache.nbytes(device)) for cache in layout.caches), default=0)
+    """Bytes of the largest K or V cache or state of one layer on `device`: shaders bind it as a whole."""
+    return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)
 
 
 def totals(layout: Layout, model: Model, options: Options) -> dict[str, Any]:

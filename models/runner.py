@@ -152,7 +152,7 @@ class Runner:
         self.max_outputs = shape.n_outputs
         check_fit(mesh.devices, options, sizes_with(model, types, n, steps), model.n_layer)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), progress)
-        self.kv = KVCache(mesh, layout)
+        self.kv = KVCache(mesh, layout, options)
         self._ropes = model.ropes(self.n_ctx)
         self._params = StepParams()
         self._rope_rows = {
@@ -180,6 +180,8 @@ class Runner:
         n_rows, n_outputs = len(tokens), len(outputs)
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         step = self.mesh.step(bucket(n_rows), bucket(n_outputs))
+        if self.kv.states:
+            runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
         self._params.fill(tokens, runs, outputs)
         for name, rows in self._rope_rows.items():
             every = self._rope_all[name]
@@ -200,6 +202,11 @@ class Runner:
     def resumable(self, n_stored: int) -> int:
         """The first position at which a sequence can go on after `n_stored` positions of it were written."""
         return self.kv.resumable(n_stored)
+
+    def resume_at(self, slot: int, position: int) -> int:
+        """The last position up to `position` from which the slot can go on: recurrent state is there for some
+        alone."""
+        return self.kv.states.slots.resumable(slot, position) if self.kv.states else position
 
     # ---- reports ----
 

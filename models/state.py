@@ -23,6 +23,7 @@ from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
+from vkbackend.models.base import LayerCache
 from vkbackend.models.gguf import GGUF
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ def save(
             f"positions {first}..{stop} of slot {slot} cannot be saved: layers with a sliding window no "
             f"longer hold what follows {stop} sees; give a last of at least {content.resumable}"
         )
+    if runner.kv.states and (first, stop) != (0, content.n_stored):
+        raise InvalidArgument(
+            f"positions {first}..{stop} of slot {slot} cannot be saved apart: the model has recurrent "
+            f"layers, whose state stands for all {content.n_stored} positions; save the slot without a range"
+        )
     # Without `last`, the token that is known but has not run belongs to the sequence, too.
     tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
     tensors: dict[str, np.ndarray] = {"tokens": tokens}
@@ -98,6 +104,9 @@ def save(
             runs = _runs(table, slot, begin, stop, cache)
             rows = np.concatenate([gather_rows(devices, cache, cell, cell + n) for _, cell, n in runs])
             tensors[name] = rows.view(_DTYPES[cache.dtype][1]).reshape(stop - begin, *shape)
+        for name, state in _states(runner):
+            cell = runner.kv.states.slots.cell(slot, stop)
+            tensors[name] = gather_rows(devices, state, cell, cell + 1).view("<f4").reshape(-1)
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -130,6 +139,11 @@ def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotC
             del content.tokens[first:]
             content.n_stored = first
             content.resumable = _resumable(runner, content, first, last, saved)
+            if runner.kv.states:
+                cell = runner.kv.states.slots.put(slot, last)
+                for name, state in _states(runner):
+                    data = file.get_tensor(name).reshape(1, -1).view(np.uint8)
+                    scatter_rows(devices, state, cell, data)
             for name, cache, _, table, window in _caches(runner):
                 rows = file.get_slice(name)
                 begin = _begin(window, saved, first, last)
@@ -201,6 +215,7 @@ def _check(
         name: (_DTYPES[cache.dtype][0], [last - _begin(window, saved, first, last), *shape])
         for name, cache, shape, _, window in _caches(runner)
     }
+    expected |= {name: ("F32", [state.shape[1]]) for name, state in _states(runner)}
     names = set(file.keys())
     if names != {"tokens", *expected}:
         odd = sorted(names ^ {"tokens", *expected})
@@ -229,8 +244,8 @@ def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> i
 
 def _identity(runner: Runner) -> dict[str, str]:
     """What must be equal where a state is saved and where it is loaded."""
-    layer = runner.kv.layers[0]
-    return {"model_sha256": runner.fingerprint, "type_k": layer.k.dtype, "type_v": layer.v.dtype}
+    options = runner.options
+    return {"model_sha256": runner.fingerprint, "type_k": options.type_k, "type_v": options.type_v}
 
 
 def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
@@ -238,9 +253,16 @@ def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], Cell
     layers."""
     for plan in runner.kv.plans:
         layer, table = runner.kv.layers[plan.layer], runner.kv.tables[plan.blocks]
+        assert isinstance(layer, LayerCache)
         for (name, width, _), cache in zip(plan.arrays, (layer.k, layer.v), strict=True):
             shape = plan.spec.n_head_kv, width
             yield f"cache_{name}_l{plan.layer}", cache, shape, table, plan.spec.window
+
+
+def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
+    """(name in the file, array) of every recurrent state, in the order of layers."""
+    for layer in runner.kv.states.layers.values():
+        yield from ((weight.name, weight) for weight in layer.arrays.values())
 
 
 def _begin(window: int, resumable: int, first: int, last: int) -> int:

@@ -26,7 +26,9 @@ class RopeTable:
     their angle, with a linear ramp between; and cos and sin grow by 1 + 0.1 ln(factor). `attn_factor`
     multiplies cos and sin under every scaling, and a `temperature` t those of position p by
     1 + t ln(1 + floor(p / temperature_length)): what q is turned by carries a scale of its own that way.
-    Raises InvalidArgument for values no table exists for.
+    `sections` share the pairs out to a position's time, height, width and a fourth number, in stretches or
+    `interleaved` (Wang et al. 2024, arXiv:2409.12191): of text the first three are its position, the fourth
+    is 0, so its pairs stand still. Raises InvalidArgument for values no table exists for.
     """
 
     n_rot: int
@@ -41,6 +43,8 @@ class RopeTable:
     ext_factor: float = 1.0  # yarn: weight of the unscaled angle in the fast pairs
     temperature: float = 0.0
     temperature_length: int = 1
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
         if self.n_rot < 2 or self.n_rot % 2:
@@ -61,6 +65,8 @@ class RopeTable:
                 f"RoPE temperature {self.temperature} over {self.temperature_length} positions: the first "
                 "must be finite, the second positive"
             )
+        if self.sections and (len(self.sections) != 4 or min(self.sections) < 0 or not any(self.sections)):
+            raise InvalidArgument(f"RoPE sections must be four counts, not all 0, got {self.sections}")
         if self.freq_factors is not None:
             factors = np.asarray(self.freq_factors, np.float64)
             if factors.shape != (self.n_rot // 2,) or not np.all(np.isfinite(factors) & (factors != 0)):
@@ -71,7 +77,7 @@ class RopeTable:
     @property
     def frequencies(self) -> np.ndarray:
         """float64 [n_rot / 2]: radians per position."""
-        theta = self.freq_base ** (-2.0 * np.arange(self.n_rot // 2) / self.n_rot)
+        theta = self.freq_base ** (-2.0 * np.arange(self.n_rot // 2) / self.n_rot) * self._turns
         if self.freq_factors is not None:
             theta = theta / np.asarray(self.freq_factors, np.float64)
         if self.scaling == "none":
@@ -84,6 +90,17 @@ class RopeTable:
         ramp = np.clip((np.arange(self.n_rot // 2) - low) / max(0.001, high - low), 0.0, 1.0)
         mix = (1.0 - ramp) * self.ext_factor
         return scaled * (1.0 - mix) + theta * mix
+
+    @property
+    def _turns(self) -> np.ndarray:
+        """bool [n_rot / 2]: the pairs whose section is time, height or width."""
+        if not self.sections:
+            return np.ones(self.n_rot // 2, bool)
+        time, height, width, _ = self.sections
+        sector = np.arange(self.n_rot // 2) % sum(self.sections)
+        if self.interleaved:
+            return sector < 3 * np.array([time, height, width])[sector % 3]
+        return sector < time + height + width
 
     @property
     def magnitude(self) -> float:

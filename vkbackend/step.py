@@ -22,14 +22,14 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(frozen=True, slots=True)
 class Run:
     """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos,
-    first_pos+1, ...; `states` are the recurrent state cells that it reads (none at position 0) and
-    writes."""
+    first_pos+1, ...; `states` are the recurrent state cells that it reads (none at position 0) and writes, if
+    there is any (None: that of the slot's number)."""
 
     slot: int
     first_row: int
     n_rows: int
     first_pos: int
-    states: tuple[int, int] = (0, 0)
+    states: tuple[int, int] | None = None
 
 
 class StepParams:
@@ -67,5 +67,6 @@ class StepParams:
             rows = self.rows[run.first_row : run.first_row + run.n_rows]
             rows[:, 0] = np.arange(run.first_pos, run.first_pos + run.n_rows)
             rows[:, 1] = run.slot
-            rows[:, 3] = run.states[0] | run.states[1] << 16
+            read, written = run.states or (run.slot, run.slot)
+            rows[:, 3] = read | written << 16
         self.outputs[: len(outputs)] = outputs

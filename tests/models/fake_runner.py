@@ -54,6 +54,9 @@ class FakeRunner:
         self.steps: list[list[Run]] = []
         self.closed = 0
 
+    def resume_at(self, slot: int, position: int) -> int:
+        return position
+
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
         assert not self.closed
         assert 0 < len(tokens) <= self.n_ubatch and len(outputs) <= self.max_outputs

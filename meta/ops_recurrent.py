@@ -1,0 +1,154 @@
+"""The ops of recurrent layers over N devices, of the same contract as ops.py: heads are independent, so every
+device works on its own key heads and the value heads that read them, and nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View
+from vkbackend.errors import PlanError
+from vkbackend.meta import split
+from vkbackend.meta.split import Kind, State
+from vkbackend.meta.tensor import Graph, Tensor, Weight
+
+
+def ssm_conv(x: Tensor, w: Weight, state: Weight) -> Tensor:
+    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv], behind the columns in
+    `state` [n_cells, width * (d_conv - 1)], which it moves on."""
+    _same_channels("ssm_conv", x.state, w.state, state.state, state.shape[1] // x.width)
+    graph, d_conv = x.graph, w.shape[1]
+    y = graph.new(x.rows, x.width, x.state, "ssm_conv")
+    for d, out in enumerate(y.views):
+        if out is not None:
+            cells = state.whole(d)
+            device_ops.ssm_conv(
+                graph.recordings[d],
+                graph.devices[d].limits,
+                x.on(d),
+                w.whole(d),
+                cells.reshape(cells.shape[0], out.shape[1], d_conv - 1),
+                out,
+                graph.inputs[d].step,
+                label=graph.label("ssm_conv"),
+            )
+    return y
+
+
+def _same_channels(op: str, x: State, w: State, state: State, per_channel: int) -> None:
+    def widened(one: State) -> State:
+        segments = one.segments or (1,)
+        return split.split(1, one.ranges, [n * per_channel for n in segments])
+
+    if x.kind is not Kind.SPLIT or w != replace(x, axis=0) or state != widened(x):
+        raise PlanError(f"no rule for {op} of x {x}, w {w}, state {state}")
+
+
+def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(softplus(a + dt) * decay, sigmoid(b)): per head, or where a is wider than b per key channel."""
+    graph = a.graph
+    if dt.state != replace(a.state, axis=0) or decay.state != replace(b.state, axis=0):
+        raise PlanError(f"no rule for delta_gates of a {a.state}, dt {dt.state}, b {b.state}, {decay.state}")
+    g = graph.new(a.rows, a.width, a.state, "delta_g")
+    beta = graph.new(b.rows, b.width, b.state, "delta_beta")
+    for d, out in enumerate(g.views):
+        if out is not None:
+            device_ops.delta_gates(
+                graph.recordings[d],
+                graph.devices[d].limits,
+                a.on(d),
+                dt.whole(d),
+                decay.whole(d),
+                b.on(d),
+                out,
+                beta.on(d),
+                label=graph.label("delta_gates"),
+            )
+    return g, beta
+
+
+def delta_net(
+    parts: Sequence[Tensor], g: Tensor, beta: Tensor, state: Weight, *, head_dim: int, tiled: bool, eps: float
+) -> Tensor:
+    """The gated delta rule on q, k, v: three tensors, or one that has them as segments; [rows, heads *
+    head_dim], split like v.
+
+    q and k are brought to unit length. With `tiled` value head h reads key head h % n_k, else neighbours read
+    the same. `state` [n_cells, heads * head_dim * head_dim] is read and left as the last row of a run has it.
+    """
+    graph, rows = beta.graph, beta.rows
+    whole = len(parts) == 1
+    v_state = _values(parts[0].state) if whole else parts[2].state
+    heads = split.per_head("delta_net", v_state, head_dim)
+    if beta.state != _shrunk(heads, head_dim) or state.state != _shrunk(heads, 1, head_dim):
+        raise PlanError(f"no rule for delta_net of v {v_state}, beta {beta.state}, state {state.state}")
+    y = graph.new(rows, beta.width * head_dim, v_state, "delta_net")
+    for d, out in enumerate(y.views):
+        if out is None:
+            continue
+        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("delta_net")
+        n_heads = out.shape[1] // head_dim
+        if whole:
+            source = parts[0].on(d)
+            n_k = (source.shape[1] - out.shape[1]) // (2 * head_dim)
+            unit = graph.scratch((rows, 2 * n_k, head_dim), "delta qk")
+            q_stride, v_stride = 2 * n_k * head_dim, source.shape[1]
+            device_ops.l2_norm(recording, limits, source, unit, eps=eps, x_stride=v_stride, label=label)
+            q, k, v = unit, _columns(unit, rows, n_k * head_dim), _columns(source, rows, q_stride)
+        else:
+            n_k = parts[0].on(d).shape[1] // head_dim
+            q, k = (graph.scratch((rows, n_k, head_dim), "delta qk") for _ in range(2))
+            for part, unit in zip(parts, (q, k), strict=False):
+                device_ops.l2_norm(recording, limits, part.on(d), unit, eps=eps, label=label)
+            v, q_stride, v_stride = parts[2].on(d), n_k * head_dim, out.shape[1]
+        cells = state.whole(d)
+        _rule(
+            graph, d, q, k, v,
+            g.on(d).reshape(rows, n_heads, g.on(d).shape[1] // n_heads), beta.on(d),
+            cells.reshape(cells.shape[0], n_heads, head_dim, head_dim), out.reshape(rows, n_heads, head_dim),
+            n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride, label=label,
+        )  # fmt: skip
+    return y
+
+
+def _rule(
+    graph: Graph, d: int, q: View, k: View, v: View, g: View, beta: View, cells: View, out: View, *, n_k: int,
+    tiled: bool, q_stride: int, v_stride: int, label: str,
+) -> None:  # fmt: skip
+    """Row by row for a few rows, in chunks for many."""
+    recording, limits, step = graph.recordings[d], graph.devices[d].limits, graph.inputs[d].step
+    rows, n_heads, size = out.shape
+    if rows <= device_ops.MAX_VEC_ROWS:
+        device_ops.delta_net(
+            recording, limits, q, k, v, g, beta, cells, out, step,
+            n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride, label=label,
+        )  # fmt: skip
+        return
+    work = graph.scratch(device_ops.delta_work(rows, n_heads, size, kda=g.shape[2] > 1), "delta work")
+    device_ops.delta_chunk(
+        recording, limits, q, k, v, g, beta, work, step,
+        n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride, label=label,
+    )  # fmt: skip
+    device_ops.delta_scan(recording, limits, work, cells, out, step, label=label)
+
+
+def _columns(x: View, rows: int, first: int) -> View:
+    """x from column `first` of its first row to the end of its last."""
+    n = rows * (x.nbytes // 4 // rows) - first
+    return View(x.buffer, x.offset + 4 * first, (n,))
+
+
+def _values(qkv: State) -> State:
+    """How v lies where q, k and v are segments of one tensor, v of as many as it has."""
+    if qkv.kind is not Kind.SPLIT or len(qkv.segments) < 3:
+        raise PlanError(f"no rule for delta_net of q, k, v {qkv}")
+    return split.split(1, qkv.ranges, qkv.segments[2:])
+
+
+def _shrunk(heads: State, by: int, times: int = 1) -> State:
+    """The state with `times` elements for every `by` of `heads`."""
+    if heads.segments:
+        return split.split(1, heads.ranges, [n // by * times for n in heads.segments])
+    return split.split(1, tuple((b // by * times, e // by * times) for b, e in heads.ranges))
