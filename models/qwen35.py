@@ -6,11 +6,12 @@ dense feed-forward network stands in place of the experts.
 from __future__ import annotations
 
 from vkbackend.models import qwen3next
+from vkbackend.models.mixture import Mixture
 
 
 class Model(qwen3next.Model):
     """The weights and the graph."""
 
-    mixture = False
+    mixture: Mixture | None = None
     tiled = True
     interleaved_sections = True

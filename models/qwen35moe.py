@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from vkbackend.models import qwen35
+from vkbackend.models.mixture import Mixture
 
 
 class Model(qwen35.Model):
     """The weights and the graph."""
 
-    mixture = True
+    mixture = Mixture()

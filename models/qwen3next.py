@@ -29,6 +29,7 @@ from vkbackend.models.base import (
 )
 from vkbackend.models.decoder import Decoder, linear
 from vkbackend.models.gguf import GGUF
+from vkbackend.models.mixture import Mixture
 from vkbackend.ops_recurrent import MAX_DELTA_HEAD
 
 
@@ -48,7 +49,7 @@ class Delta:
 class Model(Decoder):
     """The weights and the graph."""
 
-    mixture = True
+    mixture: Mixture | None = Mixture()
     pre_ffn_norm = "post_attention_norm"
     tiled = False  # value head h reads key head h % n_k, not h // (n_v / n_k)
 
@@ -101,7 +102,7 @@ class Model(Decoder):
             WeightSpec("attn_norm", (n_embd,)),
             WeightSpec("attn_qkv", (n_qkv, n_embd), of_qkv),
             WeightSpec("attn_gate", (n_values, n_embd), of_v),
-            WeightSpec("ssm_conv1d", (n_qkv, d.d_conv), of_qkv),
+            WeightSpec("ssm_conv1d", (n_qkv, d.d_conv), of_qkv, f32=True),
             WeightSpec("ssm_beta", (d.n_v, n_embd), of_v),
             WeightSpec("ssm_alpha", (d.n_v, n_embd), of_v),
             WeightSpec("ssm_dt", (d.n_v,), of_v, source=f"{prefix}ssm_dt.bias"),
