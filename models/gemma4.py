@@ -19,6 +19,7 @@ from vkbackend.models import gemma3
 from vkbackend.models.base import (
     KVSpec,
     LayerCache,
+    LayerMemory,
     Weights,
     WeightSpec,
     read_count,
@@ -79,6 +80,7 @@ class Model(gemma3.Model):
 
     def kv(self, il: int) -> KVSpec:
         spec = super().kv(il)
+        assert isinstance(spec, KVSpec)
         if il < self.n_owners:
             return spec
         kind = self.config.layers[il].rope
@@ -118,7 +120,7 @@ class Model(gemma3.Model):
 
     # ---- graph ----
 
-    def forward(self, graph: Graph, w: Weights, caches: list[LayerCache]) -> None:
+    def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
         h = self.embed(graph, w)
         per_layer = self.per_layer(h, graph, w) if self.n_embd_layer else None
         for il, cache in enumerate(caches):
