@@ -19,6 +19,7 @@ from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
 from vkbackend.memory import ALIGN, HostPages, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
+from vkbackend.meta.ops import candidates
 from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
 from vkbackend.meta.sizing import Build, StepShape, StepSizes, measure
 from vkbackend.meta.split import MIRRORED, State
@@ -69,7 +70,7 @@ class Mesh:
         self._pages: list[HostPages] = []
         self._inputs: list[Inputs] = []
         self._arenas: list[Buffer] = []
-        self._steps: dict[tuple[int, int], Step] = {}
+        self._steps: dict[tuple[int, int, int], Step] = {}
         self._bases = [0] * len(self.devices)
         self._broken = ""
 
@@ -136,10 +137,12 @@ class Mesh:
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
         return plan_scratch(recording, reuse=not self._keep_values)
 
-    def _graph(self, n_rows: int, n_outputs: int) -> Graph:
+    def _graph(self, n_rows: int, n_outputs: int, top_k: int) -> Graph:
         """The step's graph, built by the model and scheduled."""
         active = self._shape.active
-        graph = Graph(self.devices, self._inputs, self._provider, n_rows, n_outputs, active, wire=self._wire)
+        graph = Graph(
+            self.devices, self._inputs, self._provider, n_rows, n_outputs, active, self._wire, top_k
+        )
         graph.begin()
         self._build(graph)
         graph.recordings = [by_depth(recording) for recording in graph.recordings]
@@ -147,15 +150,16 @@ class Mesh:
 
     # ---- steps ----
 
-    def step(self, n_rows: int, n_outputs: int) -> Step:
-        """The recorded step for this many rows and output rows, made on first use."""
-        key = n_rows, n_outputs
+    def step(self, n_rows: int, n_outputs: int, top_k: int = 0) -> Step:
+        """The recorded step for this many rows and output rows, made on first use; with `top_k` it ends with
+        that many candidates of each output row instead of all logits."""
+        key = n_rows, n_outputs, top_k
         if key not in self._steps:
-            self._steps[key] = self._record(n_rows, n_outputs)
+            self._steps[key] = self._record(*key)
         return self._steps[key]
 
-    def _record(self, n_rows: int, n_outputs: int) -> Step:
-        graph = self._graph(n_rows, n_outputs)
+    def _record(self, n_rows: int, n_outputs: int, top_k: int) -> Step:
+        graph = self._graph(n_rows, n_outputs, top_k)
         executables, values = [], {name: list(views) for name, views in graph.values.items()}
         for d, (device, recording) in enumerate(zip(self.devices, graph.recordings, strict=True)):
             offsets, nbytes = self._plan(recording)
@@ -273,6 +277,22 @@ class Mesh:
                 device.invalidate(view.buffer)  # type: ignore[arg-type]
                 host = view.buffer.host[: view.nbytes].view(np.float32)  # type: ignore[union-attr]
                 out[:n_outputs, begin:end] = host.reshape(view.shape)[:n_outputs]
+
+    def read_top_k(self, n_outputs: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int64, logits float32), both [n_outputs, k], best first, the lower id first on ties: the
+        candidates of the last step, which was one with `top_k` k."""
+        ids, scores = [], []
+        for device, inputs, (begin, _) in zip(self.devices, self._inputs, self._shape.vocab, strict=True):
+            if inputs.logits is not None:
+                device.invalidate(inputs.logits.buffer)  # type: ignore[arg-type]
+                places, values = candidates(inputs.logits, n_outputs, k)
+                host = places.buffer.host  # type: ignore[union-attr]
+                found = host[places.offset : places.end].view(np.uint32).reshape(n_outputs, k)
+                ids.append(found.astype(np.int64) + begin)
+                scores.append(host[values.offset : values.end].view(np.float32).reshape(n_outputs, k))
+        every, value = np.concatenate(ids, axis=1), np.concatenate(scores, axis=1)
+        order = np.argsort(np.where(np.isnan(value), -np.inf, -value), axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(every, order, 1), np.take_along_axis(value, order, 1)
 
     def close(self) -> None:
         """Release recordings, memory and devices; a device that does not answer is left as it is."""

@@ -134,17 +134,47 @@ def _matmul(graph: Graph, d: int, w: Weight, x: View | None, out: View) -> None:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """x w^T into the host-visible region, each device its own vocabulary rows; capped as by `softcap`."""
+    """x w^T into the host-visible region, each device its own vocabulary rows; capped as by `softcap`. Of a
+    graph with `top_k` only each row's best candidates get there."""
     x, graph = _whole(x), x.graph
     split.linear(x.state, w.state)
     for d, inputs in enumerate(graph.inputs):
-        if inputs.logits is not None and w.pieces[d]:
-            out = View(inputs.logits.buffer, inputs.logits.offset, (graph.n_outputs, inputs.logits.shape[1]))
-            product = graph.scratch(out.shape, "logits") if softcap else out
-            _matmul(graph, d, w, x.views[d], product)
-            if softcap:
-                recording, limits = graph.recordings[d], graph.devices[d].limits
-                device_ops.softcap(recording, limits, product, out, c=softcap, label=graph.label("softcap"))
+        if inputs.logits is None or not w.pieces[d]:
+            continue
+        recording, limits = graph.recordings[d], graph.devices[d].limits
+        shape = graph.n_outputs, inputs.logits.shape[1]
+        out = (
+            graph.scratch(shape, "capped")
+            if graph.top_k
+            else View(inputs.logits.buffer, inputs.logits.offset, shape)
+        )
+        product = graph.scratch(shape, "logits") if softcap else out
+        _matmul(graph, d, w, x.views[d], product)
+        if softcap:
+            device_ops.softcap(recording, limits, product, out, c=softcap, label=graph.label("softcap"))
+        if graph.top_k:
+            _top_k(graph, d, out, *candidates(inputs.logits, graph.n_outputs, graph.top_k))
+
+
+def candidates(region: View, n_outputs: int, k: int) -> tuple[View, View]:
+    """Where the host finds the places u32 and the values f32 [n_outputs, 1, k] of a device's best logits."""
+    ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
+    return ids, View(region.buffer, region.offset + ids.nbytes, (n_outputs, 1, k))
+
+
+def _top_k(graph: Graph, d: int, x: View, ids: View, values: View) -> None:
+    """The best of each row of x: of its chunks side by side, then of what those gave."""
+    recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("top_k")
+    (n_rows, n), k = x.shape, graph.top_k
+    chunk, n_chunks = device_ops.top_k_chunks(limits, n, k)
+    if n_chunks == 1:
+        device_ops.top_k(recording, limits, x, ids, values, chunk=n, label=label)
+        return
+    part_ids = replace(graph.scratch((n_rows, n_chunks, k), "top_k ids"), dtype="u32")
+    part = graph.scratch((n_rows, n_chunks, k), "top_k values")
+    device_ops.top_k(recording, limits, x, part_ids, part, chunk=chunk, label=label)
+    flat, places = part.reshape(n_rows, n_chunks * k), part_ids.reshape(n_rows, n_chunks * k)
+    device_ops.top_k(recording, limits, flat, ids, values, source=places, chunk=n_chunks * k, label=label)
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:

@@ -39,6 +39,7 @@ class StepShape:
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    top_k: int = 0  # candidates per output row, where steps may give those instead of whole rows of logits
 
     def places(self) -> tuple[dict[str, int], int]:
         """(byte offset of each RoPE table, bytes in all) of a step's parameters, StepParams first."""
@@ -99,8 +100,9 @@ def measure(
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
     arenas, elements = [ALIGN] * n, 0
     for rows in {shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)}:
-        for outputs in {min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)}:
-            graph = Graph(devices, inputs, sizing, rows, outputs, shape.active, wire=wire)
+        most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
+        for outputs, top_k in {(most, 0), (one, 0), (most, shape.top_k)}:
+            graph = Graph(devices, inputs, sizing, rows, outputs, shape.active, wire=wire, top_k=top_k)
             graph.begin()
             build(graph)
             for d, recording in enumerate(graph.recordings):

@@ -97,6 +97,7 @@ class Graph:
     n_outputs: int
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices at work, by outermost scope
     wire: str = "f32"
+    top_k: int = 0  # of each output row only the logits of this many candidates go to the host; 0: all
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests

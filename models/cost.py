@@ -21,8 +21,11 @@ from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.tensor import Graph, Weight
 from vkbackend.models.base import LayerCache, LayerMemory, LayerState, Model, Weights
 from vkbackend.models.layout import Layout, Options, lay_out, sizes, weight_nbytes
+from vkbackend.ops import MAX_TOP_K
 from vkbackend.step import MAX_ROWS
 
+# Below it whole rows of logits cost the host less than another dispatch costs a device.
+TOP_K_VOCAB = 4096
 LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
 
 
@@ -74,7 +77,10 @@ def step_shape(model: Model, layout: Layout, options: Options, n_ubatch: int) ->
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
     widths = {name: table.n_rot for name, table in model.ropes(options.n_ctx).items()}
-    return StepShape(rows, outputs, layout.output_plan.ranges["vocab"], widths, layout.active)
+    vocab = layout.output_plan.ranges["vocab"]
+    least = min(end - begin for begin, end in vocab if end > begin)
+    top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 2 * MAX_TOP_K else 0
+    return StepShape(rows, outputs, vocab, widths, layout.active, top_k)
 
 
 def step_sizes(

@@ -272,7 +272,11 @@ class Engine:
             outputs += range(first + n - self._n_outputs(sequence, n), first + n)
         began, (reduces, reduce_s) = time.perf_counter(), self.runner.reduce_stats()
         try:
-            logits = self.runner.step(tokens, runs, outputs)
+            top_k = self._top_k(batch)
+            if top_k:
+                ids, logits = self.runner.step_top_k(tokens, runs, outputs, top_k)
+            else:
+                ids, logits = None, self.runner.step(tokens, runs, outputs)
         except VkbackendError as error:
             self._fail(batch, error)
             return
@@ -282,7 +286,10 @@ class Engine:
             n_outputs = self._n_outputs(sequence, n)
             sequence.n_stored += n
             sequence.served = self._n_steps
-            results.append((sequence, n, self._advance(sequence, logits[row : row + n_outputs])))
+            own = slice(row, row + n_outputs)
+            results.append(
+                (sequence, n, self._advance(sequence, logits[own], None if ids is None else ids[own]))
+            )
             row += n_outputs
         self._n_steps += 1
         step_s, (reduces_now, reduce_s_now) = time.perf_counter() - began, self.runner.reduce_stats()
@@ -297,9 +304,18 @@ class Engine:
                 if news["done"]:
                     self._release(sequence)
 
-    def _advance(self, sequence: _Sequence, logits: np.ndarray) -> dict[str, Any]:
-        """What the output rows [n, n_vocab] of a step mean for one sequence: fields of its event, {} for
-        none.
+    def _top_k(self, batch: list[tuple[_Sequence, int]]) -> int:
+        """Candidates per output row that are enough for every sequence of a step; 0: whole rows are."""
+        wanted = [
+            s.sampler.params.n_candidates if s.sampler else 0 for s, n in batch if self._n_outputs(s, n)
+        ]
+        if not wanted or 0 in wanted or max(wanted) > self.runner.max_top_k:
+            return 0
+        return max(wanted)
+
+    def _advance(self, sequence: _Sequence, logits: np.ndarray, ids: np.ndarray | None) -> dict[str, Any]:
+        """What the output rows [n, n_vocab] of a step, or their candidates `ids` [n, k] with `logits` [n, k],
+        mean for one sequence: fields of its event, {} for none.
         """
         request, n_ctx = sequence.request, self.runner.n_ctx
         if isinstance(request, Logits):
@@ -310,7 +326,10 @@ class Engine:
             return {"finish_reason": "length", "done": True}
         assert sequence.sampler is not None
         try:
-            token = sequence.sampler.sample(logits[0], sequence.tokens)
+            if ids is None:
+                token = sequence.sampler.sample(logits[0], sequence.tokens)
+            else:
+                token = sequence.sampler.choose(ids[0], logits[0], self.runner.n_vocab)
         except VkbackendError as error:
             return {"error": ErrorData.of(error), "done": True}
         sequence.tokens.append(token)

@@ -149,7 +149,7 @@ class Runner:
         limits = [device.limits for device in mesh.devices]
         shape = step_shape(model, layout, options, self.n_ubatch)
         steps = step_sizes(model, layout, limits, shape, **mesh.how)
-        self.max_outputs = shape.n_outputs
+        self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         check_fit(mesh.devices, options, sizes_with(model, types, n, steps), model.n_layer)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), progress)
         self.kv = KVCache(mesh, layout, options)
@@ -167,7 +167,9 @@ class Runner:
         mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
         for device in mesh.devices:
             device.drop_upload()
-        mesh.step(1, 1)  # compiles what decode needs now, rather than in front of the first token
+        mesh.step(
+            1, 1, self.max_top_k
+        )  # compiles what decode needs now, rather than in front of the first token
 
     # ---- steps ----
 
@@ -177,9 +179,26 @@ class Runner:
         Rows of a run are consecutive positions of one slot. The result is a view that the next step
         overwrites.
         """
+        self._run(tokens, runs, outputs, 0)
+        if outputs:
+            self.mesh.read_logits(self._logits, len(outputs))
+        return self._logits[: len(outputs)]
+
+    def step_top_k(
+        self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `step`; returns the best `k` (up to `max_top_k`) ids of each output row and their logits, best
+        first, both [len(outputs), k], the lower id first on ties and NaN before all."""
+        assert 0 < k <= self.max_top_k and outputs
+        asked = 1 if k == 1 else self.max_top_k
+        self._run(tokens, runs, outputs, asked)
+        ids, logits = self.mesh.read_top_k(len(outputs), asked)
+        return ids[:, :k], logits[:, :k]
+
+    def _run(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], top_k: int) -> None:
         n_rows, n_outputs = len(tokens), len(outputs)
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
-        step = self.mesh.step(bucket(n_rows), bucket(n_outputs))
+        step = self.mesh.step(bucket(n_rows), bucket(n_outputs), top_k)
         if self.kv.states:
             runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
         self._params.fill(tokens, runs, outputs)
@@ -195,9 +214,6 @@ class Runner:
                 )
         self.mesh.write_step(self._params, {name: rows[:n_rows] for name, rows in self._rope_rows.items()})
         self.mesh.run(step)
-        if n_outputs:
-            self.mesh.read_logits(self._logits, n_outputs)
-        return self._logits[:n_outputs]
 
     def resumable(self, n_stored: int) -> int:
         """The first position at which a sequence can go on after `n_stored` positions of it were written."""

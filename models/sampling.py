@@ -57,6 +57,13 @@ class SamplingParams:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def n_candidates(self) -> int:
+        """How many of the likeliest tokens decide the choice; 0 where all of them may."""
+        if self.repeat_penalty != 1 and self.repeat_last_n:
+            return 0
+        return 1 if self.temperature == 0 else self.top_k
+
 
 class Sampler:
     """The sampling state of one request: its parameters and its random generator, PCG64(seed)."""
@@ -73,15 +80,22 @@ class Sampler:
         params = self.params
         scores = self._penalized(logits, history)
         peak = scores.max()  # NaN if there is one anywhere
-        if not np.isfinite(peak):
-            n_bad = int((~np.isfinite(logits)).sum())
-            raise VkbackendError(
-                f"{n_bad} of {len(logits)} logits are not finite, so no token can be chosen: the weights are "
-                "damaged or a device computed wrongly; try another file, or one device at a time"
-            )
+        _check_finite(peak)
         if params.temperature == 0:
             return int(scores.argmax())
-        ids, scores = self._candidates(scores, peak)
+        return self._draw(*self._candidates(scores, peak), peak)
+
+    def choose(self, ids: np.ndarray, logits: np.ndarray, n_vocab: int) -> int:
+        """The next token, as `sample` would choose it, from the `n_candidates` best or more: ids [n] and
+        their float32 logits, best first."""
+        _check_finite(logits[0])
+        if self.params.temperature == 0:
+            return int(ids[0])
+        n, scores = self.params.top_k, logits.astype(np.float64)
+        return self._draw(*self._kept(ids[:n], scores[:n], scores[0], n_vocab), scores[0])
+
+    def _draw(self, ids: np.ndarray, scores: np.ndarray, peak: float) -> int:
+        params = self.params
         # Subtracting first keeps a tiny temperature from overflowing: the best candidate is exp(0).
         total = np.exp((scores - peak) / params.temperature).cumsum()
         draw = int(np.searchsorted(total, self._random.random() * total[-1], side="right"))
@@ -98,20 +112,35 @@ class Sampler:
 
     def _candidates(self, scores: np.ndarray, peak: float) -> tuple[np.ndarray, np.ndarray]:
         """Ids and scores of the tokens that top-k, top-p and min-p keep."""
-        n_vocab, params = len(scores), self.params
-        ids = best(scores, params.top_k) if 0 < params.top_k < n_vocab else np.arange(n_vocab)
-        weights = np.exp(scores[ids] - peak)
+        n_vocab, top_k = len(scores), self.params.top_k
+        ids = best(scores, top_k) if 0 < top_k < n_vocab else np.arange(n_vocab)
+        return self._kept(ids, scores[ids], peak, n_vocab)
+
+    def _kept(
+        self, ids: np.ndarray, scores: np.ndarray, peak: float, n_vocab: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and scores of the tokens that top-p and min-p keep."""
+        params, weights = self.params, np.exp(scores - peak)
         reach = params.top_p * weights.sum()
         # min-p compares with the best alone and top-p sums from the best down, so either may come first. The
         # second term drops a tail that holds at most 1 - top_p together: sorting all of 152k scores would
         # take 15 ms.
         least = max(params.min_p, (weights.sum() - reach) / n_vocab if params.top_p < 1 else 0)
-        ids, weights = ids[weights >= least], weights[weights >= least]
+        kept = weights >= least
+        ids, scores, weights = ids[kept], scores[kept], weights[kept]
         if params.top_p < 1:
             order = np.argsort(-weights, kind="stable")
             n_kept = int(np.searchsorted(weights[order].cumsum(), reach)) + 1
-            ids = ids[order[:n_kept]]
-        return ids, scores[ids]
+            ids, scores = ids[order[:n_kept]], scores[order[:n_kept]]
+        return ids, scores
+
+
+def _check_finite(peak: float) -> None:
+    if not np.isfinite(peak):
+        raise VkbackendError(
+            f"the largest logit is {peak}, so no token can be chosen: the weights are damaged or a device "
+            "computed wrongly; try another file, or one device at a time"
+        )
 
 
 def best(scores: np.ndarray, n: int) -> np.ndarray:

@@ -369,6 +369,41 @@ class Softcap(Case):
 
 
 @dataclass(frozen=True)
+class TopK(Case):
+    """`values` different numbers, few for many ties, zeros of both signs, infinities, and NaN in a row with
+    `nan`; with `mapped` ids come from a table."""
+
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    rows: int = 2
+    k: int = 4
+    chunk: int = 64
+    values: int = 1 << 20
+    nan: bool = False
+    mapped: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        shape, n_chunks = (self.rows, self.n), -(-self.n // self.chunk)
+        x = (rng.integers(0, self.values, shape) - self.values // 2).astype(np.float32)
+        x[(x == 0) & (rng.random(shape) < 0.5)] = -0.0
+        x[rng.random(shape) < 0.02], x[rng.random(shape) < 0.02] = np.inf, -np.inf
+        if self.nan:
+            x[-1, rng.integers(0, self.n)] = np.nan
+        tensors = {
+            "x": Tensor(shape, "f32", x),
+            "source": Tensor(shape, "u32", rng.integers(0, 1 << 31, shape).astype(np.uint32)),
+            "ids": output(self.rows, n_chunks, self.k, dtype="u32"),
+            "top": output(self.rows, n_chunks, self.k),
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            source = v["source"] if self.mapped else None
+            ops.top_k(rec, limits, v["x"], v["ids"], v["top"], source=source, chunk=self.chunk)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
 class Add(Case):
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -564,6 +599,11 @@ def _cases() -> _Sweep:
     ]
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
     s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]
+    s.quick += [TopK(1, k=1), TopK(200, k=7, chunk=64, values=9), TopK(130, 3, k=64, chunk=130, nan=True)]
+    s.quick += [TopK(96, k=7, chunk=96, mapped=True, values=30)]
+    s.wide += [
+        TopK(1031, 5, k=k, chunk=c, values=v) for k in (1, 7, 64) for c in (64, 1031) for v in (3, 9999)
+    ]
     s.quick += [Scale(1), Scale(1031), Softcap(1031), CopyWords(1), CopyWords(129), CopyWords(40_001)]
     s.quick += [
         AddPartials(),

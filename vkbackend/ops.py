@@ -46,6 +46,7 @@ from vkbackend.recording import Recording
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
+MAX_TOP_K = 64  # candidates of a row that sampling may ask of a device
 MAX_SLOTS = 32  # partials of one sum: a bit each in a push constant
 
 
@@ -285,3 +286,39 @@ def add_partials(
         label=label,
         flops=(n_slots + 5) * n * n_rows,
     )
+
+
+# ---- choice ----
+
+
+def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
+    """(elements of a chunk, chunks) in which top_k looks through a row of n."""
+    chunk = max(16_384 if limits.is_cpu else 4096, k)
+    return chunk, -(-n // chunk)
+
+
+def top_k(
+    rec: Recording,
+    limits: Limits,
+    x: View,
+    ids: View,
+    values: View,
+    *,
+    source: View | None = None,
+    chunk: int,
+    label: str = "",
+) -> None:
+    """The k largest of every chunk of each row of x [n_rows, n], descending, ties by place, NaN first.
+
+    ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K; ids are places in the row, or what
+    `source` u32 [n_rows, n] holds there. A chunk of fewer than k elements ends in ids 0xffffffff, -inf.
+    """
+    n_rows, n = x.shape
+    n_chunks, k = ids.shape[-2:]
+    assert ids.dtype == "u32" and 1 <= k <= MAX_TOP_K and n_chunks == -(-n // chunk), (x, ids, chunk)
+    assert rows_of(values, n_chunks * k) == n_rows and ids.shape[0] == n_rows, (x, ids, values)
+    assert source is None or (source.dtype == "u32" and source.shape == x.shape), (x, source)
+    args = x, x if source is None else source, ids, values
+    push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "chunk": chunk, "n_chunks": n_chunks}
+    consts = {"LOCAL": 32 if limits.is_cpu else 128, "K": k, "MAPPED": int(source is not None)}
+    record(rec, "top_k", "f32", args, push, consts, (n_chunks, 1, n_rows), label=label)

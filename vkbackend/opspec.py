@@ -88,6 +88,7 @@ OPS: dict[str, OpSpec] = {
         _spec("scale", "x:r y:w", "n c:f"),
         _spec("copy_words", "src:r dst:w", "n"),
         _spec("softcap", "x:r y:w", "n c:f"),
+        _spec("top_k", "x:r source:r ids:w values:w", "n n_rows chunk n_chunks", "K MAPPED"),
         _spec("add", "a:r b:r y:w", "n"),
         _spec("gate_rows", "gate:r x:r y:w", "n n_rows"),
         _spec("add_bias", "x:r b:r y:w", "n n_rows"),

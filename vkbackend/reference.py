@@ -309,3 +309,22 @@ def add_partials(
 def copy_words(src: Array, dst: Array, *, n: int, **_: Any) -> None:
     """dst = src, n 32-bit words."""
     dst.reshape(-1).view(np.uint32)[:n] = src.reshape(-1).view(np.uint32)[:n]
+
+
+def top_k(
+    x: Array, source: Array, ids: Array, values: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int,
+    k: int = 64, mapped: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """The k largest of each chunk, descending, the lower place first on ties, NaN before all."""
+    rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
+    places, found = ids.reshape(-1), values.reshape(-1)
+    for r in range(n_rows):
+        for c in range(n_chunks):
+            part = rows[r, c * chunk : (c + 1) * chunk]
+            ranks = np.where(np.isnan(part), np.inf, part).astype(np.float64)
+            order = np.lexsort((np.arange(len(part)), -ranks, ~np.isnan(part)))[:k]
+            at = (r * n_chunks + c) * k
+            places[at : at + k], found[at : at + k] = 0xFFFFFFFF, -np.inf
+            chosen = order + c * chunk
+            places[at : at + len(order)] = source.reshape(-1)[r * n + chosen] if mapped else chosen
+            found[at : at + len(order)] = part[order]

@@ -42,6 +42,7 @@ def continuation(tokens: Sequence[int], n: int) -> list[int]:
 
 class FakeRunner:
     n_vocab = N_VOCAB
+    max_top_k = 0
     prediction = None
     notes: tuple[str, ...] = ()
 

@@ -1,0 +1,90 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// The K largest of each chunk of each row, largest first, the lower place first on ties, NaN before all. Workgroups
+// (chunk, -, row). A thread knows the best of its own elements; K times the best of all is taken, and the thread that
+// had it looks for its next. ids are places in the row, or with MAPPED what `source` holds there.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint K = 64;
+layout(constant_id = 2) const uint MAPPED = 0;
+
+const uint NONE = 0xffffffffu; // the id of a place that a short chunk leaves empty; its value is -inf
+
+layout(push_constant) uniform Push {
+    uint x_off, source_off, ids_off, values_off;
+    uint n, n_rows, chunk, n_chunks;
+};
+layout(set = 0, binding = 0) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1) readonly buffer Source { uint source[]; };
+layout(set = 0, binding = 2) writeonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = 3) writeonly buffer Values { float values[]; };
+
+shared uint best_key[LOCAL];
+shared uint best_at[LOCAL];
+
+// Bits whose unsigned order is that of the values: both zeros are equal, NaN comes first; 0 is below all.
+uint order_key(float value) {
+    const uint bits = floatBitsToUint(value);
+    const uint mag = bits & 0x7fffffffu;
+    if (mag > 0x7f800000u) return 0xffffffffu;
+    if (mag == 0u) return 0x80000000u;
+    return bits == mag ? bits | 0x80000000u : ~bits;
+}
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint row = gl_WorkGroupID.z;
+    const uint base = x_off + row * n;
+    const uint begin = gl_WorkGroupID.x * chunk;
+    const uint end = min(begin + chunk, n);
+    const uint out_at = (row * n_chunks + gl_WorkGroupID.x) * K;
+
+    uint last_key = 0xffffffffu; // what this thread gave last; all at first comes after it
+    uint last_at = 0;
+    bool fresh = true;
+    bool search = true;
+    uint own_key = 0;
+    uint own_at = 0;
+    for (uint j = 0; j < K; ++j) {
+        if (search) {
+            own_key = 0;
+            for (uint i = begin + thread; i < end; i += LOCAL) {
+                const uint key = order_key(x[base + i]);
+                const bool after = fresh || key < last_key || (key == last_key && i > last_at);
+                if (after && key > own_key) { // the first of equals stays
+                    own_key = key;
+                    own_at = i;
+                }
+            }
+            search = false;
+        }
+        best_key[thread] = own_key;
+        best_at[thread] = own_at;
+        barrier();
+        for (uint s = LOCAL / 2; s > 0; s >>= 1) {
+            if (thread < s) {
+                const uint key = best_key[thread + s];
+                const uint at = best_at[thread + s];
+                const bool better = key > best_key[thread] || (key == best_key[thread] && at < best_at[thread]);
+                if (better) {
+                    best_key[thread] = key;
+                    best_at[thread] = at;
+                }
+            }
+            barrier();
+        }
+        const uint key = best_key[0];
+        const uint at = best_at[0];
+        barrier();
+        if (thread == 0) {
+            ids[ids_off + out_at + j] = key == 0 ? NONE : MAPPED != 0 ? source[source_off + row * n + at] : at;
+            values[values_off + out_at + j] = key == 0 ? uintBitsToFloat(0xff800000u) : x[base + at];
+        }
+        if (key != 0 && own_key == key && own_at == at) {
+            last_key = key;
+            last_at = at;
+            fresh = false;
+            search = true;
+        }
+    }
+}
