@@ -7,6 +7,7 @@ a model that uses these functions does not know how many devices there are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from vkbackend import ops as device_ops
