@@ -198,18 +198,17 @@ class Decoder:
         then has the rows of both, as each expert has them in ffn_gate_up_exps."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
-            (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
-            (("ffn_gate", "ffn_up"), "ffn_up"),
-            (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
+            (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
+            (("ffn_gate.weight", "ffn_up.weight"), "ffn_up.weight"),
+            (("ffn_gate_exps.weight", "ffn_up_exps.weight"), "ffn_gate_up_exps.weight"),
+            (("ffn_gate_exps.bias", "ffn_up_exps.bias"), "ffn_gate_up_exps.bias"),
         ):
-            tensor = f"{prefix}{tensor}.weight"
-            separate = [by_name.get(f"{prefix}{name}.weight") for name in names]
-            group = [spec for spec in separate if spec]
+            group = [by_name[prefix + name] for name in names if prefix + name in by_name]
             if len(group) == len(names) and group[0].name not in self._shapes:
-                *repeat, _, _ = group[0].shape  # the experts, if any
+                *repeat, _, n_in = group[0].shape  # the experts, if any
                 n_rows = sum(spec.shape[-2] for spec in group)
-                if self._shapes.get(tensor) == (*repeat, n_rows, self.n_embd):
-                    by_name |= {spec.name: spec for spec in fused(tensor, group, *repeat)}
+                if self._shapes.get(prefix + tensor) in ((*repeat, n_rows, n_in), (*repeat, n_rows)):
+                    by_name |= {spec.name: spec for spec in fused(prefix + tensor, group, *repeat)}
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:

@@ -19,6 +19,7 @@ from vkbackend.models.gguf import GGUF
 from vkbackend.ops_moe import MAX_EXPERTS, MAX_GROUPS, MAX_USED, Gating
 
 GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gating_func
+GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
 
@@ -57,14 +58,14 @@ class Mixture:
         optional = [
             WeightSpec("ffn_gate_inp.bias", (e,)),
             WeightSpec("exp_probs_b.bias", (e,)),
-            WeightSpec("ffn_gate_exps.bias", (e, n_ff, 1), Role("experts", 1), f32=True),
-            WeightSpec("ffn_up_exps.bias", (e, n_ff, 1), Role("experts", 1), f32=True),
+            *(WeightSpec(name, (e, n_ff, 1), Role("experts", 1), f32=True) for name in GATE_AND_UP),
             WeightSpec("ffn_down_exps.bias", (e, n_embd), f32=True),
             WeightSpec("ffn_down_exps.scale", (e,)),
         ]
         if shared:
             optional.append(WeightSpec("ffn_gate_inp_shexp.weight", (1, n_embd)))
-        return specs + [spec for spec in optional if spec.name in stored]
+        names = {*stored, *(GATE_AND_UP if "ffn_gate_up_exps.bias" in stored else ())}
+        return specs + [spec for spec in optional if spec.name in names]
 
     def feed_forward(self, types: Mapping[str, str], prefix: str) -> FeedForward:
         """What there is to share out, given the types of the tensors; `prefix` is `blk.N.`."""
