@@ -1,0 +1,142 @@
+"""Recurrent state in slots: which cell holds what, going back to snapshots, saving and loading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models.oracles.fixture import N_VOCAB, write
+from models.oracles.fixtures import build
+
+from vkbackend import LLM
+from vkbackend.errors import InvalidArgument, StateError
+from vkbackend.models.recurrent_state import SlotStates
+from vkbackend.step import Run
+
+F32 = {"type_k": "f32", "type_v": "f32", "n_ctx": 96}
+PROMPT = np.random.default_rng(5).integers(0, N_VOCAB, 30).tolist()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(build("qwen35"), tmp_path_factory.mktemp("recurrent") / "qwen35.gguf")
+
+
+def open_llm(path: Path, n: int = 1, **options: Any) -> LLM:
+    return LLM(path, devices=["numpy"] * n, **{**F32, **options})
+
+
+# ---- cells ----
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(0, 3))
+def test_a_run_reads_what_its_sequence_left(data: st.DataObject, n_snapshots: int) -> None:
+    """Steps of several slots that go on, go back or begin anew, over cells that hold what was fed to them."""
+    n_slots = 2
+    slots = SlotStates(n_slots, n_snapshots)
+    cells: list[tuple[int, ...]] = [(-1,)] * (n_slots * (1 + n_snapshots))
+    held: list[tuple[int, ...]] = [()] * n_slots  # tokens of each slot
+    for number in range(data.draw(st.integers(1, 25))):
+        slot, n = data.draw(st.integers(0, 1)), data.draw(st.sampled_from([1, 1, 1, 2, 5]))
+        wanted = data.draw(st.integers(0, len(held[slot])))
+        at = slots.resumable(slot, wanted)
+        assert at <= wanted and slots.resumable(slot, at) == at
+        assert slots.resumable(slot, len(held[slot])) == len(held[slot])  # going on needs no snapshot
+        read, written = slots.advance(Run(slot, 0, n, at))
+        if at:
+            assert cells[read] == held[slot][:at]
+        held[slot] = held[slot][:at] + (number,) * n
+        cells[written] = held[slot]
+        for other in range(n_slots):
+            if held[other]:
+                assert cells[slots.cell(other, len(held[other]))] == held[other]
+
+
+def test_the_ends_of_a_prompt_and_of_its_steps_are_kept() -> None:
+    slots = SlotStates(1, 2)
+    at = 0
+    for n in (16, 16, 5, 1, 1, 1):
+        slots.advance(Run(0, 0, n, at))
+        at += n
+    assert [slots.resumable(0, position) for position in (40, 39, 37, 36, 32, 31)] == [40, 37, 37, 32, 32, 0]
+
+
+# ---- in the engine ----
+
+
+def test_going_back_gives_what_a_new_slot_gives(path: Path) -> None:
+    other = [*PROMPT, 7, 8, 9]
+    with open_llm(path) as llm:
+        want = llm.generate(other, 10, temperature=0).tokens
+        repeated, third = (llm.generate(PROMPT + more, 10, temperature=0).tokens for more in ([], [5]))
+    with open_llm(path, n_slots=1, n_ubatch=16) as llm:
+        assert llm.generate(PROMPT, 10, temperature=0, slot=0).tokens == repeated
+        back = llm.generate(other, 10, temperature=0, slot=0)  # goes on where the first prompt ended
+        assert back.tokens == want and back.timings["prompt_n"] == len(other) - len(PROMPT)
+        again = llm.generate([*PROMPT, 5], 10, temperature=0, slot=0)
+        assert again.tokens == third and again.timings["prompt_n"] == 1
+        new = llm.generate(PROMPT[:9], 10, temperature=0, slot=0)  # no snapshot before it
+        assert new.timings["prompt_n"] == 9
+
+
+def test_two_sequences_share_steps(path: Path) -> None:
+    with open_llm(path) as llm:
+        want = [llm.generate(PROMPT[i:], 12, temperature=0).tokens for i in range(3)]
+    with open_llm(path, n_slots=3, n_ubatch=16) as llm:
+        streams = [llm.stream(PROMPT[i:], 12, temperature=0, slot=i) for i in range(3)]
+        got: list[list[int]] = [[], [], []]
+        while any(len(tokens) < 12 for tokens in got):
+            for tokens, stream in zip(got, streams, strict=True):
+                chunk = next(stream, None)
+                tokens += [] if chunk is None or chunk.token is None else [chunk.token]
+    assert got == want
+
+
+# ---- saved ----
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_split": [1, 0, 3]}, {"split_mode": "layer"}])
+def test_saved_on_two_devices_goes_on_on_three(path: Path, tmp_path: Path, options: Any) -> None:
+    file = tmp_path / "state"
+    with open_llm(path, 2) as llm:
+        begun = llm.generate(PROMPT, 8, temperature=0, slot=0)
+        llm.save_state(file)
+        want = llm.generate(PROMPT + begun.tokens, 12, temperature=0, slot=0).tokens
+    with open_llm(path, 3, n_slots=2, **options) as llm:
+        tokens = llm.load_state(file, slot=1)
+        rest = llm.generate(tokens, 12, temperature=0, slot=1)
+    assert rest.tokens == want and rest.timings["prompt_n"] == 1
+
+
+def test_a_part_is_refused(path: Path, tmp_path: Path) -> None:
+    with open_llm(path) as llm:
+        llm.generate(PROMPT, 4, temperature=0, slot=0)
+        for part in ({"first": 3}, {"last": 20}):
+            with pytest.raises(InvalidArgument, match="recurrent layers, whose state stands for all"):
+                llm.save_state(tmp_path / "part", slot=0, **part)
+
+
+def test_a_file_without_the_state_is_refused(path: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    file = tmp_path / "state"
+    with open_llm(path) as llm:
+        llm.generate(PROMPT, 4, temperature=0, slot=0)
+        llm.save_state(file)
+        tensors = load_file(file)
+        with safe_open(file, framework="numpy") as kept:
+            about = kept.metadata()
+        names = [name for name in tensors if name.startswith("state_")]
+        assert names
+        shorter = {**tensors, names[0]: tensors[names[0]][:-1]}
+        missing = {name: values for name, values in tensors.items() if name != names[0]}
+        for changed in (shorter, missing):
+            save_file(changed, file, about)
+            with pytest.raises(StateError, match=names[0]):
+                llm.load_state(file)
