@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from vkbackend import ops as device_ops
@@ -351,6 +352,38 @@ def add(a: Tensor, b: Tensor) -> Tensor:
             y.views[d] = left or right
     y.base = _plus(a.base, b.base)
     return y
+
+
+def together(*sums: Tensor) -> None:
+    """Make several PARTIAL sums whole in one exchange, where they need one."""
+    graph, width = sums[0].graph, sums[0].width
+    parts = [x for x in map(_latest, sums) if x.state.kind is Kind.PARTIAL]
+    writers = tuple(sorted({d for x in parts for d in x.state.writers}))
+    if len(parts) < 2 or (len(writers) == 1 and writers == graph.readers()):
+        return  # each is made whole where it is read
+    joint = graph.new(sum(x.rows for x in parts), width, split.partial(writers), "together")
+    begins = [0, *accumulate(x.rows for x in parts)]
+    for d in writers:
+        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("together")
+        some = next(x.on(d) for x in parts if x.views[d] is not None)
+        for x, begin in zip(parts, begins, strict=False):
+            out = _rows(joint.on(d), begin, x.rows)
+            if (own := x.views[d]) is not None:
+                recording.copy(own, out, label)
+            else:  # zeros, from values that are there: scratch may hold NaN
+                device_ops.scale(recording, limits, _rows(some, 0, x.rows), out, c=0.0, label=label)
+    whole = graph.all_reduce(joint)[0]
+    for x, begin in zip(parts, begins, strict=False):
+        views = [view and _rows(view, begin, x.rows) for view in whole.views]
+        x.whole = Tensor(graph, x.rows, width, MIRRORED, views)
+        if x.base:
+            x.whole = add(x.base, x.whole)
+
+
+def _rows(view: View, begin: int, n: int) -> View:
+    """Rows of a view of f32 rows."""
+    width = view.shape[-1]
+    return View(view.buffer, view.offset + 4 * begin * width, (n, width))
 
 
 def columns(x: Tensor, begin: int, end: int) -> Tensor:

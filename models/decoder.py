@@ -234,8 +234,11 @@ class Decoder:
             prefix = f"blk.{il}."
             stored = {name.removeprefix(prefix) for name in self._shapes if name.startswith(prefix)}
             return [*norms, *layer.mixture.weights(n_embd, stored)]
+        return [*norms, *self.dense_weights(il)]
+
+    def dense_weights(self, il: int) -> list[WeightSpec]:
+        n_embd, layer = self.config.n_embd, self.config.layers[il]
         return [
-            *norms,
             WeightSpec("ffn_gate", (layer.n_ff, n_embd), rows("ffn")),
             WeightSpec("ffn_up", (layer.n_ff, n_embd), rows("ffn")),
             WeightSpec("ffn_down", (n_embd, layer.n_ff), columns("ffn")),
@@ -288,16 +291,19 @@ class Decoder:
         eps = self.config.eps
         a = self.mix(ops.rms_norm(h, w("attn_norm"), eps), w, cache, il)
         h = h + (ops.rms_norm(a, w("post_attention_norm"), eps) if self.post_norms else a)
-        x = ops.rms_norm(h, w(self.pre_ffn_norm), eps)
-        mixture = self.config.layers[il].mixture
-        norm = w(self.pre_ffn_norm)
-        f = mixture.forward(x, h, norm, w, eps) if mixture else self.feed_forward(x, w, il)
+        f = self.ffn(h, w, il)
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
 
     def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         """What brings positions together: attention, where a model has nothing else."""
         assert isinstance(cache, LayerCache), f"layer {il} has no attention"
         return self.attention(x, w, cache, il)
+
+    def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        """What is added to the residual h: the dense FFN's or the experts' of its norm."""
+        eps, mixture = self.config.eps, self.config.layers[il].mixture
+        x = ops.rms_norm(h, w(self.pre_ffn_norm), eps)
+        return mixture.forward(x, h, w(self.pre_ffn_norm), w, eps) if mixture else self.feed_forward(x, w, il)
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         layer = self.config.layers[il]

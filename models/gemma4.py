@@ -3,17 +3,22 @@ through an RMS norm without weights (and keys as values where there is no attn_v
 a factor of its own.
 
 The last layers may share the cache of the last one before them of their kind. Small models add to each layer
-an embedding of its own of the token, gated by the residual. Architecture and names: llama.cpp's and
-transformers' gemma4.
+an embedding of its own of the token, gated by the residual. Large ones have experts beside the dense FFN,
+both with norms of their own; their two sums travel together. Tensors and keys: llama.cpp's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from vkbackend.errors import GGUFError
+from vkbackend.formats import block_of
 from vkbackend.meta import ops
+from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Graph, Tensor
 from vkbackend.models import gemma3
 from vkbackend.models.base import (
@@ -30,6 +35,7 @@ from vkbackend.models.base import (
 )
 from vkbackend.models.decoder import Config, Decoder, linear
 from vkbackend.models.gguf import GGUF
+from vkbackend.models.mixture import Mixture
 from vkbackend.rope import RopeTable
 
 
@@ -37,6 +43,7 @@ class Model(gemma3.Model):
     """The weights and the graph."""
 
     freq_factors = True
+    mixture = Mixture(act="gelu")
 
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)
@@ -45,10 +52,16 @@ class Model(gemma3.Model):
             raise GGUFError(f"{gguf.paths[0]}: {n_shared} of {self.n_layer} layers share another one's cache")
         self.n_owners = self.n_layer - n_shared
         self.n_embd_layer = int(gguf.u32("gemma4.embedding_length_per_layer_input", 0))
-        names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
-        self.factors = [
-            float(gguf.data(name).view("<f4")[0]) if name in gguf.tensors else 1.0 for name in names
-        ]
+        factors = [_vector(gguf, f"blk.{il}.layer_output_scale.weight", 1) for il in range(self.n_layer)]
+        self.factors = [1.0 if values is None else float(values[0]) for values in factors]
+        self.router_norms: dict[int, np.ndarray] = {}
+        for il, layer in enumerate(self.config.layers):
+            if layer.mixture:
+                # What the router reads is the norm of the residual, scaled, over sqrt(n_embd).
+                name = f"blk.{il}.ffn_gate_inp.scale"
+                if (scale := _vector(gguf, name, self.n_embd)) is None:
+                    raise GGUFError(f"{gguf.paths[0]}: the tensor {name!r} is missing")
+                self.router_norms[il] = scale * np.float32(self.n_embd**-0.5)
 
     def read_config(self, gguf: GGUF) -> Config:
         c = Decoder.read_config(self, gguf)
@@ -88,7 +101,8 @@ class Model(gemma3.Model):
 
     def unread(self) -> set[str]:
         """Files have k and v of layers that use those of another one."""
-        names = {f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)}
+        scales = "layer_output_scale.weight", "ffn_gate_inp.scale"
+        names = {f"blk.{il}.{name}" for il in range(self.n_layer) for name in scales}
         sharing = range(self.n_owners, self.n_layer)
         return names | {f"blk.{il}.attn_{k}.weight" for il in sharing for k in ("k", "v", "k_norm")}
 
@@ -116,7 +130,19 @@ class Model(gemma3.Model):
             WeightSpec("proj", (n_embd, n)),
             WeightSpec("post_norm", (n_embd,)),
         ]
-        return [*super().feed_forward_weights(il), *(per_layer if n else [])]
+        specs = [*super().feed_forward_weights(il), *(per_layer if n else [])]
+        if not self.config.layers[il].mixture:
+            return specs
+        norms = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
+        specs += [*self.dense_weights(il), *(WeightSpec(name, (n_embd,)) for name in norms)]
+        return [*specs, WeightSpec("router_norm", (n_embd,), values=self.router_norms[il])]
+
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
+        layer, c = super().layer(il, types), self.config.layers[il]
+        if not c.mixture:
+            return layer
+        block = block_of(types[f"blk.{il}.ffn_down.weight"])[0]
+        return replace(layer, ffn=replace(layer.ffn, beside=c.n_ff, beside_block=block))
 
     # ---- graph ----
 
@@ -146,9 +172,29 @@ class Model(gemma3.Model):
         x = ops.gelu_mul(linear(h, w, "inp_gate"), ops.columns(per_layer, il * n, (il + 1) * n))
         return h + ops.rms_norm(linear(x, w, "proj"), w("post_norm"), self.config.eps)
 
+    def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        eps, mixture = self.config.eps, self.config.layers[il].mixture
+        if not mixture:
+            return super().ffn(h, w, il)
+        dense = self.feed_forward(ops.rms_norm(h, w("ffn_norm"), eps), w, il)
+        x = ops.rms_norm(h, w("pre_ffw_norm_2"), eps)
+        routed = mixture.forward(x, h, w("router_norm"), w, eps)
+        ops.together(dense, routed)
+        dense = ops.rms_norm(dense, w("post_ffw_norm_1"), eps)
+        return dense + ops.rms_norm(routed, w("post_ffw_norm_2"), eps)
+
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
         k = linear(x, w, "attn_k")
         v = linear(x, w, "attn_v") if w.has("attn_v") else k
         ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
         v = ops.head_norm(v, None, self.config.layers[il].head_dim_v, self.config.eps)
         ops.kv_store(v, cache.v, cache.cells)
+
+
+def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray | None:
+    """A small tensor that the host reads."""
+    if (info := gguf.tensors.get(name)) is None:
+        return None
+    if (info.type, info.shape) != ("f32", (n,)):
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {info.type} {info.shape}, expected f32 ({n},)")
+    return gguf.data(name).view("<f4")
