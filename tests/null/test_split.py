@@ -52,9 +52,15 @@ BY_ROWS, BY_COLUMNS = (split_experts(axis, [HALVES, ((0, 0), (0, 16))]) for axis
 
 def mix(
     x: State = MIRRORED, router: State = MIRRORED, gate: State = BY_ROWS, up: State = BY_ROWS,
-    down: State = BY_COLUMNS,
+    down: State = BY_COLUMNS, biases: tuple[State, ...] = (),
 ) -> State:  # fmt: skip
-    return rules.moe(x, router, gate, up, down)
+    return rules.moe(x, router, gate, up, down, *biases)
+
+
+def sinks(y: State, w: State) -> State:
+    """One value per head of 8; the rule gives no state of its own."""
+    rules.per_head_weight("sinks", y, w, 8)
+    return y
 
 
 RULES: list[tuple[str, Callable[[], State], State]] = [
@@ -72,6 +78,12 @@ RULES: list[tuple[str, Callable[[], State], State]] = [
     ("add, sums", lambda: rules.add(partial((0,)), partial((2, 0))), partial((0, 2))),
     ("add, sum and base", lambda: rules.add(SUM, MIRRORED), SUM),
     ("add, base and sum", lambda: rules.add(MIRRORED, SUM), SUM),
+    ("gate_rows, mirrored", lambda: rules.gate_rows(MIRRORED, MIRRORED), MIRRORED),
+    ("gate_rows, of a split", lambda: rules.gate_rows(MIRRORED, COLUMNS), COLUMNS),
+    ("gate_rows, of a sum", lambda: rules.gate_rows(MIRRORED, SUM), SUM),
+    ("sinks, mirrored", lambda: sinks(MIRRORED, MIRRORED), MIRRORED),
+    ("sinks, with the heads", lambda: sinks(COLUMNS, split(0, ((0, 1), (1, 2)))), COLUMNS),
+    ("moe, biases with their rows", lambda: mix(biases=(BY_ROWS, BY_ROWS)), SUM),
     ("rows_op", lambda: rules.rows_op("norm", MIRRORED), MIRRORED),
     ("per_head, mirrored", lambda: rules.per_head("rope", MIRRORED, 8), MIRRORED),
     ("per_head, between heads", lambda: rules.per_head("rope", COLUMNS, 8), COLUMNS),
@@ -124,6 +136,13 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("add, sum and split", lambda: rules.add(SUM, COLUMNS), "add of"),
     ("add, split and sum", lambda: rules.add(COLUMNS, SUM), "add of"),
     ("add, mirrored and split", lambda: rules.add(MIRRORED, COLUMNS), "add of"),
+    ("gate_rows, split gate", lambda: rules.gate_rows(COLUMNS, COLUMNS), r"gate SPLIT\(axis 1"),
+    ("gate_rows, gate a sum", lambda: rules.gate_rows(SUM, MIRRORED), "gate PARTIAL"),
+    ("sinks, whole beside split heads", lambda: sinks(COLUMNS, MIRRORED), "sinks of heads SPLIT"),
+    ("sinks, split beside whole heads", lambda: sinks(MIRRORED, split(0, HALVES)), "sinks of heads MIRRORED"),
+    ("sinks, of other heads", lambda: sinks(COLUMNS, split(0, ((0, 2), (2, 2)))), "sinks of"),
+    ("moe, a mirrored bias", lambda: mix(biases=(BY_ROWS, MIRRORED)), "moe of"),
+    ("moe, a bias cut otherwise", lambda: mix(biases=(split_experts(1, [HALVES, HALVES]),) * 2), "moe of"),
     ("rows_op, split", lambda: rules.rows_op("rms_norm", COLUMNS), "rms_norm of x SPLIT"),
     ("rows_op, sum", lambda: rules.rows_op("rms_norm", SUM), "rms_norm of x PARTIAL"),
     ("per_head, through a head", lambda: rules.per_head("rope", split(1, THIRDS), 8), "rope with heads of 8"),
