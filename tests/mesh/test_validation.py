@@ -74,6 +74,13 @@ def test_whole_model_is_silent(shared: Path, devices: list[str], disable: str) -
 
 
 @needs_layer
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
+def test_codebooks_are_silent(shared: Path, devices: list[str]) -> None:
+    path = shared / "models" / "stories260K-w256-IQ3_S.gguf"
+    assert messages(RUN, str(path), ",".join(devices)) == []
+
+
+@needs_layer
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
 def test_validation_is_awake(devices: list[str]) -> None:
     assert any("SYNC-HAZARD" in m for m in messages(UNORDERED))
