@@ -304,7 +304,7 @@ def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
 
 def scale(x: Tensor, c: float) -> Tensor:
     """c * x. A PARTIAL sum stays one: c times every share of it."""
-    x = x.whole or x
+    x = _latest(x)
     y = x.graph.new(x.rows, x.width, x.state, "scale", _holders(x))
     for recording, limits, source, out in _each(y, x):
         device_ops.scale(recording, limits, source, out, c=c, label=x.graph.label("scale"))
