@@ -7,9 +7,8 @@ are left out. GLM-4.5 team 2025, arXiv:2508.06471; the routing is DeepSeek-V3's,
 
 from __future__ import annotations
 
-from vkbackend.models.base import WeightSpec, check_off
+from vkbackend.models.base import WeightSpec
 from vkbackend.models.decoder import Decoder
-from vkbackend.models.gguf import GGUF
 from vkbackend.models.mixture import Mixture
 from vkbackend.ops_moe import Gating
 
@@ -19,10 +18,6 @@ class Model(Decoder):
 
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
     pre_ffn_norm = "post_attention_norm"
-
-    def __init__(self, gguf: GGUF) -> None:
-        check_off(gguf, "rope.dimension_sections")
-        super().__init__(gguf)
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         norms = [s for s in self.head_norm_weights(il) if f"blk.{il}.{s.name}.weight" in self._shapes]

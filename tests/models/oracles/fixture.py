@@ -68,7 +68,8 @@ class Fixture:
 
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
-KEPT = re.compile(r"ffn_gate_inp|ssm_(conv1d|a$)|^rope_")  # what stays F32 in quantized files, beside vectors
+# What stays F32 in quantized files, beside vectors.
+KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$)|^rope_")
 
 
 def quantized(name: str, values: np.ndarray) -> np.ndarray | None:
