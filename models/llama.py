@@ -13,6 +13,6 @@ from vkbackend.models.mixture import Mixture
 class Model(Decoder):
     """The weights and the graph."""
 
-    mixture = Mixture()
+    mixture: Mixture | None = Mixture()
     freq_factors = True
     half_split = False

@@ -22,6 +22,8 @@ from vkbackend.rope import RopeTable
 class Model(llama.Model):
     """The weights and the graph."""
 
+    mixture = None
+
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         table = super().read_ropes(gguf)["rope"]
         if table.scaling == "yarn":

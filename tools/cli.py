@@ -16,6 +16,7 @@ import vkbackend
 from vkbackend import env
 from vkbackend.errors import VkbackendError
 from vkbackend.tools import (
+    architectures,
     bench,
     bench_ops,
     bench_reduce,
@@ -59,7 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    modules = {"devices": devices, "generate": generate, "info": model_info, "plan": plan}
+    modules = {"devices": devices, "models": architectures, "generate": generate, "info": model_info}
+    modules |= {"plan": plan}
     modules |= {"bench": bench, "sweep": sweep, "perplexity": perplexity, "verify": verify}
     modules |= {"bench-reduce": bench_reduce, "bench-ops": bench_ops, "export": export}
     for name, module in modules.items():

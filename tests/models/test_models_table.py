@@ -1,0 +1,71 @@
+"""`vkbackend models`: what the table says is what models of the architectures have, and tests prove it."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from models.oracles.fixture import write
+from models.oracles.fixtures import FIXTURES, build
+
+from vkbackend.models.base import KVSpec, StateSpec
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.registry import ARCHITECTURES, architectures, load_model
+from vkbackend.tools.architectures import PROOFS, TESTS
+from vkbackend.tools.cli import main
+
+ROWS = {row.name: row for row in architectures()}
+
+
+def test_every_architecture_has_a_row_and_a_model_that_tests_run() -> None:
+    assert tuple(ROWS) == ARCHITECTURES
+    assert {name.split("+")[0] for name in FIXTURES} >= set(ROWS)
+    assert all(row.models and len(row.models) < 60 for row in ROWS.values()), ROWS
+
+
+def test_the_model_files_are_all_listed() -> None:
+    """A file with a Model of its own is an architecture."""
+    files = {
+        path.stem.replace("_", "-")
+        for path in (ROOT / "models").glob("*.py")
+        if "\nclass Model(" in path.read_text() and path.stem != "base"
+    }
+    assert {name.replace("_", "-") for name in ARCHITECTURES} == files
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_flags_are_those_of_its_models(tmp_path: Path, name: str) -> None:
+    windows = recurrent = experts = False
+    for fixture in (f for f in FIXTURES if f.split("+")[0] == name):
+        with GGUF.open(write(build(fixture), tmp_path / f"{fixture}.gguf")) as gguf:
+            model = load_model(gguf)
+            specs = [model.kv(il) for il in range(model.n_layer)]
+            windows |= any(isinstance(spec, KVSpec) and spec.window > 0 for spec in specs)
+            recurrent |= any(isinstance(spec, StateSpec) for spec in specs)
+            experts |= model.n_used > 0
+    row = ROWS[name]
+    assert (row.windows, row.recurrent, row.experts) == (windows, recurrent, experts)
+
+
+def test_the_tests_it_names_exist_and_take_every_architecture() -> None:
+    module = import_module("models.test_architectures")
+    assert (ROOT / TESTS).samefile(str(module.__file__))
+    for tests in PROOFS.values():
+        for test in tests:
+            marks = [m for m in getattr(module, test).pytestmark if m.name == "parametrize"]
+            assert any("name" in m.args[0] and list(m.args[1]) == list(FIXTURES) for m in marks), test
+
+
+def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in ROWS), lines
+    assert main(["models", "--json"]) == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(told) == list(ROWS)
+    assert told["qwen3next"]["recurrent"] and told["qwen3next"]["state_save"] == "whole slots"
+    assert told["gemma3"]["windows"] and not told["gemma3"]["recurrent"]
+    assert told["llama"]["tests"]["layer split"] == [f"{TESTS}::test_layers_on_different_devices"]
