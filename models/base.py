@@ -61,8 +61,8 @@ class WeightSpec:
 
     `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to
     fall back to where the file has none of that name (a tied lm_head); `part` says which part of a shared
-    tensor it is. `values` are those of a weight that is in no file (f32). With `f32`, and for vectors,
-    devices hold f32 whatever floats the file has.
+    tensor it is. In the file it may be a stack of `stacked` matrices. `values` are those of a weight that is
+    in no file (f32). With `f32`, and for vectors, devices hold f32 whatever floats the file has.
     """
 
     name: str
@@ -73,6 +73,7 @@ class WeightSpec:
     part: Part | None = None
     values: np.ndarray | None = field(default=None, compare=False)
     f32: bool = False
+    stacked: int = 0
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -85,15 +86,24 @@ class WeightSpec:
         return self.f32 or len(self.shape) == 1
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes that its tensor may have in a file; axes of one element may be left out there."""
-        found = self.part.whole(self.shape) if self.part else [self.shape]
-        return found + [tuple(n for n in shape if n > 1) for shape in found if 1 in shape[:1] + shape[2:]]
+        """The shapes that its tensor may have in a file, but for axes of one element (`fits`)."""
+        if self.stacked:
+            return [(self.stacked, self.shape[0] // self.stacked, *self.shape[1:])]
+        return self.part.whole(self.shape) if self.part else [self.shape]
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether its tensor may have that shape in a file: axes of one element may be there or not."""
+        return _without_ones(shape) in map(_without_ones, self.shapes())
 
     def tensor(self, gguf: GGUF) -> TensorInfo | None:
         """Where it is in a file."""
         if self.part:
             return gguf.tensors.get(self.part.tensor)
         return gguf.tensors.get(self.name) or gguf.tensors.get(self.source)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
 
 
 def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
@@ -222,9 +232,14 @@ def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) 
 
 
 def read_counts(
-    gguf: GGUF, key: str, n_layer: int, default: Sequence[int] | None = None, limit: int = 1 << 24
+    gguf: GGUF,
+    key: str,
+    n_layer: int,
+    default: Sequence[int] | None = None,
+    limit: int = 1 << 24,
+    low: int = 1,
 ) -> tuple[int, ...]:
-    """A positive integer of every layer: one value for all, or an array with one each."""
+    """An integer of every layer, at least `low`: one value for all, or an array with one each."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata and default is not None:
         return tuple(default)
@@ -233,7 +248,7 @@ def read_counts(
     values = [int(v) for v in gguf.ints(name)]
     if len(values) < n_layer:
         raise GGUFError(f"{gguf.paths[0]}: {name} has {len(values)} values for {n_layer} layers")
-    return tuple(_counted(gguf, name, value, limit) for value in values[:n_layer])
+    return tuple(_counted(gguf, name, value, limit, low) for value in values[:n_layer])
 
 
 def read_n_layer(gguf: GGUF) -> int:
@@ -245,9 +260,9 @@ def read_n_layer(gguf: GGUF) -> int:
     return n_layer - n_ahead
 
 
-def _counted(gguf: GGUF, name: str, value: int, limit: int) -> int:
-    if not 0 < value <= limit:
-        raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected 1..{limit}")
+def _counted(gguf: GGUF, name: str, value: int, limit: int, low: int = 1) -> int:
+    if not low <= value <= limit:
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected {low}..{limit}")
     return value
 
 

@@ -71,7 +71,7 @@ class Config:
     softcap: float = 0.0  # c of c tanh(logits / c), 0: none
 
     @classmethod
-    def from_gguf(cls, gguf: GGUF, mixture: Mixture | None = None) -> Config:
+    def from_gguf(cls, gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> Config:
         """Raises GGUFError for missing or impossible values, UnsupportedModel for features that are not
         there."""
         arch = gguf.architecture
@@ -84,22 +84,23 @@ class Config:
             n_vocab=gguf.tensors["token_embd.weight"].shape[0],
             n_ctx_train=n_ctx_train,
             eps=float(gguf.f32(f"{arch}.attention.layer_norm_rms_epsilon")),
-            layers=read_layers(gguf, mixture),
+            layers=read_layers(gguf, mixture, low),
         )
 
 
-def read_layers(gguf: GGUF, mixture: Mixture | None = None) -> tuple[LayerConfig, ...]:
+def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
     """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
-    kind of layer. `mixture` says what the architecture's experts are like, if it may have some."""
+    kind of layer. `mixture` says what the architecture's experts are like, if it may have some, `low` how few
+    kv heads there may be."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer)
     heads = read_counts(gguf, "attention.head_count", n_layer)
-    kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads)
+    kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads, low=low)
     n_embd = read_count(gguf, "embedding_length")
     layers = []
     for n_head, n_head_kv, width, experts in zip(heads, kv_heads, n_ff, mixtures, strict=True):
-        if n_head % n_head_kv:
+        if n_head_kv and n_head % n_head_kv:
             raise GGUFError(f"{gguf.paths[0]}: {n_head} heads are not a multiple of {n_head_kv} kv heads")
         head_dim = read_count(gguf, "attention.key_length", n_embd // n_head or 1)
         head_dim_v = read_count(gguf, "attention.value_length", n_embd // n_head or 1)

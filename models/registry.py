@@ -20,6 +20,7 @@ ARCHITECTURES = (
     "qwen3next",
     "qwen35",
     "qwen35moe",
+    "kimi-linear",
     "phi3",
     "gemma3",
     "gemma4",

@@ -17,7 +17,7 @@ from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
-from vkbackend.tools import op_cases_moe, op_cases_recurrent
+from vkbackend.tools import op_cases_heads, op_cases_moe, op_cases_recurrent
 from vkbackend.tools.op_setup import (
     Case,
     RunSpec,
@@ -616,7 +616,7 @@ def _cases() -> _Sweep:
     ]
     s.quick += [Columns(1, 1), Columns(31, 127, 96, 5), Columns(64, 192, 64, 3)]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
-    s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick()]
+    s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick(), *op_cases_heads.quick()]
     s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide()]
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
@@ -644,6 +644,7 @@ def _format_cases() -> list[Case]:
             MatVec(kind, 5, k),
             MatMul(kind, 3, k),
             MatLane(kind, 5, k),
+            op_cases_heads.one_of(kind, k),
             op_cases_moe.one_of(kind),
         ]
     return cases

@@ -24,6 +24,8 @@ from vkbackend.ops_elementwise import gate_rows as gate_rows
 from vkbackend.ops_elementwise import glu as glu
 from vkbackend.ops_elementwise import scale as scale
 from vkbackend.ops_elementwise import softcap as softcap
+from vkbackend.ops_heads import concat as concat
+from vkbackend.ops_heads import mat_heads as mat_heads
 from vkbackend.ops_moe import COLUMNS as COLUMNS
 from vkbackend.ops_moe import ROWS as ROWS
 from vkbackend.ops_moe import Gating as Gating

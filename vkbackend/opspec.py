@@ -108,6 +108,8 @@ OPS: dict[str, OpSpec] = {
         ),
         _spec("add_id", "x:r b:r ids:r starts:r y:w", "n n_pairs", "RAGGED"),
         _spec("moe_sum", "x:r weights:r y:w", "n n_used n_rows"),
+        _spec("mat_heads", "w:r x:r y:w", "k n n_heads n_rows", "TPR N"),
+        _spec("concat", "a:r b:r y:w", "n_a n_b n_rows"),
         _spec("ssm_conv", "x:r w:r state:w y:w", "width n_rows", "D_CONV", step=True),
         _spec("l2_norm", "x:r y:w", "n n_heads x_stride n_rows eps:f"),
         _spec("delta_gates", "a:r dt:r decay:r b:r g:w beta:w", "n_heads width n_rows"),
