@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import VkbackendError
+from vkbackend.runtimes import RUNTIMES, runtime_of
 from vkbackend.tools import (
     architectures,
     bench,
@@ -70,6 +71,9 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=module.HELP, description=f"{module.HELP}. {description}", allow_abbrev=False
         )
         module.add_arguments(command)
+        if module not in (devices, model_info):
+            command.add_argument("--runtime", metavar="NAME",
+                help=f"what drives the devices: {', '.join(RUNTIMES)} (default: {env.RUNTIME}, else native)")  # fmt: skip
         command.set_defaults(run=module.run)
     return parser
 
@@ -106,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         env.debug()
         env.timeout_s()  # a bad value is told before the work begins
+        if runtime := getattr(args, "runtime", None):
+            os.environ[env.RUNTIME] = runtime_of(runtime)  # wherever devices are opened, also for measuring
         code = args.run(args)
         sys.stdout.flush()
         return code or 0

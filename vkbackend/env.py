@@ -34,9 +34,12 @@ def disabled() -> frozenset[str]:
     return frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
 
 
+RUNTIME = "VKBACKEND_RUNTIME"
+
+
 def runtime() -> str:
     """VKBACKEND_RUNTIME=kompute: the runtime to use where none is named (default native)."""
-    return os.environ.get("VKBACKEND_RUNTIME", "") or "native"
+    return os.environ.get(RUNTIME, "") or "native"
 
 
 def validation() -> bool:
