@@ -30,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if runtime := config.getoption("--runtime"):
         os.environ["VKBACKEND_RUNTIME"] = runtime  # for whatever opens devices, also in processes of its own
     config.addinivalue_line("markers", "wide: a wide sweep, run with --all")
+    config.addinivalue_line("markers", "native: about the native runtime alone")
+    config.addinivalue_line("markers", "runtimes: tools/test.sh runs it with every runtime (--runtime NAME)")
     config.addinivalue_line(
         "markers", "oracle: asks the programs that golden files come from, run with -m oracle"
     )
@@ -41,6 +43,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "oracle" in item.keywords:
                 item.add_marker(ask)
+    if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
+        for item in items:
+            if "native" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=f"about the native runtime, this is {runtime}"))
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="wide sweep: run with --all")
         for item in items:

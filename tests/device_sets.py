@@ -3,6 +3,9 @@ ways."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import device_infos
@@ -15,6 +18,15 @@ DEVICE_SETS = [
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
 ]
 MULTI = DEVICE_SETS[1:]
+
+LAYER = [
+    folder / "VkLayer_khronos_validation.json"
+    for folder in map(Path, ("/usr/share/vulkan/explicit_layer.d", "/etc/vulkan/explicit_layer.d"))
+]
+needs_layer = pytest.mark.skipif(
+    not any(path.exists() for path in LAYER) and "VK_LAYER_PATH" not in os.environ,
+    reason="the Khronos validation layer is not installed (apt-get install vulkan-validationlayers)",
+)
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:

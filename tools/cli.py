@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         module.add_arguments(command)
         if module not in (devices, model_info):
             command.add_argument("--runtime", metavar="NAME",
-                help=f"what drives the devices: {', '.join(RUNTIMES)} (default: {env.RUNTIME}, else native)")  # fmt: skip
+                help=f"what drives the devices: {', '.join(RUNTIMES)} (default: native)")  # fmt: skip
         command.set_defaults(run=module.run)
     return parser
 

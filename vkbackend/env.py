@@ -42,6 +42,14 @@ def runtime() -> str:
     return os.environ.get(RUNTIME, "") or "native"
 
 
+def kompute_order() -> str:
+    """VKBACKEND_KOMPUTE_ORDER=submit: order dependent dispatches by submissions, not by synced words."""
+    order = os.environ.get("VKBACKEND_KOMPUTE_ORDER", "") or "word"
+    if order not in ("word", "submit"):
+        raise InvalidArgument(f"VKBACKEND_KOMPUTE_ORDER={order!r}: there are word and submit")
+    return order
+
+
 def validation() -> bool:
     """VKBACKEND_VALIDATION=1: run under the Khronos validation layer with synchronization validation."""
     return os.environ.get("VKBACKEND_VALIDATION", "") not in ("", "0")

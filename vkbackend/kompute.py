@@ -1,23 +1,20 @@
 """The Kompute runtime: a device behind the runtime seam whose work is done by the `kp` package.
 
 Order: kp records no barrier between dispatches, so one word is synced to the host where the recording has a
-barrier: that waits for compute before the copy, and kp's own barrier in front of the next dispatch waits for
-copies before compute, which together order compute behind compute. Both are buffer barriers, and the written
-data is in other buffers, so this relies on drivers doing the cache work of a buffer barrier for all memory.
-Every GPU driver known to us does. Submissions are waited for with a fence, which by itself covers all memory.
-
-Parallel devices: kp holds the GIL while it waits and waits for ever, so each device has a process of its own
-(kompute_worker.py), which can be ended. Host-visible buffers are shared with it: it carries what a segment
-reads and writes there to and from the device's memory.
+barrier: that waits for compute before its copy, and kp's own barrier in front of a dispatch waits for copies
+before compute; the two form one chain (Vulkan 1.3, 7.2, execution dependencies). Its memory side covers the
+buffers these barriers name, not all that was written: this relies on drivers doing the cache work of a buffer
+barrier for all memory, as Mesa's do. Fences cover all memory: VKBACKEND_KOMPUTE_ORDER=submit uses them alone.
+Devices run in parallel, and with deadlines, because each has a process of its own (kompute_worker.py): kp
+holds the GIL while it waits, and waits for ever. Staging buffers are shared with that process, which carries
+what a segment reads and writes there to and from the device's memory.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import mmap
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -38,6 +35,7 @@ from vkbackend.profiling import report_order, report_times
 from vkbackend.recording import (
     Barrier,
     Copy,
+    Cut,
     Dispatch,
     Range,
     Recording,
@@ -52,23 +50,12 @@ from vkbackend.vk import C, check
 MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp counts bytes in 32 bits
 
 
-def require_kp() -> None:
-    """Raise UnsupportedFeature where kp is not installed."""
-    if importlib.util.find_spec("kp") is None:
-        raise UnsupportedFeature(
-            f"the kompute runtime needs the package kp, which {sys.prefix} does not have; run "
-            "`bash tools/setup.sh --kompute` in a checkout and use .venv-kompute/bin/vkbackend, "
-            "or take the native runtime"
-        )
-
-
 class KomputeDevice(Device):
     """`info` opened once more as a kp Manager with no optional feature enabled, in a worker process."""
 
     queue: KomputeQueue
 
     def __init__(self, info: DeviceInfo, label: str = "") -> None:
-        require_kp()
         self.info = info
         self.name = label or f"Vulkan{info.index}"
         self.counts: Counter[str] = Counter()
@@ -106,6 +93,10 @@ class KomputeDevice(Device):
 
     # ---- the worker ----
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def call(self, name: str, *args: Any, fd: int | None = None) -> Any:
         """What the worker answers, behind everything it was asked before. Raises DeviceLost, Timeout."""
         self.post(name, *args, fd=fd)
@@ -118,6 +109,13 @@ class KomputeDevice(Device):
     def post(self, name: str, *args: Any, fd: int | None = None) -> None:
         """A request whose answer is taken later, in order."""
         self._process.send((name, *args), fd)
+
+    def release(self, name: str, number: int) -> None:
+        """Let the worker drop something; with its process everything of it is gone already."""
+        try:
+            self.call(name, number)
+        except (DeviceLost, Timeout) as error:
+            env.log(1, f"{self.name}: {name}: {error}")
 
     def answers(self, timeout_s: float) -> bool:
         """Whether there is an answer to take within the time."""
@@ -136,6 +134,7 @@ class KomputeDevice(Device):
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
         nbytes = aligned(nbytes)
         self._check_fits(nbytes, home, label)
+        self.check(f"vkCreateBuffer of {nbytes} bytes for {label}")
         self.check(f"vkAllocateMemory of {nbytes} bytes for {label}")
         buffer = Buffer(nbytes, home, label, handle=next(self.numbers))
         visible, shared, fd = home in (Home.STAGING, Home.HOST), home is Home.STAGING, None
@@ -181,7 +180,7 @@ class KomputeDevice(Device):
     def free(self, buffer: Buffer) -> None:
         buffer.host = None
         self._transfers.canaries.pop(buffer, None)
-        self.call("free", buffer.handle)
+        self.release("free", buffer.handle)
         self.gone("kp.Tensor")
         self.nbytes[buffer.home] -= buffer.nbytes
 
@@ -252,8 +251,8 @@ class KomputeDevice(Device):
 
     def settle(self) -> bool:
         try:
-            if not self.queue.wait(self.queue.submitted, ANSWER_S):
-                self._process.kill()  # and with it ends everything of it
+            if self.abandoned or not self.queue.wait(self.queue.submitted, ANSWER_S):
+                self._process.kill()  # it leaves nothing behind, unlike a native device
         except VkbackendError:
             pass
         return True
@@ -280,10 +279,18 @@ class KomputeTransfers(Transfers):
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
         n = -(-nbytes // 4)
-        copy = Copy(View(src, src_at, (n,), "u32"), View(dst, dst_at, (n,), "u32"))
-        self._device.call("once", self._device.commands([copy]), *_spans([copy]))
+        if nbytes % 4 and src is self._upload:  # the bytes behind them in the last word stay as they are
+            spare = src.nbytes - 4
+            self._copy_words(dst, dst_at + 4 * n - 4, src, spare, 1)
+            end = src_at + nbytes
+            src.host[end : src_at + 4 * n] = src.host[spare + nbytes % 4 : spare + 4]
+        self._copy_words(src, src_at, dst, dst_at, n)
         if src is self._upload:
             self.canaries[dst] = dst_at + 4 * n - 4, bytes(src.host[src_at + 4 * n - 4 : src_at + 4 * n])
+
+    def _copy_words(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, n: int) -> None:
+        copy = Copy(View(src, src_at, (n,), "u32"), View(dst, dst_at, (n,), "u32"))
+        self._device.call("once", self._device.commands([copy]), *_spans([copy]))
 
     def _order(self) -> None:
         pass  # whoever asked for work has waited for it
@@ -307,15 +314,18 @@ class KomputeExecutable(Executable):
     """Sequences in the worker, one per submission. `timed` keeps a timestamp behind every command."""
 
     def __init__(self, device: KomputeDevice, recording: Recording, timed: bool) -> None:
+        if env.kompute_order() == "submit":
+            commands = [Cut() if c == Barrier(Scope.DEVICE) else c for c in recording.commands]
+            recording = Recording(recording.name, commands)
         self._device, self.recording = device, recording
         self.number = next(device.numbers)
         self._timed = (timed or env.debug() >= 2) and bool(device.info.limits["timestamp_valid_bits"])
         segments = recording.segments()
         self.n_segments = len(segments)
         self._parts = [part for segment in segments for part in submissions(segment)]
-        commands = [[device.commands(part) for part in submissions(segment)] for segment in segments]
+        parts = [[device.commands(part) for part in submissions(segment)] for segment in segments]
         device.check("vkAllocateCommandBuffers")
-        device.call("build", self.number, commands, [_spans(segment) for segment in segments], self._timed)
+        device.call("build", self.number, parts, [_spans(segment) for segment in segments], self._timed)
         device.made("kp.Sequence", len(self._parts))
         if env.debug() >= 3:
             report_order(device.name, recording)
@@ -340,7 +350,7 @@ class KomputeExecutable(Executable):
         return found
 
     def close(self) -> None:
-        self._device.call("drop", self.number)
+        self._device.release("drop", self.number)
         self._device.gone("kp.Sequence", len(self._parts))
 
 

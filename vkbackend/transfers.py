@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from vkbackend.buffer import Buffer, Home, View
+from vkbackend.memory import ALIGN
 from vkbackend.recording import HOST_HOMES
 from vkbackend.runtime import Device
 
@@ -67,7 +68,7 @@ class Transfers(ABC):
 
     def _upload_buffer(self) -> Buffer:
         if self._upload is None:
-            self._upload = self._device.buffer(UPLOAD_NBYTES, Home.STAGING, "upload")
+            self._upload = self._device.buffer(UPLOAD_NBYTES + ALIGN, Home.STAGING, "upload")
         return self._upload
 
     def drop_upload(self) -> None:
@@ -78,8 +79,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        """Copy bytes between buffers, behind everything submitted; offsets are multiples of 4. Up to 3 more
-        bytes may be copied, to the end of the last word."""
+        """Copy bytes between buffers, behind everything submitted; offsets are multiples of 4."""
 
     @abstractmethod
     def _order(self) -> None:

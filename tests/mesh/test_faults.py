@@ -20,6 +20,8 @@ from vkbackend.meta import mesh as mesh_module
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
+pytestmark = pytest.mark.runtimes
+
 TWO = [p for p in MULTI if p.id in ("0,0", "0,1")]
 
 
@@ -43,6 +45,7 @@ def works_again(shared: Path, devices: list[str]) -> None:
     runner.close()
 
 
+@pytest.mark.native  # the kompute runtime has its own: its devices wait for nothing
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("devices", TWO)
 def test_device_that_stops_answering(
@@ -118,11 +121,19 @@ def test_interrupt_in_the_middle_of_a_step(
     [
         ("vkQueueSubmit", 3, "VK_ERROR_DEVICE_LOST", DeviceLost),
         ("vkQueueSubmit", 3, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
-        ("vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost),
+        pytest.param(
+            "vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost, marks=pytest.mark.native
+        ),
         ("vkAllocateMemory", 2, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
         ("vkCreateBuffer", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory),
         ("vkCreateComputePipelines", 2, "VK_ERROR_DEVICE_LOST", DeviceLost),
-        ("vkCreatePipelineCache", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory),
+        pytest.param(
+            "vkCreatePipelineCache",
+            1,
+            "VK_ERROR_OUT_OF_HOST_MEMORY",
+            OutOfDeviceMemory,
+            marks=pytest.mark.native,
+        ),
     ],
 )
 def test_injected_fault(
@@ -143,6 +154,7 @@ def test_injected_fault(
     works_again(shared, devices)
 
 
+@pytest.mark.native
 @pytest.mark.usefixtures("hurry")
 def test_a_fault_from_the_environment_hangs_a_device(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0.1:vkSignalSemaphore:1:hang")

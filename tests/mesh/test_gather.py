@@ -165,6 +165,7 @@ def test_a_large_tensor_comes_in_pieces() -> None:
     assert np.array_equal(np.concatenate(pieces).reshape(-1), raw)
 
 
+@pytest.mark.runtimes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_drivers(device: Any, dtype: str) -> None:
     """Rows at addresses that are no whole words, through a driver's copies."""

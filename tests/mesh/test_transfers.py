@@ -13,6 +13,8 @@ from vkbackend import transfers
 from vkbackend.buffer import Home, View
 from vkbackend.device import VulkanDevice
 
+pytestmark = pytest.mark.native
+
 
 @pytest.fixture(params=range(len(device_infos())))
 def unmapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VulkanDevice]:

@@ -10,16 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from device_sets import DEVICE_SETS
+from device_sets import DEVICE_SETS, needs_layer
 
-LAYER = [
-    folder / "VkLayer_khronos_validation.json"
-    for folder in map(Path, ("/usr/share/vulkan/explicit_layer.d", "/etc/vulkan/explicit_layer.d"))
-]
-needs_layer = pytest.mark.skipif(
-    not any(path.exists() for path in LAYER) and "VK_LAYER_PATH" not in os.environ,
-    reason="the Khronos validation layer is not installed (apt-get install vulkan-validationlayers)",
-)
+pytestmark = pytest.mark.native
 
 RUN = """
 import json, sys

@@ -10,8 +10,13 @@ import pytest
 from conftest import ROOT
 from device_sets import DEVICE_SETS
 
+_RUNTIMES = {"0,0": [pytest.mark.runtimes]}
 
-@pytest.mark.parametrize("devices", DEVICE_SETS)
+
+@pytest.mark.parametrize(
+    "devices",
+    [pytest.param(*p.values, id=p.id, marks=[*p.marks, *_RUNTIMES.get(p.id, [])]) for p in DEVICE_SETS],
+)
 def test_check_models(shared: Path, devices: list[str]) -> None:
     result = subprocess.run(
         [

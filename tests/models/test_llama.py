@@ -52,7 +52,9 @@ def on_one_device(shared: Path, name: str, cache: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("devices", DEVICE_SETS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(m, marks=pytest.mark.runtimes) if "4_0" in m else m for m in MODELS]
+)
 def test_equals_float64_numpy(shared: Path, name: str, devices: list[str]) -> None:
     tokens = tokens_of(1)
     path = shared / "models" / f"{name}.gguf"

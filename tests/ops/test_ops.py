@@ -21,12 +21,16 @@ from vkbackend.tools.op_setup import Case
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pattern = re.compile(metafunc.config.getoption("--case") or "")
-    params = [
-        pytest.param(case, id=repr(case), marks=[pytest.mark.wide] if wide else [])
-        for cases, wide in ((CASES, False), (WIDE_CASES, True))
-        for case in cases
-        if pattern.search(repr(case))
-    ]
+    kinds: set[object] = set()  # op, types of its arrays: the first case of each is for every runtime
+    params = []
+    for case in (*CASES, *WIDE_CASES):
+        marks = [] if case in CASES else [pytest.mark.wide]
+        kind = type(case), *(value for value in vars(case).values() if isinstance(value, str))
+        if kind not in kinds:
+            kinds.add(kind)
+            marks.append(pytest.mark.runtimes)
+        if pattern.search(repr(case)):
+            params.append(pytest.param(case, id=repr(case), marks=marks))
     metafunc.parametrize("case", params)
 
 
