@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,12 @@ DEVICE_SETS = [
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
 ]
 MULTI = DEVICE_SETS[1:]
+
+
+def for_every_runtime(param: Any) -> Any:
+    """The parameter, marked for the runs with other runtimes."""
+    return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.runtimes])
+
 
 LAYER = [
     folder / "VkLayer_khronos_validation.json"

@@ -26,6 +26,8 @@ import numpy as np
 from vkbackend import env, faults, ops, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.capabilities import DeviceInfo, compute_family, free_nbytes, limits_of
+from vkbackend.codebooks import codebook_of
+from vkbackend.codebooks import entries as codebook_entries
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
 from vkbackend.instance import position
 from vkbackend.kompute_process import ANSWER_S, Process
@@ -67,6 +69,7 @@ class KomputeDevice(Device):
         self.numbers = itertools.count(1)
         self._transfers = KomputeTransfers(self)
         self._modules: dict[tuple[str, str], int] = {}
+        self._codebooks: dict[str, Buffer] = {}
         self._process = Process(self.name)
         try:
             family = compute_family(info.physical)[0]  # type: ignore[index]
@@ -220,6 +223,8 @@ class KomputeDevice(Device):
             views = [*command.args, command.step] if command.step else list(command.args)
             assert not command.step or command.step.offset == 0, f"{command.step} does not begin its buffer"
             handles = tuple(view.buffer.handle for view in views)
+            if codebook := codebook_of(command.op, command.variant):
+                handles += (self._codebook(codebook).handle,)
             consts = tuple(value & 0xFFFFFFFF for _, value in command.consts)
             commands.append(
                 (
@@ -228,6 +233,15 @@ class KomputeDevice(Device):
                 )
             )
         return commands
+
+    def _codebook(self, name: str) -> Buffer:
+        """The codebook of a format, loaded on first use; behind the other bindings of those who read it."""
+        if name not in self._codebooks:
+            data = codebook_entries(name)
+            self._codebooks[name] = buffer = self.buffer(data.nbytes, Home.WEIGHTS, f"{name} codebook")
+            self.write(View(buffer, 0, (-(-data.nbytes // 4),), "u32"), data)
+            self.drop_upload()
+        return self._codebooks[name]
 
     def _as_dispatch(self, copy: Copy) -> Dispatch:
         recording = Recording("copy")
@@ -437,17 +451,25 @@ def _limits(info: DeviceInfo) -> Limits:
 
 
 def storage_only(code: bytes) -> bytes:
-    """SPIR-V whose uniform blocks are storage buffers, the one kind of binding that kp makes.
+    """SPIR-V whose bindings are what kp makes: storage buffers of one descriptor set.
 
     Pointers to and variables of the storage class Uniform become those of StorageBuffer (SPIR-V 1.3, 3.7);
-    decorations and explicit layouts fit both.
+    decorations and explicit layouts fit both. Bindings of other sets go behind those of set 0.
     """
     uniform, storage_buffer = 2, 12
-    place = {32: 2, 59: 3}  # OpTypePointer, OpVariable: where their storage class is
+    class_at = {32: 2, 59: 3}  # OpTypePointer, OpVariable: where their storage class is
+    op_decorate, binding, descriptor_set = 71, 33, 34
     words, at = np.frombuffer(code, np.uint32).copy(), 5
+    places: dict[int, dict[int, int]] = {binding: {}, descriptor_set: {}}  # by variable: where the value is
     while at < words.size:
         op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16
-        if op in place and words[at + place[op]] == uniform:
-            words[at + place[op]] = storage_buffer
+        if op in class_at and words[at + class_at[op]] == uniform:
+            words[at + class_at[op]] = storage_buffer
+        elif op == op_decorate and int(words[at + 2]) in places:
+            places[int(words[at + 2])][int(words[at + 1])] = at + 3
         at += length
+    moved = [variable for variable, at in places[descriptor_set].items() if words[at]]
+    n = sum(1 for at in places[descriptor_set].values() if not words[at])
+    for number, variable in enumerate(moved, n):
+        words[places[descriptor_set][variable]], words[places[binding][variable]] = 0, number
     return words.tobytes()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI
+from device_sets import MULTI, for_every_runtime
 
 from vkbackend import faults
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
@@ -20,9 +20,7 @@ from vkbackend.meta import mesh as mesh_module
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
-pytestmark = pytest.mark.runtimes
-
-TWO = [p for p in MULTI if p.id in ("0,0", "0,1")]
+TWO = [for_every_runtime(p) if p.id == "0,0" else p for p in MULTI if p.id in ("0,0", "0,1")]
 
 
 def step(runner: Runner, pos: int = 0) -> np.ndarray:

@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from device_sets import DEVICE_SETS
-
-_RUNTIMES = {"0,0": [pytest.mark.runtimes]}
+from device_sets import DEVICE_SETS, for_every_runtime
 
 
-@pytest.mark.parametrize(
-    "devices",
-    [pytest.param(*p.values, id=p.id, marks=[*p.marks, *_RUNTIMES.get(p.id, [])]) for p in DEVICE_SETS],
-)
+@pytest.mark.parametrize("devices", [for_every_runtime(p) if p.id == "0,0" else p for p in DEVICE_SETS])
 def test_check_models(shared: Path, devices: list[str]) -> None:
     result = subprocess.run(
         [

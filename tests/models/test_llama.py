@@ -52,9 +52,7 @@ def on_one_device(shared: Path, name: str, cache: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("devices", DEVICE_SETS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(m, marks=pytest.mark.runtimes) if "4_0" in m else m for m in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_equals_float64_numpy(shared: Path, name: str, devices: list[str]) -> None:
     tokens = tokens_of(1)
     path = shared / "models" / f"{name}.gguf"
@@ -62,6 +60,18 @@ def test_equals_float64_numpy(shared: Path, name: str, devices: list[str]) -> No
         assert nmse(prefill(runner, tokens), forward(path, tokens)) <= 1e-6
     with opened(shared, name, devices, type_k="f16", type_v="f16") as runner:
         assert nmse(prefill(runner, tokens), forward(path, tokens)) <= 1e-5
+
+
+@pytest.mark.runtimes
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")])
+def test_steps_equal_float64_numpy(shared: Path, devices: list[str]) -> None:
+    """A prompt in one step, then token by token."""
+    tokens = tokens_of(1, 16)
+    want = forward(shared / "models" / f"{MODELS[0]}.gguf", tokens)
+    with opened(shared, MODELS[0], devices, n_ubatch=8) as runner:
+        assert nmse(prefill(runner, tokens[:8]), want[:8]) <= 1e-6
+        for pos in range(8, 16):
+            assert nmse(runner.step([tokens[pos]], [Run(0, 0, 1, pos)], [0])[0], want[pos]) <= 1e-6
 
 
 @pytest.mark.parametrize("devices", MULTI)
