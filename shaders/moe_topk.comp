@@ -171,11 +171,18 @@ void main() {
     }
     if (HAS_SELECT != 0 || n_groups > 1) select_by_probability();
 
-    for (uint e = thread; e < n_experts; e += LOCAL) {
-        const uint own = key[e];
-        uint place = 0;
-        for (uint j = 0; j < n_experts; ++j) place += uint(key[j] > own || (key[j] == own && j < e));
-        if (place < n_used) chosen[place] = e;
+    for (uint first = thread; first < n_experts; first += 4 * LOCAL) { // four at a time, for a quarter of the reads
+        const uvec4 at = first + LOCAL * uvec4(0, 1, 2, 3);
+        const uvec4 safe = min(at, n_experts - 1);
+        const uvec4 own = uvec4(key[safe.x], key[safe.y], key[safe.z], key[safe.w]);
+        uvec4 place = uvec4(0);
+        for (uint j = 0; j < n_experts; ++j) {
+            const uvec4 other = uvec4(key[j]);
+            place += uvec4(greaterThan(other, own)) + uvec4(equal(other, own)) * uvec4(lessThan(uvec4(j), at));
+        }
+        for (uint i = 0; i < 4; ++i) {
+            if (at[i] < n_experts && place[i] < n_used) chosen[place[i]] = at[i];
+        }
     }
     barrier();
     for (uint u = thread; u < n_used; u += LOCAL) {
