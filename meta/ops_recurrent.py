@@ -5,22 +5,18 @@ device works on its own key heads and the value heads that read them, and nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
-from vkbackend.errors import PlanError
 from vkbackend.meta import split
-from vkbackend.meta.split import Kind, State
 from vkbackend.meta.tensor import Graph, Tensor, Weight
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight) -> Tensor:
     """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv], behind the columns in
     `state` [n_cells, width * (d_conv - 1)], which it moves on."""
-    _same_channels("ssm_conv", x.state, w.state, state.state, state.shape[1] // x.width)
     graph, d_conv = x.graph, w.shape[1]
-    y = graph.new(x.rows, x.width, x.state, "ssm_conv")
+    y = graph.new(x.rows, x.width, split.ssm_conv(x.state, w.state, state.state, d_conv - 1), "ssm_conv")
     for d, out in enumerate(y.views):
         if out is not None:
             cells = state.whole(d)
@@ -37,21 +33,11 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight) -> Tensor:
     return y
 
 
-def _same_channels(op: str, x: State, w: State, state: State, per_channel: int) -> None:
-    def widened(one: State) -> State:
-        segments = one.segments or (1,)
-        return split.split(1, one.ranges, [n * per_channel for n in segments])
-
-    if x.kind is not Kind.SPLIT or w != replace(x, axis=0) or state != widened(x):
-        raise PlanError(f"no rule for {op} of x {x}, w {w}, state {state}")
-
-
 def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor, Tensor]:
     """(softplus(a + dt) * decay, sigmoid(b)): per head, or where a is wider than b per key channel."""
     graph = a.graph
-    if dt.state != replace(a.state, axis=0) or decay.state != replace(b.state, axis=0):
-        raise PlanError(f"no rule for delta_gates of a {a.state}, dt {dt.state}, b {b.state}, {decay.state}")
-    g = graph.new(a.rows, a.width, a.state, "delta_g")
+    state = split.delta_gates(a.state, dt.state, decay.state, b.state, a.width // b.width)
+    g = graph.new(a.rows, a.width, state, "delta_g")
     beta = graph.new(b.rows, b.width, b.state, "delta_beta")
     for d, out in enumerate(g.views):
         if out is not None:
@@ -80,11 +66,9 @@ def delta_net(
     """
     graph, rows = beta.graph, beta.rows
     whole = len(parts) == 1
-    v_state = _values(parts[0].state) if whole else parts[2].state
-    heads = split.per_head("delta_net", v_state, head_dim)
-    if beta.state != _shrunk(heads, head_dim) or state.state != _shrunk(heads, 1, head_dim):
-        raise PlanError(f"no rule for delta_net of v {v_state}, beta {beta.state}, state {state.state}")
-    y = graph.new(rows, beta.width * head_dim, v_state, "delta_net")
+    states = [part.state for part in parts]
+    how = split.delta_net(states, g.state, beta.state, state.state, head_dim, g.width // beta.width)
+    y = graph.new(rows, beta.width * head_dim, how, "delta_net")
     for d, out in enumerate(y.views):
         if out is None:
             continue
@@ -138,17 +122,3 @@ def _columns(x: View, rows: int, first: int) -> View:
     """x from column `first` of its first row to the end of its last."""
     n = rows * (x.nbytes // 4 // rows) - first
     return View(x.buffer, x.offset + 4 * first, (n,))
-
-
-def _values(qkv: State) -> State:
-    """How v lies where q, k and v are segments of one tensor, v of as many as it has."""
-    if qkv.kind is not Kind.SPLIT or len(qkv.segments) < 3:
-        raise PlanError(f"no rule for delta_net of q, k, v {qkv}")
-    return split.split(1, qkv.ranges, qkv.segments[2:])
-
-
-def _shrunk(heads: State, by: int, times: int = 1) -> State:
-    """The state with `times` elements for every `by` of `heads`."""
-    if heads.segments:
-        return split.split(1, heads.ranges, [n // by * times for n in heads.segments])
-    return split.split(1, tuple((b // by * times, e // by * times) for b, e in heads.ranges))

@@ -209,3 +209,71 @@ def moe(x: State, router: State, gate: State, up: State, down: State, *biases: S
         if gate.experts and gate.experts == down.experts:
             return partial(sorted({d for ranges in gate.experts for d in holders(ranges)}))
     raise _no_rule("moe", x=x, router=router, gate=gate, up=up, down=down)
+
+
+def resized(x: State, times: int, by: int = 1) -> State:
+    """The state of a tensor that has `times` elements for every `by` of x."""
+    if x.segments:
+        return replace(x, segments=tuple(n // by * times for n in x.segments))
+    return replace(x, ranges=tuple((begin // by * times, end // by * times) for begin, end in x.ranges))
+
+
+def heads_of(op: str, x: State, size: int) -> Ranges:
+    """The heads of `size` that each device has of a tensor that is split between heads, in one run."""
+    if x.kind is Kind.SPLIT and not x.segments and all(at % size == 0 for cut in x.ranges for at in cut):
+        return resized(x, 1, size).ranges
+    raise _no_rule(f"{op} with heads of {size}", x=x)
+
+
+def mat_heads(x: State, w: State, k: int, n: int) -> State:
+    """A matrix [n, k] of its own for every head: a device has those of its heads."""
+    if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
+        return replace(w, axis=1)
+    raise _no_rule("mat_heads", x=x, w=w)
+
+
+def concat(a: State, b: State, n_a: int, n_b: int) -> State:
+    """Heads of two parts: a device has both of each."""
+    if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
+        return split(1, heads, [n_a + n_b])
+    raise _no_rule("concat", a=a, b=b)
+
+
+def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
+    """Every channel by itself: its taps and its last columns are where it is."""
+    if x.kind is Kind.SPLIT and x.axis == 1 and w == replace(x, axis=0) and state == resized(x, n_columns):
+        return x
+    raise _no_rule("ssm_conv", x=x, w=w, state=state)
+
+
+def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
+    """`width` gates of every head of b; what is learned of them lies where they do."""
+    if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
+        if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
+            return a
+    raise _no_rule("delta_gates", a=a, dt=dt, decay=decay, b=b)
+
+
+def delta_net(
+    parts: Sequence[State], g: State, beta: State, state: State, head_dim: int, width: int
+) -> State:
+    """q, k and v of the same key heads, as three tensors or as segments of one: a device has all value heads
+    that read its key heads, with their gates (`width` each) and their state. The result is split like v."""
+    v = parts[-1]
+    if len(parts) == 1 and len(v.segments) > 2 and v.segments[0] == v.segments[1] == head_dim:
+        v = split(1, v.ranges, v.segments[2:])
+    elif len(parts) != 3 or not _same_key_heads(*parts):
+        v = MIRRORED
+    if v.kind is Kind.SPLIT and v.axis == 1 and per_head("delta_net", v, head_dim) == v:
+        heads = resized(v, 1, head_dim)
+        if (beta, g, state) == (heads, resized(heads, width), resized(v, head_dim)):
+            return v
+    raise _no_rule("delta_net", **{f"x{i}": s for i, s in enumerate(parts)}, g=g, beta=beta, state=state)
+
+
+def _same_key_heads(q: State, k: State, v: State) -> bool:
+    """Whether v has for each unit of q and k, which are alike, equally many values on every device."""
+    if q != k or any(s.kind is not Kind.SPLIT or s.segments for s in (q, v)):
+        return False
+    n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
+    return n_v % n_q == 0 and scaled(q.ranges, n_v // n_q) == v.ranges

@@ -63,6 +63,34 @@ def sinks(y: State, w: State) -> State:
     return y
 
 
+# Heads of 8: two key heads, one on each device, each read by two value heads that are neighbours or a key
+# head apart. What q, k, v are the segments of is cut by key heads.
+KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
+QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
+BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)
+OTHER = split(1, ((0, 2), (2, 2)))  # all heads on device 0
+
+
+QKV_ROWS, BETA_ROWS = replace(QKV, axis=0), replace(BETA, axis=0)
+QKV_STATE, DELTA_STATE = rules.resized(QKV, 3), rules.resized(VALUES, 8)
+
+
+def conv(x: State = QKV, w: State = QKV_ROWS, state: State = QKV_STATE) -> State:
+    return rules.ssm_conv(x, w, state, 3)
+
+
+def gates(
+    a: State = BETA, dt: State = BETA_ROWS, decay: State = BETA_ROWS, b: State = BETA, width: int = 1
+) -> State:
+    return rules.delta_gates(a, dt, decay, b, width)
+
+
+def delta(
+    *parts: State, g: State = BETA, beta: State = BETA, state: State = DELTA_STATE, width: int = 1
+) -> State:
+    return rules.delta_net(parts, g, beta, state, 8, width)
+
+
 RULES: list[tuple[str, Callable[[], State], State]] = [
     ("linear, all mirrored", lambda: rules.linear(MIRRORED, MIRRORED), MIRRORED),
     ("linear, rows of w", lambda: rules.linear(MIRRORED, ROWS), COLUMNS),
@@ -84,6 +112,28 @@ RULES: list[tuple[str, Callable[[], State], State]] = [
     ("sinks, mirrored", lambda: sinks(MIRRORED, MIRRORED), MIRRORED),
     ("sinks, with the heads", lambda: sinks(COLUMNS, split(0, ((0, 1), (1, 2)))), COLUMNS),
     ("moe, biases with their rows", lambda: mix(biases=(BY_ROWS, BY_ROWS)), SUM),
+    ("ssm_conv, channels", conv, QKV),
+    ("delta_gates, of heads", gates, BETA),
+    (
+        "delta_gates, of key channels",
+        lambda: gates(VALUES, replace(VALUES, axis=0), width=8),
+        VALUES,
+    ),
+    ("delta_net, segments", lambda: delta(QKV), VALUES),
+    (
+        "delta_net, value heads apart",
+        lambda: delta(TILED_QKV, g=TILED_BETA, beta=TILED_BETA, state=rules.resized(TILED, 8)),
+        TILED,
+    ),
+    ("delta_net, three tensors", lambda: delta(KEYS, KEYS, VALUES), VALUES),
+    ("delta_net, gates of channels", lambda: delta(QKV, g=VALUES, width=8), VALUES),
+    ("mat_heads", lambda: rules.mat_heads(KEYS, replace(VALUES, axis=0), 8, 16), VALUES),
+    ("concat", lambda: rules.concat(KEYS, VALUES, 8, 16), split(1, ((0, 24), (24, 48)))),
+    (
+        "concat, empty share",
+        lambda: rules.concat(split(1, LEFT), split(1, ((0, 4), (4, 4))), 8, 2),
+        split(1, ((0, 20), (20, 20))),
+    ),
     ("rows_op", lambda: rules.rows_op("norm", MIRRORED), MIRRORED),
     ("per_head, mirrored", lambda: rules.per_head("rope", MIRRORED, 8), MIRRORED),
     ("per_head, between heads", lambda: rules.per_head("rope", COLUMNS, 8), COLUMNS),
@@ -143,6 +193,43 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("sinks, of other heads", lambda: sinks(COLUMNS, split(0, ((0, 2), (2, 2)))), "sinks of"),
     ("moe, a mirrored bias", lambda: mix(biases=(BY_ROWS, MIRRORED)), "moe of"),
     ("moe, a bias cut otherwise", lambda: mix(biases=(split_experts(1, [HALVES, HALVES]),) * 2), "moe of"),
+    ("ssm_conv, whole x", lambda: conv(MIRRORED, MIRRORED, MIRRORED), "ssm_conv of x MIRRORED"),
+    ("ssm_conv, sum", lambda: conv(SUM), "ssm_conv of x PARTIAL"),
+    ("ssm_conv, whole taps", lambda: conv(w=MIRRORED), "w MIRRORED"),
+    ("ssm_conv, whole state", lambda: conv(state=MIRRORED), "state MIRRORED"),
+    ("ssm_conv, state of other columns", lambda: conv(state=rules.resized(QKV, 4)), "ssm_conv of"),
+    ("ssm_conv, cut in other segments", lambda: conv(w=replace(TILED_QKV, axis=0)), "8[+]8[+]8[+]8"),
+    ("delta_gates, sum", lambda: gates(SUM, b=SUM), "delta_gates of a PARTIAL"),
+    ("delta_gates, whole", lambda: gates(MIRRORED, MIRRORED, MIRRORED, MIRRORED), "a MIRRORED"),
+    ("delta_gates, other heads", lambda: gates(b=OTHER), "delta_gates of"),
+    ("delta_gates, whole dt", lambda: gates(dt=MIRRORED), "dt MIRRORED"),
+    ("delta_gates, whole decay", lambda: gates(decay=MIRRORED), "decay MIRRORED"),
+    ("delta_net, whole", lambda: delta(MIRRORED), "delta_net of x0 MIRRORED"),
+    ("delta_net, sums", lambda: delta(SUM, SUM, SUM), "delta_net of x0 PARTIAL"),
+    ("delta_net, split without segments", lambda: delta(VALUES), "delta_net of"),
+    ("delta_net, q and k apart", lambda: delta(KEYS, OTHER, VALUES), "delta_net of"),
+    (
+        "delta_net, v of other key heads",
+        lambda: delta(KEYS, KEYS, split(1, ((0, 8), (8, 32)))),
+        "delta_net of",
+    ),
+    ("delta_net, two tensors", lambda: delta(KEYS, VALUES), "delta_net of"),
+    (
+        "delta_net, through a head",
+        lambda: delta(split(1, ((0, 4), (4, 16))), split(1, ((0, 4), (4, 16))), split(1, ((0, 4), (4, 16)))),
+        "delta_net with heads of 8",
+    ),
+    ("delta_net, gates elsewhere", lambda: delta(QKV, g=OTHER), "delta_net of"),
+    ("delta_net, beta elsewhere", lambda: delta(QKV, beta=OTHER), "delta_net of"),
+    ("delta_net, whole state", lambda: delta(QKV, state=MIRRORED), "state MIRRORED"),
+    ("mat_heads, whole x", lambda: rules.mat_heads(MIRRORED, ROWS, 8, 8), "x MIRRORED"),
+    ("mat_heads, sum", lambda: rules.mat_heads(SUM, ROWS, 8, 8), "x PARTIAL"),
+    ("mat_heads, columns of w", lambda: rules.mat_heads(KEYS, KEYS, 8, 8), "mat_heads of"),
+    ("mat_heads, other heads", lambda: rules.mat_heads(KEYS, split(0, LEFT), 8, 8), "mat_heads of"),
+    ("mat_heads, through a head", lambda: rules.mat_heads(split(1, THIRDS), ROWS, 8, 8), "heads of 8"),
+    ("concat, whole", lambda: rules.concat(KEYS, MIRRORED, 8, 8), "concat"),
+    ("concat, other heads", lambda: rules.concat(KEYS, split(1, LEFT), 8, 8), "concat of"),
+    ("concat, through a head", lambda: rules.concat(KEYS, split(1, THIRDS), 8, 8), "concat with heads of 8"),
     ("rows_op, split", lambda: rules.rows_op("rms_norm", COLUMNS), "rms_norm of x SPLIT"),
     ("rows_op, sum", lambda: rules.rows_op("rms_norm", SUM), "rms_norm of x PARTIAL"),
     ("per_head, through a head", lambda: rules.per_head("rope", split(1, THIRDS), 8), "rope with heads of 8"),
