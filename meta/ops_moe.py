@@ -62,12 +62,13 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         width = max(ranges[d][1] - ranges[d][0] for ranges in e.gate.state.experts)
         a, b = (graph.scratch((x.rows, router.n_used, width), "moe columns") for _ in range(2))
         each = graph.scratch((x.rows, router.n_used, x.width), "moe experts")
+        groups = _groups(graph, d, ids, e.gate.starts[d])
         # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
-        _experts(graph, d, e.gate, e.gate_bias, x.on(d), ids, a)
-        _experts(graph, d, e.up, e.up_bias, x.on(d), ids, b)
+        _experts(graph, d, e.gate, e.gate_bias, x.on(d), ids, groups, a)
+        _experts(graph, d, e.up, e.up_bias, x.on(d), ids, groups, b)
         device_ops.glu(recording, limits, a, b, a, act=e.act, label=label)
         # The sum over devices has the bias of down once.
-        _experts(graph, d, e.down, e.down_bias if d == state.writers[0] else None, a, ids, each)
+        _experts(graph, d, e.down, e.down_bias if d == state.writers[0] else None, a, ids, groups, each)
         device_ops.moe_sum(recording, limits, each, weights, y.on(d), label=label)
     return y
 
@@ -99,12 +100,36 @@ def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor,
     return weights, chosen
 
 
-def _experts(graph: Graph, d: int, w: Weight, bias: Weight | None, x: View, ids: View, out: View) -> None:
+def _groups(graph: Graph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
+    """The pairs of row and used expert sorted by expert, where they are so many that it pays."""
+    recording, limits = graph.recordings[d], graph.devices[d].limits
+    n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
+    if not (tile := device_ops.tile_size(limits, n_pairs, n_experts)):
+        return None
+    n_tiles = device_ops.tile_count(n_pairs, n_experts, tile)
+    order, tiles = (
+        replace(graph.scratch(shape, "moe groups"), dtype="u32") for shape in ((n_pairs,), (n_tiles, 3))
+    )
+    groups = device_ops.Groups(order, tiles, tile)
+    device_ops.moe_group(recording, limits, ids, groups, n_experts=n_experts, label=graph.label("moe"))
+    return groups
+
+
+def _experts(
+    graph: Graph,
+    d: int,
+    w: Weight,
+    bias: Weight | None,
+    x: View,
+    ids: View,
+    groups: device_ops.Groups | None,
+    out: View,
+) -> None:
     """out[r, u] = W_e x[r] (or x[r, u]) with the columns that device d holds of expert e = ids[r, u]."""
     recording, limits = graph.recordings[d], graph.devices[d].limits
     ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
     for (first, piece), end in zip(w.pieces[d], ends, strict=True):
-        device_ops.mat_vec_id(
+        device_ops.mat_id(
             recording,
             limits,
             piece,
@@ -113,6 +138,7 @@ def _experts(graph: Graph, d: int, w: Weight, bias: Weight | None, x: View, ids:
             w.starts[d],
             out,
             axis=w.state.axis - 1,
+            groups=groups,
             first=first,
             count=end - first,
             label=w.name,

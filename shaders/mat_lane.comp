@@ -22,47 +22,13 @@ layout(push_constant) uniform Push {
 #define HOLD
 #include "lib/dequant.glsl"
 
-const uint ROUND = 32; // elements of x that are handed round at a time
-
-float sum[N];
+#include "lib/lane_dot.glsl"
 
 void main() {
     const uint row = global_index();
-    const uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row and write nothing
     const uint first_r = gl_WorkGroupID.z * N;
-    uint x_at[N];
-    [[unroll]] for (uint r = 0; r < N; ++r) {
-        sum[r] = 0.0;
-        x_at[r] = min(first_r + r, n_rows - 1) * k + gl_SubgroupInvocationID;
-    }
-    const uint whole = k / HELD * HELD;
-    for (uint i = 0; i < whole; i += HELD) {
-        hold(start + i / ROW_UNIT * BLOCK_NBYTES);
-        [[unroll]] for (uint j = 0; j < HELD; j += ROUND) {
-            float xs[N][ROUND / SUBGROUP];
-            [[unroll]] for (uint r = 0; r < N; ++r) {
-                [[unroll]] for (uint s = 0; s < ROUND / SUBGROUP; ++s) {
-                    xs[r][s] = x.at[x_at[r] + i + j + s * SUBGROUP];
-                }
-            }
-            [[unroll]] for (uint l = 0; l < ROUND; l += 4) {
-                const vec4 wv = dequant4(0, j + l);
-                [[unroll]] for (uint r = 0; r < N; ++r) {
-                    vec4 xv;
-                    [[unroll]] for (uint c = 0; c < 4; ++c) {
-                        xv[c] = subgroupShuffle(xs[r][(l + c) / SUBGROUP], (l + c) % SUBGROUP);
-                    }
-                    sum[r] += dot(wv, xv);
-                }
-            }
-        }
-    }
-#ifdef HAS_TAIL
-    for (uint i = whole; i < k; ++i) {
-        const float wv = tail1(start + i * BLOCK_NBYTES);
-        [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x.at[x_at[r] - gl_SubgroupInvocationID + i];
-    }
-#endif
+    [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;
+    lane_dot(row_start(min(row, n - 1), k), k); // surplus threads repeat the last row and write nothing
     if (row < n) {
         [[unroll]] for (uint r = 0; r < N; ++r) {
             if (first_r + r < n_rows) y.at[(first_r + r) * y_stride + row] = sum[r];

@@ -1,8 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // y[r, u] = W_e x for the experts e = ids[r, u], stored one behind another in w; workgroups (rows of W_e, -, (r, u)).
-// An expert holds the columns starts[e]..starts[e + 1] of its feed-forward network: that many rows of `side`
-// elements with AXIS 0 (gate, up), `side` rows of that many elements with AXIS 1 (down). TPR threads share a row.
+// TPR threads share a row.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
@@ -18,6 +17,7 @@ layout(set = 0, binding = 2) readonly buffer Ids { uint ids[]; };
 layout(set = 0, binding = 3) readonly buffer Starts { uint starts[]; };
 layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
+#include "lib/expert.glsl"
 
 shared float tree[LOCAL];
 
@@ -29,21 +29,16 @@ void main() {
 
     const uint expert = ids[ids_off + pair];
     if (expert - first >= count) return; // another piece of the stack has it
-    const uint begin = starts[starts_off + expert];
-    const uint own = starts[starts_off + expert + 1] - begin;
-    const uint before = begin - starts[starts_off + first]; // columns in front of it in this piece
-    const uint n = AXIS == 0 ? own : side;
-    const uint k = AXIS == 0 ? side : own;
-    if (first_row >= n) return;
+    const uint s = starts_off;
+    const Expert e = expert_of(starts[s + expert], starts[s + expert + 1], starts[s + first]);
+    if (first_row >= e.n) return;
 
     const uint row = first_row + thread / TPR;
-    const uint safe_row = min(row, n - 1); // surplus threads repeat the last row and write nothing
-    const uint start = AXIS == 0
-        ? row_start(before + safe_row, k)
-        : row_start(side * (before / ROW_UNIT) + safe_row * (k / ROW_UNIT), ROW_UNIT); // a row of rows this long
+    const uint start = expert_row(e, min(row, e.n - 1)); // surplus threads repeat the last row and write nothing
     const uint x_at = x_off + (x_per_used != 0 ? pair : pair / n_used) * x_stride;
 
     float sum = 0.0;
+    const uint k = e.k;
     const uint k4 = k & ~3u;
     for (uint i = 4 * lane; i < k4; i += 4 * TPR) {
         const uint at = x_at + i;
@@ -62,5 +57,5 @@ void main() {
         }
         sum = tree[thread];
     }
-    if (lane == 0 && row < n) y[y_off + pair * y_stride + row] = sum;
+    if (lane == 0 && row < e.n) y[y_off + pair * y_stride + row] = sum;
 }

@@ -645,7 +645,7 @@ def _format_cases() -> list[Case]:
             MatMul(kind, 3, k),
             MatLane(kind, 5, k),
             op_cases_heads.one_of(kind, k),
-            op_cases_moe.one_of(kind),
+            *op_cases_moe.some_of(kind),
         ]
     return cases
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vkbackend import ops, shaderlib
+from vkbackend import ops, reference, shaderlib
+from vkbackend.buffer import View
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.ops_moe import GATINGS, Gating
@@ -109,6 +110,7 @@ class MatVecId(Case):
     x_per_used: bool = False
     pad: int = 0
     pieces: int = 1
+    tile: int = 0  # pairs in a tile where they come sorted by expert
 
     def setup(self, rng: np.random.Generator) -> Setup:
         n_experts = len(self.widths)
@@ -133,11 +135,74 @@ class MatVecId(Case):
             shape = (columns, self.side) if self.axis == ops.ROWS else (self.side, columns)
             tensors[f"w{i}"] = weights(rng, self.type, *shape)
 
+        if self.tile:
+            tensors |= _grouped(ids.reshape(-1), n_experts, self.tile)
+
         def record(rec: Recording, limits: Limits, v: Views) -> None:
-            args = [v[name] for name in ("x", "ids", "starts", "y")]
             for i, (first, end) in enumerate(pairwise(bounds)):
                 count = end - first if self.pieces > 1 else None
-                ops.mat_vec_id(rec, limits, v[f"w{i}"], *args, axis=self.axis, first=first, count=count)
+                self.mat(rec, limits, v[f"w{i}"], v, axis=self.axis, first=first, count=count)
+
+        return Setup(tensors, record)
+
+    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
+        ops.mat_vec_id(rec, limits, w, v["x"], v["ids"], v["starts"], v["y"], **how)
+
+    def groups(self, v: Views) -> ops.Groups:
+        return ops.Groups(v["order"], v["tiles"], self.tile)
+
+
+def _grouped(ids: np.ndarray, n_experts: int, tile: int) -> dict[str, Tensor]:
+    """The arrays that moe_group makes of ids."""
+    n_tiles = ops.tile_count(len(ids), n_experts, tile)
+    order, tiles = np.zeros(len(ids), np.uint32), np.zeros((n_tiles, 3), np.uint32)
+    reference.moe_group(ids, order, tiles, n_pairs=len(ids), n_experts=n_experts, tile=tile, n_tiles=n_tiles)
+    return {"order": Tensor(order.shape, "u32", order), "tiles": Tensor(tiles.shape, "u32", tiles)}
+
+
+@dataclass(frozen=True)
+class MatMulId(MatVecId):
+    tile: int = 16
+
+    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
+        ops.mat_mul_id(rec, limits, w, v["x"], self.groups(v), v["starts"], v["y"], **how)
+
+
+@dataclass(frozen=True)
+class MatLaneId(MatVecId):
+    """In tiles, or with tile=0 pair by pair."""
+
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_lane_id"].needs
+    tile: int = 8
+
+    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
+        pairs = self.groups(v) if self.tile else v["ids"]
+        ops.mat_lane_id(rec, limits, w, v["x"], pairs, v["starts"], v["y"], **how)
+
+
+@dataclass(frozen=True)
+class MoeGroup(Case):
+    """Experts drawn at random, one of them often."""
+
+    tolerance: ClassVar[float] = 0.0
+    n_experts: int = 4
+    used: int = 2
+    rows: int = 5
+    tile: int = 3
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        n_pairs = self.rows * self.used
+        ids = rng.integers(0, self.n_experts, (self.rows, self.used)).astype(np.uint32)
+        ids[rng.random(ids.shape) < 0.3] = self.n_experts - 1
+        tensors = {
+            "ids": Tensor(ids.shape, "u32", ids),
+            "order": output(n_pairs, dtype="u32"),
+            "tiles": output(ops.tile_count(n_pairs, self.n_experts, self.tile), 3, dtype="u32"),
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            groups = ops.Groups(v["order"], v["tiles"], self.tile)
+            ops.moe_group(rec, limits, v["ids"], groups, n_experts=self.n_experts)
 
         return Setup(tensors, record)
 
@@ -202,10 +267,15 @@ class MoeSum(Case):
         return Setup(tensors, lambda rec, limits, v: ops.moe_sum(rec, limits, v["x"], v["weights"], v["y"]))
 
 
-def one_of(kind: str) -> Case:
-    """A small case of a weight type; its down projections are in the wide sweep."""
+def some_of(kind: str) -> list[Case]:
+    """Small cases of a weight type; its down projections are in the wide sweep."""
     block = block_of(kind)[0]
-    return MatVecId(kind, side=3 * block if block > 1 else 31, widths=(3, 0, 2), used=3)
+    side, widths = 3 * block if block > 1 else 31, (3, 0, 2)
+    return [
+        MatVecId(kind, side=side, widths=widths, used=3),
+        MatMulId(kind, side=side, widths=widths, rows=3),
+        MatLaneId(kind, side=side, widths=widths, rows=3, tile=2),
+    ]
 
 
 def quick() -> list[Case]:
@@ -232,6 +302,16 @@ def quick() -> list[Case]:
         MatVecId("f16", side=3, widths=(9, 3, 6), rows=2, used=3, pad=1, **down),
         MatVecId("q8_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),
         MatVecId("q4_0", side=65, widths=(64, 32, 128), used=1, **down),
+        MatMulId("f16", side=33, widths=(5, 3, 1), rows=40, used=2, pad=2),
+        MatMulId("q8_0", side=65, widths=(32, 0, 96, 64), rows=9, used=4, pieces=2, tile=24, **down),
+        MatMulId("q4_0", side=96, widths=(67, 3), rows=70, used=1, tile=32),
+        MatLaneId("f32", side=7, widths=(3, 0, 5, 1, 40), rows=3, pieces=2, tile=0),
+        MatLaneId("f16", side=67, widths=(5, 3, 1), rows=21, used=2, pad=2, x_per_used=True),
+        MatLaneId("q8_0", side=33, widths=(32, 0, 96, 64), rows=9, used=4, pieces=2, **down),
+        MatLaneId("q4_0", side=65, widths=(64, 32, 128), used=1, tile=0, **down),
+        MoeGroup(),
+        MoeGroup(1, 1, 1, 8),
+        MoeGroup(300, 7, 130, 16),
         AddId(),
         AddId((5, 0, 31, 2), 3, 4),
         AddId((129,) * 4, 4, 5, ragged=False),
@@ -282,5 +362,8 @@ def wide() -> list[Case]:
         for rows in (1, 2, 40):
             for widths in (tuple(unit * n for n in count) for count in counts):
                 gate = MatVecId(kind, ops.ROWS, side, widths, rows, 4)
+                for case in (MatMulId, MatLaneId):
+                    cases += [case(kind, ops.ROWS, side, widths, rows, 4)]
+                    cases += [case(kind, ops.COLUMNS, 33, widths, rows, 4, x_per_used=True, pieces=2)]
                 cases += [gate, MatVecId(kind, ops.COLUMNS, 33, widths, rows, 4, x_per_used=True, pieces=2)]
     return cases

@@ -24,13 +24,20 @@ from vkbackend.ops_elementwise import gate_rows as gate_rows
 from vkbackend.ops_elementwise import glu as glu
 from vkbackend.ops_elementwise import scale as scale
 from vkbackend.ops_elementwise import softcap as softcap
+from vkbackend.ops_experts import COLUMNS as COLUMNS
+from vkbackend.ops_experts import ROWS as ROWS
+from vkbackend.ops_experts import Groups as Groups
+from vkbackend.ops_experts import mat_id as mat_id
+from vkbackend.ops_experts import mat_lane_id as mat_lane_id
+from vkbackend.ops_experts import mat_mul_id as mat_mul_id
+from vkbackend.ops_experts import mat_vec_id as mat_vec_id
+from vkbackend.ops_experts import moe_group as moe_group
+from vkbackend.ops_experts import tile_count as tile_count
+from vkbackend.ops_experts import tile_size as tile_size
 from vkbackend.ops_heads import concat as concat
 from vkbackend.ops_heads import mat_heads as mat_heads
-from vkbackend.ops_moe import COLUMNS as COLUMNS
-from vkbackend.ops_moe import ROWS as ROWS
 from vkbackend.ops_moe import Gating as Gating
 from vkbackend.ops_moe import add_id as add_id
-from vkbackend.ops_moe import mat_vec_id as mat_vec_id
 from vkbackend.ops_moe import moe_logits as moe_logits
 from vkbackend.ops_moe import moe_sum as moe_sum
 from vkbackend.ops_moe import moe_topk as moe_topk
@@ -43,6 +50,7 @@ from vkbackend.ops_recurrent import l2_norm as l2_norm
 from vkbackend.ops_recurrent import ssm_conv as ssm_conv
 from vkbackend.opspec import OPS as OPS
 from vkbackend.opspec import floor_pow2, fold, record, rows_of
+from vkbackend.opspec import prefers_lanes as prefers_lanes
 from vkbackend.recording import Recording
 
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
@@ -144,13 +152,6 @@ def mat_mul(
     groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
     consts = {"LOCAL": 128, "RN": rn}
     record(rec, "mat_mul", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
-
-
-def prefers_lanes(limits: Limits) -> bool:
-    """Whether mat_lane is the fastest matrix op: 5 to 10 times the others on lavapipe (8 lanes), half as fast
-    as they are on SwiftShader (4 lanes)."""
-    has_all = limits.features.issuperset(OPS["mat_lane"].needs)
-    return limits.is_cpu and has_all and limits.subgroup_size >= 8
 
 
 def mat_lane(

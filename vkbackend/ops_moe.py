@@ -1,9 +1,9 @@
 """The ops of a mixture of experts, of the same contract as ops.py, where callers find them.
 
-The order is moe_logits and moe_topk on the residual, mat_vec_id with gate and up, glu, mat_vec_id with
-down, moe_sum; add_id adds biases of experts behind a mat_vec_id. A device holds some columns of every
-expert's feed-forward network, of each as many as its plan says: `starts` u32 [n_experts + 1] are the prefix
-sums of those counts.
+The order is moe_logits and moe_topk on the residual, moe_group, mat_id (ops_experts.py) with gate and up,
+glu, mat_id with down, moe_sum; add_id adds biases of experts behind a mat_id. A device holds some columns of
+every expert's feed-forward network, of each as many as its plan says: `starts` u32 [n_experts + 1] are the
+prefix sums of those counts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.opspec import floor_pow2, fold, record, rows_of
+from vkbackend.opspec import fold, record, rows_of
 from vkbackend.recording import Recording
 
-ROWS, COLUMNS = 0, 1  # which side of an expert is its own number of columns: gate and up, or down
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # what moe_topk has shared memory for
 GATINGS = ("softmax", "sigmoid", "softmax_weight")  # as numbered in shaders/moe_topk.comp
 LOGITS_LOCAL = 32  # part of the order of summation, so never chosen by device
@@ -122,68 +121,6 @@ def moe_topk(
         (*fold(limits, n_rows), 1),
         label=label,
         flops=n_rows * (2 * n_embd + n_experts * n_experts),
-    )
-
-
-def mat_vec_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    ids: View,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """y[r, u] = W_e x for e = ids[r, u]; w of any weight type holds the experts one behind another.
-
-    axis=ROWS: w [columns, k], expert e is its rows starts[e]..starts[e + 1]; y [n_rows, n_used, y_stride],
-    y_stride at least the most columns of an expert, elements beyond e's are not written. axis=COLUMNS:
-    w [n, columns] in bytes, expert e is [n, starts[e + 1] - starts[e]] behind those before it (whole blocks);
-    y [n_rows, n_used, n], zeros where e has no columns. x is [n_rows, x_stride] for all used experts, or
-    [n_rows, n_used, x_stride]; ids u32 [n_rows, n_used]. A stack that exceeds one binding comes in pieces:
-    w then holds experts first..first + count, and pairs of other experts are left to the other pieces.
-    """
-    n_rows, n_used = ids.shape
-    n_experts = starts.shape[0] - 1
-    count = n_experts - first if count is None else count
-    x_stride, y_stride = x.shape[-1], y.shape[-1]
-    x_per_used = len(x.shape) == 3
-    assert axis in (ROWS, COLUMNS) and len(w.shape) == 2, (axis, w)
-    side = w.shape[1 - axis]  # the side that is the same for all experts
-    assert ids.dtype == starts.dtype == "u32" and 0 <= first < first + count <= n_experts, (first, count)
-    assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)) and x.dtype == "f32", (x, ids)
-    assert y.shape[:-1] == (n_rows, n_used) and y.dtype == "f32", (y, ids)
-    assert side == (x_stride if axis == ROWS else y_stride), (w, x, y, axis)
-    assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by experts"
-    assert n_rows * n_used <= limits.max_groups[2], f"{n_rows} rows of {n_used} exceed the grid"
-    if limits.is_cpu:  # as mat_vec
-        local, tpr = 32, 1
-    else:
-        local, tpr = 128, min(64, max(4, floor_pow2(x_stride // 8)))
-    record(
-        rec,
-        "mat_vec_id",
-        w.dtype,
-        (w, x, ids, starts, y),
-        {
-            "side": side,
-            "first": first,
-            "count": count,
-            "n_used": n_used,
-            "n_rows": n_rows,
-            "x_stride": x_stride,
-            "y_stride": y_stride,
-            "x_per_used": int(x_per_used),
-        },
-        {"LOCAL": local, "TPR": tpr, "AXIS": axis},
-        (*fold(limits, -(-y_stride // (local // tpr))), n_rows * n_used),
-        label=label,
-        flops=2 * n_rows * n_used * x_stride * y_stride,
     )
 
 

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from vkbackend.reference_moe import add_id as add_id
+from vkbackend.reference_moe import mat_lane_id as mat_lane_id
+from vkbackend.reference_moe import mat_mul_id as mat_mul_id
 from vkbackend.reference_moe import mat_vec_id as mat_vec_id
+from vkbackend.reference_moe import moe_group as moe_group
 from vkbackend.reference_moe import moe_logits as moe_logits
 from vkbackend.reference_moe import moe_sum as moe_sum
 from vkbackend.reference_moe import moe_topk as moe_topk

@@ -163,6 +163,53 @@ def mat_vec_id(
             y.reshape(-1)[pair * y_stride :][:n] = matrix @ vector
 
 
+def mat_lane_id(
+    w: Array, x: Array, order: Array, tiles: Array, starts: Array, y: Array, *, side: int, first: int,
+    count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
+    grouped: int = 1, **_: Any,
+) -> None:  # fmt: skip
+    """mat_vec_id for the pairs that stand in the tiles; without groups `tiles` are the ids."""
+    ids = tiles.reshape(-1)
+    if grouped:
+        ids = np.full(n_rows * n_used, 0xFFFFFFFF, np.uint32)
+        for expert, begin, n_pairs in tiles.reshape(-1, 3):
+            ids[order.reshape(-1)[begin : begin + n_pairs]] = expert
+    mat_vec_id(
+        w, x, ids, starts, y, side=side, first=first, count=count, n_used=n_used, n_rows=n_rows,
+        x_stride=x_stride, y_stride=y_stride, x_per_used=x_per_used, axis=axis,
+    )  # fmt: skip
+
+
+def mat_mul_id(
+    w: Array, x: Array, order: Array, tiles: Array, starts: Array, y: Array, *, side: int, first: int,
+    count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
+    **_: Any,
+) -> None:  # fmt: skip
+    """mat_vec_id for the pairs that stand in the tiles."""
+    mat_lane_id(
+        w, x, order, tiles, starts, y, side=side, first=first, count=count, n_used=n_used, n_rows=n_rows,
+        x_stride=x_stride, y_stride=y_stride, x_per_used=x_per_used, axis=axis,
+    )  # fmt: skip
+
+
+def moe_group(
+    ids: Array, order: Array, tiles: Array, *, n_pairs: int, n_experts: int, tile: int, n_tiles: int, **_: Any
+) -> None:
+    """Pairs sorted by expert, stably; tiles of (expert, first place, pairs), zeros behind the last."""
+    expert_of = ids.reshape(-1)[:n_pairs]
+    own = [np.flatnonzero(expert_of == e) for e in range(n_experts)]
+    together = np.concatenate(own)
+    order.reshape(-1)[: len(together)] = together
+    rows, begin = tiles.reshape(-1, 3), 0
+    rows[:n_tiles] = 0
+    t = 0
+    for e, pairs in enumerate(own):
+        for i in range(0, len(pairs), tile):
+            rows[t] = e, begin + i, min(tile, len(pairs) - i)
+            t += 1
+        begin += len(pairs)
+
+
 def add_id(
     x: Array,
     b: Array,

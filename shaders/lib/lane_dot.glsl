@@ -1,0 +1,40 @@
+// The loop of mat_lane and mat_lane_id: sum[r] = a thread's row of w times N rows of x that all threads share. The
+// including file declares w and x as addresses, N and SUBGROUP, and includes lib/dequant.glsl with HOLD.
+
+const uint ROUND = 32; // elements of x that are handed round at a time
+
+float sum[N];
+uint x_row[N]; // where each row of x begins
+
+// The row of w that begins at address `start` times the rows of x, over k elements. Uniform control flow only.
+void lane_dot(uint start, uint k) {
+    [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = 0.0;
+    const uint whole = k / HELD * HELD;
+    for (uint i = 0; i < whole; i += HELD) {
+        hold(start + i / ROW_UNIT * BLOCK_NBYTES);
+        [[unroll]] for (uint j = 0; j < HELD; j += ROUND) {
+            float xs[N][ROUND / SUBGROUP];
+            [[unroll]] for (uint r = 0; r < N; ++r) {
+                [[unroll]] for (uint s = 0; s < ROUND / SUBGROUP; ++s) {
+                    xs[r][s] = x.at[x_row[r] + i + j + s * SUBGROUP + gl_SubgroupInvocationID];
+                }
+            }
+            [[unroll]] for (uint l = 0; l < ROUND; l += 4) {
+                const vec4 wv = dequant4(0, j + l);
+                [[unroll]] for (uint r = 0; r < N; ++r) {
+                    vec4 xv;
+                    [[unroll]] for (uint c = 0; c < 4; ++c) {
+                        xv[c] = subgroupShuffle(xs[r][(l + c) / SUBGROUP], (l + c) % SUBGROUP);
+                    }
+                    sum[r] += dot(wv, xv);
+                }
+            }
+        }
+    }
+#ifdef HAS_TAIL
+    for (uint i = whole; i < k; ++i) {
+        const float wv = tail1(start + i * BLOCK_NBYTES);
+        [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x.at[x_row[r] + i];
+    }
+#endif
+}

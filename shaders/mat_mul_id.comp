@@ -1,0 +1,84 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// y[r, u] = W_e x for the experts e = ids[r, u] as mat_vec_id, for many pairs (r, u): workgroup z has the pairs of one
+// tile of moe_group, which are all of one expert. Tiles of 64 rows of W_e by 8 RN pairs, as in mat_mul.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint RN = 2; // pairs per thread, 2..4
+layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+
+layout(push_constant) uniform Push {
+    uint w_off, x_off, order_off, tiles_off, starts_off, y_off;
+    uint side, first, count, n_used, n_rows, x_stride, y_stride, x_per_used;
+};
+layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 1) readonly buffer X { float x[]; };
+layout(set = 0, binding = 2) readonly buffer Order { uint order[]; };
+layout(set = 0, binding = 3) readonly buffer Tiles { uint tiles[]; };
+layout(set = 0, binding = 4) readonly buffer Starts { uint starts[]; };
+layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+#include "lib/dequant.glsl"
+#include "lib/expert.glsl"
+
+const uint TM = 64; // rows of W_e in a tile
+const uint TK = 32; // elements of k in a slice
+const uint M_THREADS = 16;
+const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
+const uint TN = N_THREADS * RN; // the tile of moe_group
+const uint W_STRIDE = TM + 1; // odd, so that the transposing writes spread over the banks
+const uint X_STRIDE = TN + 1;
+
+shared float w_tile[TK * W_STRIDE]; // [k][row of W_e]
+shared float x_tile[TK * X_STRIDE]; // [k][pair]
+shared uint pairs[TN];
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint at = tiles_off + 3 * gl_WorkGroupID.z;
+    const uint e_id = tiles[at];
+    const uint begin = tiles[at + 1];
+    const uint n_pairs = tiles[at + 2];
+    if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
+    const uint s = starts_off;
+    const Expert e = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
+    const uint first_i = group_index() * TM;
+    if (first_i >= e.n) return;
+    if (thread < TN) pairs[thread] = order[order_off + begin + min(thread, n_pairs - 1)];
+    barrier();
+
+    const uint tm = thread % M_THREADS;
+    const uint tn = thread / M_THREADS;
+    vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile
+    for (uint b = 0; b < RN; ++b) sum[b] = vec4(0.0);
+
+    for (uint slice = 0; slice < e.k; slice += TK) {
+        for (uint i4 = thread; i4 < TM * (TK / 4); i4 += LOCAL) { // 8 neighbouring threads read a row's 32 elements
+            const uint i = i4 / (TK / 4);
+            const uint kk = 4 * (i4 % (TK / 4));
+            const vec4 value = dequant4_tail(expert_row(e, min(first_i + i, e.n - 1)), slice + kk, e.k);
+            for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + i] = value[j];
+        }
+        for (uint i = thread; i < TN * TK; i += LOCAL) {
+            const uint p = pairs[i / TK];
+            const uint kk = i % TK;
+            const uint row = x_per_used != 0 ? p : p / n_used;
+            x_tile[kk * X_STRIDE + i / TK] = slice + kk < e.k ? x[x_off + row * x_stride + slice + kk] : 0.0;
+        }
+        barrier();
+        for (uint kk = 0; kk < TK; ++kk) {
+            const uint wa = kk * W_STRIDE + tm;
+            const vec4 wv = vec4(w_tile[wa], w_tile[wa + 16], w_tile[wa + 32], w_tile[wa + 48]);
+            for (uint b = 0; b < RN; ++b) sum[b] += wv * x_tile[kk * X_STRIDE + tn + b * N_THREADS];
+        }
+        barrier();
+    }
+
+    for (uint b = 0; b < RN; ++b) {
+        const uint r = tn + b * N_THREADS;
+        if (r >= n_pairs) continue;
+        for (uint a = 0; a < 4; ++a) {
+            const uint i = first_i + tm + a * M_THREADS;
+            if (i < e.n) y[y_off + pairs[r] * y_stride + i] = sum[b][a];
+        }
+    }
+}
