@@ -39,6 +39,8 @@ def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
         return 0
     if prefers_lanes(limits):
         return LANE_TILE
+    if limits.is_cpu:  # where barriers cost more than reading an expert again
+        return 0
     return 16 if n_pairs < 16 * n_experts else 32
 
 

@@ -250,7 +250,7 @@ def test_a_device_without_columns_takes_no_part(folder: Path) -> None:
         assert [r.writers for r in step.reduces[1::2]] == [(1,)] * runner.model.n_layer
         for d, executable in enumerate(step.executables):
             ops = {getattr(c, "op", "copy") for c in executable.recording.commands}
-            assert ({"moe_logits", "moe_topk", "mat_vec_id", "moe_sum"} <= ops) == (d == 1), ops
+            assert ({"moe_logits", "moe_topk", "moe_group", "mat_mul_id", "moe_sum"} <= ops) == (d == 1), ops
 
 
 # ---- what is exchanged ----
