@@ -3,13 +3,15 @@
 Beside the tests' small cases there are matrices of real models' shapes. A case is recorded many times over
 into one submission; devices with timestamps time every repeat by itself, others (and software devices, where
 a timestamp waits) whole submissions. Columns: the case; what ran (op.variant); us per run, the least and the
-median; GB/s of what it reads and writes; GFLOP/s; both at the least time.
+median; of software devices the CPU time of a run, which a busy machine changes least; GB/s of what it reads
+and writes; GFLOP/s; both at the least time.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import re
 import statistics
 import sys
@@ -30,7 +32,7 @@ from vkbackend.tools.op_cases import BENCH_CASES, CASES
 from vkbackend.tools.op_setup import Case, Placed
 
 HELP = "Time the ops of one device"
-COLUMNS = ("device", "case", "runs", "us min", "us median", "GB/s", "GFLOP/s")
+COLUMNS = ("device", "case", "runs", "us min", "us median", "us cpu", "GB/s", "GFLOP/s")
 TIMEOUT_S = 60.0
 
 
@@ -43,12 +45,13 @@ class Row:
     runs: str
     us_min: float
     us_median: float
+    us_cpu: float | None  # of software devices
     nbytes: int
     flops: int
 
     def cells(self) -> tuple[str, ...]:
         rates = (f"{self.nbytes / self.us_min / 1e3:.3f}", f"{self.flops / self.us_min / 1e3:.3f}")
-        times = (f"{self.us_min:.1f}", f"{self.us_median:.1f}")
+        times = (f"{self.us_min:.1f}", f"{self.us_median:.1f}", f"{self.us_cpu:.1f}" if self.us_cpu else "")
         return (printable(self.device), self.case, self.runs, *times, *rates)
 
 
@@ -117,15 +120,17 @@ class Chain:
         build: Any = device.build  # only Vulkan devices take `timed`
         executable = build(recording, timed=True) if timed else build(recording)
         out: list[float] = []
+        self.cpu_seconds = math.inf
         try:
             for i in range(repeats + 1):  # the first warms up
-                began = time.perf_counter()
+                began, cpu_began = time.perf_counter(), time.process_time()
                 device.queue.submit(executable, 0, executable.n_segments)
                 if not device.queue.wait(device.queue.submitted, TIMEOUT_S):
                     raise Timeout(f"{device.name}: {self.runs} did not finish in {TIMEOUT_S:.0f} s")
                 took = time.perf_counter() - began
                 if not i:
                     continue
+                self.cpu_seconds = min(self.cpu_seconds, (time.process_time() - cpu_began) / length)
                 if timed:
                     us = np.array([us for _, us in executable.durations()])
                     out += (us.reshape(length, self.n_dispatches).sum(1) / 1e6).tolist()
@@ -153,9 +158,9 @@ def time_case(device: Device, case: Case, repeats: int, ms: float, cold_nbytes: 
         estimate = min(chain.seconds(1, 2))
         length = max(len(chain.placed), min(4096, round(ms / 1e3 / max(estimate, 1e-7))), 1)
         us = [1e6 * s for s in chain.seconds(length, repeats)]
-        return Row(
-            device.name, repr(case), chain.runs, min(us), statistics.median(us), chain.nbytes, chain.flops
-        )
+        us_cpu = 1e6 * chain.cpu_seconds if device.limits.is_cpu else None
+        times = min(us), statistics.median(us), us_cpu
+        return Row(device.name, repr(case), chain.runs, *times, chain.nbytes, chain.flops)
     finally:
         chain.close()
 
@@ -194,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
             if not rows:
                 write(COLUMNS)
                 if args.output == "md":
-                    write(["---", "---", "---", "---:", "---:", "---:", "---:"])
+                    write(["---", "---", "---", "---:", "---:", "---:", "---:", "---:"])
             write(row.cells())
             sys.stdout.flush()
         rows.append(row)

@@ -121,6 +121,15 @@ class MatMul(MatVec):
 
 
 @dataclass(frozen=True)
+class MatWave(MatVec):
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_wave"].needs
+
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_wave
+
+
+@dataclass(frozen=True)
 class MatLane(MatVec):
     needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_lane"].needs
 
@@ -553,6 +562,10 @@ def _cases() -> _Sweep:
         MatMul("q4_0", 129, 96, 31),
     ]
     s.quick += [
+        MatWave("f32", 1, 1),
+        MatWave("f16", 33, 2051, 8, pad=3),
+        MatWave("q8_0", 65, 96, 3),
+        MatWave("q4_0", 129, 576),
         MatLane("f32", 1, 1),
         MatLane("f32", 33, 67, 9, pad=3),
         MatLane("f16", 5, 2051, 3),
@@ -624,6 +637,8 @@ def _cases() -> _Sweep:
         s.wide += [MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)]
         s.wide += [MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
         s.wide += [Embed(kind, k, pieces=3), Embed(kind, 11 * block, 31), Embed(kind, 4096, rows=1, used=1)]
+        s.wide += [MatWave(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 8)]
+        s.wide += [MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)]
         s.wide += [MatVec(kind, 2880, 2880 // block * block, 2), MatVec(kind, 6, 4096, 3)]
         s.wide += [MatMul(kind, 64, 4096, 128), MatVec(kind, 16, k, scale=1e-3)]
     for head in (8, 40, 64, 72, 96, 112, 192, 256, 320, 512):
@@ -645,6 +660,7 @@ def _format_cases() -> list[Case]:
             MatMul(kind, 3, k),
             MatLane(kind, 5, k),
             op_cases_heads.one_of(kind, k),
+            MatWave(kind, 5, k),
             *op_cases_moe.some_of(kind),
         ]
     return cases
@@ -658,6 +674,7 @@ def _bench_cases() -> list[Case]:
         cases += [MatVec(kind, 1024, 3072), MatVec(kind, 256, 256), MatVec(kind, 16_384, 1024)]
         cases += [MatMul(kind, 3072, 1024, rows) for rows in (16, 32, 128)]
         cases += [MatMul(kind, 256, 256, 16)]
+        cases += [MatWave(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
         cases += [MatLane(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8, 16, 32, 128)]
         cases += [MatLane(kind, 1024, 3072), MatLane(kind, 256, 256), MatLane(kind, 256, 256, 16)]
     return cases

@@ -51,6 +51,7 @@ from vkbackend.ops_recurrent import ssm_conv as ssm_conv
 from vkbackend.opspec import OPS as OPS
 from vkbackend.opspec import floor_pow2, fold, record, rows_of
 from vkbackend.opspec import prefers_lanes as prefers_lanes
+from vkbackend.opspec import prefers_waves as prefers_waves
 from vkbackend.recording import Recording
 
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
@@ -116,10 +117,13 @@ def rms_norm(
 def mat(
     rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
 ) -> None:
-    """y[r, i] = sum over k of w[i, k] * x[r, k]: by mat_lane, or mat_vec for up to 8 rows, or mat_mul."""
-    op = mat_vec if rows_of(x, w.shape[1]) <= MAX_VEC_ROWS else mat_mul
+    """y[r, i] = sum over k of w[i, k] * x[r, k]: by the op that suits the device and the rows of x."""
     if prefers_lanes(limits):
         op = mat_lane
+    elif rows_of(x, w.shape[1]) > MAX_VEC_ROWS:
+        op = mat_mul
+    else:
+        op = mat_wave if prefers_waves(limits) else mat_vec
     op(rec, limits, w, x, y, y_stride=y_stride, label=label)
 
 
@@ -152,6 +156,21 @@ def mat_mul(
     groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
     consts = {"LOCAL": 128, "RN": rn}
     record(rec, "mat_mul", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+
+
+def mat_wave(
+    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+) -> None:
+    """As mat_vec, where threads of a subgroup can add up among themselves."""
+    assert limits.features.issuperset(OPS["mat_wave"].needs), limits.features
+    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_wave serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
+    n, k = w.shape
+    local = 128
+    per_group = max(2, 2 * local // limits.subgroup_size)
+    consts = {"LOCAL": local, "ROWS": per_group, "N": n_rows}
+    groups = (*fold(limits, -(-n // per_group)), 1)
+    record(rec, "mat_wave", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
 def mat_lane(

@@ -59,6 +59,7 @@ OPS: dict[str, OpSpec] = {
         _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
         _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W"),
         _spec("mat_vec", "w:r x:r y:w", "k n n_rows y_stride", "TPR N"),
+        _spec("mat_wave", "w:r x:r y:w", "k n n_rows y_stride", "ROWS N", needs="subgroup_arithmetic"),
         _spec(
             "mat_lane",
             "w:r x:r y:w",
@@ -204,6 +205,13 @@ def record(
 
 def floor_pow2(value: int) -> int:
     return 1 << (max(value, 1).bit_length() - 1)
+
+
+def prefers_waves(limits: Limits) -> bool:
+    """Whether mat_wave suits better than mat_vec, whose threads meet in shared memory: on GPUs with subgroups
+    wide enough for a row."""
+    has_all = limits.features.issuperset(OPS["mat_wave"].needs)
+    return not limits.is_cpu and has_all and limits.subgroup_size >= 16
 
 
 def prefers_lanes(limits: Limits) -> bool:

@@ -91,7 +91,7 @@ def mat_vec(w: Array, x: Array, y: Array, *, k: int, n: int, n_rows: int, y_stri
         flat[r * y_stride : r * y_stride + n] = product[r]
 
 
-mat_lane = mat_mul = mat_vec  # the same product for more rows
+mat_lane = mat_mul = mat_wave = mat_vec  # the same product for more rows
 
 
 def rope(

@@ -1,0 +1,54 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+// y[r, i] = sum over k of w[i, k] * x[r, k] for the N rows of x. A subgroup has two rows of w at a time, its threads 4
+// elements of each, neighbours reading neighbouring words; sums meet in the subgroup: no shared memory, no barrier.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
+layout(constant_id = 2) const uint N = 1; // 1..8
+
+layout(push_constant) uniform Push {
+    uint w_off, x_off, y_off;
+    uint k, n, n_rows, y_stride;
+};
+layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 1) readonly buffer X { float x[]; };
+layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
+#include "lib/dequant.glsl"
+
+void main() {
+    const uint lane = gl_SubgroupInvocationID;
+    const uint first = group_index() * ROWS;
+    const uint end = min(first + ROWS, n);
+    const uint k4 = k & ~3u;
+    for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
+        const uint start0 = row_start(row, k);
+        const uint start1 = row_start(min(row + 1, n - 1), k);
+        vec2 sum[N];
+        for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
+        for (uint i = 4 * lane; i < k4; i += 4 * gl_SubgroupSize) {
+            const vec4 w0 = dequant4(start0, i);
+            const vec4 w1 = dequant4(start1, i);
+            for (uint r = 0; r < N; ++r) {
+                const uint at = x_off + r * k + i;
+                const vec4 xv = vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+                sum[r] += vec2(dot(w0, xv), dot(w1, xv));
+            }
+        }
+#ifdef HAS_TAIL
+        for (uint i = k4 + lane; i < k; i += gl_SubgroupSize) {
+            const vec2 wv = vec2(dequant1(start0, i), dequant1(start1, i));
+            for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
+        }
+#endif
+        for (uint r = 0; r < N; ++r) {
+            const vec2 total = subgroupAdd(sum[r]);
+            if (lane == 0) {
+                y[y_off + r * y_stride + row] = total.x;
+                if (row + 1 < end) y[y_off + r * y_stride + row + 1] = total.y;
+            }
+        }
+    }
+}

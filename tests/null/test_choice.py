@@ -1,0 +1,103 @@
+"""Which op a matrix runs on, by what the device can do; every optional feature has its off switch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vkbackend import ops
+from vkbackend.buffer import Home, View
+from vkbackend.executors import NullDevice
+from vkbackend.limits import Limits
+from vkbackend.recording import Dispatch, Recording
+
+ALL = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
+LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
+SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
+GPU = Limits(subgroup_size=32, features=ALL - {"buffer_address"})
+
+
+def view(*shape: int, dtype: str = "f32") -> View:
+    return View(NullDevice("null").buffer(1 << 20, Home.SCRATCH, "x"), 0, shape, dtype)
+
+
+def chosen(limits: Limits, rows: int) -> str:
+    recording = Recording("choice")
+    ops.mat(recording, limits, view(64, 64), view(rows, 64), view(rows, 64))
+    (dispatch,) = recording.accesses()
+    assert isinstance(dispatch, Dispatch)
+    return dispatch.op
+
+
+@pytest.mark.parametrize(
+    ("limits", "few", "many"),
+    [
+        (Limits.floor(), "mat_vec", "mat_mul"),
+        (LAVAPIPE, "mat_lane", "mat_lane"),
+        (SWIFTSHADER, "mat_vec", "mat_mul"),
+        (GPU, "mat_wave", "mat_mul"),
+        (replace(GPU, subgroup_size=8), "mat_vec", "mat_mul"),
+    ],
+)
+def test_matrix(limits: Limits, few: str, many: str) -> None:
+    assert [chosen(limits, rows) for rows in (1, 8)] == [few] * 2
+    assert [chosen(limits, rows) for rows in (9, 100)] == [many] * 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "off", "then"),
+    [
+        (LAVAPIPE, "buffer_address", "mat_vec"),
+        (LAVAPIPE, "subgroup_shuffle", "mat_vec"),
+        (GPU, "subgroup_arithmetic", "mat_vec"),
+    ],
+)
+def test_without_a_feature(limits: Limits, off: str, then: str) -> None:
+    assert chosen(replace(limits, features=limits.features - {off}), 1) == then
+
+
+@pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic"])
+def test_off_switch_reaches_the_limits(device: object, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vkbackend.device import VulkanDevice
+
+    assert isinstance(device, VulkanDevice)
+    if off not in device.limits.features:
+        pytest.skip(f"{device.name} lacks {off} anyway")
+    monkeypatch.setenv("VKBACKEND_DISABLE", off)
+    other = VulkanDevice(device.info)
+    try:
+        assert off not in other.limits.features and other.limits.features < device.limits.features
+        address = other.buffer(256, Home.SCRATCH, "x").address
+        assert (address == 0) == (off == "buffer_address")
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize(("rows", "grouped"), [(7, False), (8, True), (200, True)])
+@pytest.mark.parametrize(
+    ("limits", "single", "tiled", "tile"),
+    [
+        (Limits.floor(), "mat_vec_id", "mat_mul_id", {8: 16, 200: 32}),
+        (LAVAPIPE, "mat_lane_id", "mat_lane_id", {8: 8, 200: 8}),
+        (SWIFTSHADER, "mat_vec_id", "mat_vec_id", {8: 0, 200: 0}),
+    ],
+)
+def test_experts(
+    limits: Limits, single: str, tiled: str, tile: dict[int, int], rows: int, grouped: bool
+) -> None:
+    n_experts, used = 8, 2
+    size = ops.tile_size(limits, rows * used, n_experts)
+    assert size == (tile[rows] if grouped else 0)
+    groups = None
+    if size:
+        n_tiles = ops.tile_count(rows * used, n_experts, size)
+        groups = ops.Groups(view(rows * used, dtype="u32"), view(n_tiles, 3, dtype="u32"), size)
+    recording = Recording("choice")
+    x, y = view(rows, 64), view(rows, used, 32)
+    ids, starts = view(rows, used, dtype="u32"), view(n_experts + 1, dtype="u32")
+    w = view(32 * n_experts, 64)
+    ops.mat_id(recording, limits, w, x, ids, starts, y, axis=ops.ROWS, groups=groups)
+    (dispatch,) = recording.accesses()
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.op == (tiled if grouped else single)
