@@ -260,6 +260,19 @@ def read_n_layer(gguf: GGUF) -> int:
     return n_layer - n_ahead
 
 
+def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
+    """Which layers see a sliding window: as the file says for each, or all but every `period`-th one (the
+    file's period, else this one)."""
+    name = f"{gguf.architecture}.attention.sliding_window_pattern"
+    if name in gguf.metadata and gguf.metadata.kind(name)[1]:
+        flags = [bool(flag) for flag in gguf.get(name)]
+        if len(flags) < n_layer:
+            raise GGUFError(f"{gguf.paths[0]}: {name} has {len(flags)} values for {n_layer} layers")
+        return tuple(flags[:n_layer])
+    period = int(gguf.u32(name, period)) or n_layer + 1
+    return tuple(il % period < period - 1 for il in range(n_layer))
+
+
 def _counted(gguf: GGUF, name: str, value: int, limit: int, low: int = 1) -> int:
     if not low <= value <= limit:
         raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected {low}..{limit}")

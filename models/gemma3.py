@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Graph, Tensor
-from vkbackend.models.base import Weights, WeightSpec, read_float
+from vkbackend.models.base import Weights, WeightSpec, read_float, read_windowed
 from vkbackend.models.decoder import Config, Decoder
 from vkbackend.models.gguf import GGUF
 from vkbackend.rope import RopeTable
@@ -31,10 +31,11 @@ class Model(Decoder):
         c = super().read_config(gguf)
         window = int(gguf.u32("gemma3.attention.sliding_window", 0))
         layers = list(c.layers)
+        windowed = read_windowed(gguf, len(layers), PERIOD)
         for il, layer in enumerate(layers):
             if len(layers) == N_LAYER_27B and f"{gguf.architecture}.attention.scale" not in gguf.metadata:
                 layer = replace(layer, scale=(c.n_embd / layer.n_head) ** -0.5)
-            local = window and il % PERIOD < PERIOD - 1
+            local = window and windowed[il]
             layers[il] = replace(layer, window=window, rope="rope_swa") if local else layer
         return replace(c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0))
 

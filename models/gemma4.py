@@ -32,6 +32,7 @@ from vkbackend.models.base import (
     read_factors,
     read_float,
     read_rope,
+    read_windowed,
 )
 from vkbackend.models.decoder import Config, Decoder, linear
 from vkbackend.models.gguf import GGUF
@@ -66,7 +67,7 @@ class Model(gemma3.Model):
     def read_config(self, gguf: GGUF) -> Config:
         c = Decoder.read_config(self, gguf)
         window = read_count(gguf, "attention.sliding_window")
-        pattern = gguf.get("gemma4.attention.sliding_window_pattern")
+        pattern = read_windowed(gguf, len(c.layers), gemma3.PERIOD)
         n_ff = read_counts(gguf, "feed_forward_length", len(c.layers))
         layers = []
         for layer, local, width in zip(c.layers, pattern, n_ff, strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 
 from vkbackend.errors import GGUFError, InvalidArgument
 from vkbackend.formats import narrowed
-from vkbackend.meta.gather import gather_rows, matrix_of, stream, transfers
+from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
 from vkbackend.models.base import FLOAT_TYPES, Part, WeightSpec
@@ -93,10 +93,16 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
         for weight in weights:
             yield from stream(devices, weight)
         return
-    for i in range(repeat):
-        for weight in weights:
-            n_rows = matrix_of(weight)[0] // repeat
-            yield gather_rows(devices, weight, i * n_rows, (i + 1) * n_rows)
+    rows = [matrix_of(weight)[0] // repeat for weight in weights]  # of each run
+    nbytes = sum(n * matrix_of(weight)[1] for n, weight in zip(rows, weights, strict=True))
+    step = max(1, PIECE_NBYTES // nbytes)
+    for begin in range(0, repeat, step):
+        count = min(step, repeat - begin)
+        pieces = [
+            gather_rows(devices, weight, begin * n, (begin + count) * n).reshape(count, -1)
+            for n, weight in zip(rows, weights, strict=True)
+        ]
+        yield np.concatenate(pieces, axis=1)
 
 
 def _header(source: GGUF, alignment: int) -> bytes:

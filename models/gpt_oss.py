@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkbackend.meta.plan import rows
-from vkbackend.models.base import WeightSpec
+from vkbackend.models.base import WeightSpec, read_windowed
 from vkbackend.models.decoder import Config, Decoder
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.mixture import Mixture
@@ -29,9 +29,10 @@ class Model(Decoder):
     def read_config(self, gguf: GGUF) -> Config:
         config = super().read_config(gguf)
         window = int(gguf.u32("gpt-oss.attention.sliding_window", 0))
+        windowed = read_windowed(gguf, len(config.layers), PERIOD)
         layers = [
-            layer if il % PERIOD == PERIOD - 1 else replace(layer, window=window)
-            for il, layer in enumerate(config.layers)
+            replace(layer, window=window) if local else layer
+            for layer, local in zip(config.layers, windowed, strict=True)
         ]
         return replace(config, layers=tuple(layers))
 

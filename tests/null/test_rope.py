@@ -86,6 +86,14 @@ def test_attn_factor_multiplies() -> None:
     np.testing.assert_allclose(both.rows([9]), 0.5 * RopeTable(8, **yarn).rows([9]), rtol=1e-6)
 
 
+def test_temperature_grows_by_whole_lengths() -> None:
+    plain, warm = RopeTable(8), RopeTable(8, temperature=0.5, temperature_length=10)
+    factors = 1 + 0.5 * np.log([1, 1, 2, 2, 3])
+    positions = [0, 9, 10, 19, 20]
+    want = plain.rows(positions) * factors[:, None, None]
+    np.testing.assert_allclose(warm.rows(positions), want, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -98,6 +106,8 @@ def test_attn_factor_multiplies() -> None:
         ({"scaling": "yarn", "factor": math.inf, "orig_ctx": 10}, "factor"),
         ({"scaling": "yarn", "factor": 2.0}, "context"),
         ({"freq_factors": [1.0]}, "4 finite"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": 0.1, "temperature_length": 0}, "temperature"),
         ({"freq_factors": [1.0, 0.0, 1.0, 1.0]}, "non-zero"),
     ],
 )
