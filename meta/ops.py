@@ -261,7 +261,11 @@ def attention(
         if rows > device_ops.MAX_VEC_ROWS:
             device_ops.attn_prefill(recording, limits, q_view, *caches, out, step, sinks=own_sinks, **how)
             continue
-        n_splits = device_ops.attn_splits(limits, rows, local, caches[2].shape[1])
+        n_kv = caches[0].shape[1] // head_dim_k
+        n_splits = device_ops.attn_splits(limits, rows, local, n_kv, caches[2].shape[1], window)
+        if n_splits == 1:
+            device_ops.attn_decode(recording, limits, q_view, *caches, out, step, sinks=own_sinks, **how)
+            continue
         part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
         device_ops.attn_decode(recording, limits, q_view, *caches, part, step, **how)
         device_ops.attn_combine(recording, limits, part, out, sinks=own_sinks, label=label)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vkbackend.buffer import Home
-from vkbackend.formats import row_nbytes
+from vkbackend.errors import InvalidArgument
+from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
@@ -48,12 +49,15 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[KVSpec | StateSpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """The caches of all layers that have their own, in the order of layers."""
+    """The caches of all layers that have their own, in the order of layers.
+
+    Raises InvalidArgument for a type whose blocks a head is no multiple of: splits fall between heads.
+    """
     return [
         CachePlan(
             il,
             spec,
-            (("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)),
+            _arrays(il, spec, options),
             plans[il].ranges[spec.dim],
             blocks_per_slot(spec.window, options),
             options.n_slots,
@@ -62,6 +66,17 @@ def plan_caches(
         for il, spec in enumerate(specs)
         if isinstance(spec, KVSpec) and spec.owner is None
     ]
+
+
+def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
+    arrays = ("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)
+    for name, width, dtype in arrays:
+        if width % (block := block_of(dtype)[0]):
+            raise InvalidArgument(
+                f"a {name} cache of type {dtype} needs head sizes that are multiples of {block}, and those "
+                f"of layer {il} are {width}; use f16, bf16 or f32"
+            )
+    return arrays
 
 
 def blocks_per_slot(window: int, options: Options) -> int:

@@ -102,8 +102,9 @@ class LLM:
     shows them, a list or "0,1", repeats allowed; None is the best single device. tensor_split: one share
     per device, in any unit, or "auto" to measure them and balance their time (None: auto where they
     differ, else equal). n_ctx: tokens per slot, 0 for the model's own. n_slots: sequences computed
-    together, more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16" or "f32". process:
-    run the engine in a process of its own. progress: called with (bytes loaded, bytes in all).
+    together, more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16",
+    "f32", "bf16", "q8_0" or "q4_0". process: run the engine in a process of its own. progress: called with
+    (bytes loaded, bytes in all).
 
     Placement, independent of the split: n_gpu_layers (None: all) leaves the first layers in host memory,
     override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or "REGEX=INDEX"), kv_offload=False

@@ -29,12 +29,11 @@ from vkbackend.models.layout import Options, lay_out
 from vkbackend.models.registry import load_model
 from vkbackend.models.state import fingerprint
 from vkbackend.models.tensors import FileSource, check_weights, notes
-from vkbackend.ops import MAX_SLOTS
+from vkbackend.ops import CACHE_TYPES, MAX_SLOTS
 from vkbackend.runtime import Device
 from vkbackend.runtimes import open_device, runtime_of
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams
 
-CACHE_TYPES = ("f16", "f32")
 MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vkbackend.errors import InvalidArgument, StateError
+from vkbackend.formats import row_nbytes
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.atomic_file import replacing
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "vkbackend.state", "1"
 MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.2 MiB
 SAMPLE_NBYTES = 256  # of each tensor, for the fingerprint
-_DTYPES = {"f16": ("F16", "<f2"), "f32": ("F32", "<f4")}  # names in a safetensors header, in numpy
+_DTYPES = {  # names in a safetensors header, in numpy; blocks as bytes
+    "f32": ("F32", "<f4"),
+    "f16": ("F16", "<f2"),
+    "bf16": ("U16", "<u2"),
+    "q8_0": ("U8", "u1"),
+    "q4_0": ("U8", "u1"),
+}
 
 
 @dataclass(slots=True)
@@ -249,13 +256,13 @@ def _identity(runner: Runner) -> dict[str, str]:
 
 
 def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
-    """(name in the file, cache, (kv heads, head size), cell table, window) of every cache, in the order of
-    layers."""
+    """(name in the file, cache, (kv heads, head size in stored elements), cell table, window) of every cache,
+    in the order of layers."""
     for plan in runner.kv.plans:
         layer, table = runner.kv.layers[plan.layer], runner.kv.tables[plan.blocks]
         assert isinstance(layer, LayerCache)
-        for (name, width, _), cache in zip(plan.arrays, (layer.k, layer.v), strict=True):
-            shape = plan.spec.n_head_kv, width
+        for (name, width, dtype), cache in zip(plan.arrays, (layer.k, layer.v), strict=True):
+            shape = plan.spec.n_head_kv, row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize
             yield f"cache_{name}_l{plan.layer}", cache, shape, table, plan.spec.window
 
 

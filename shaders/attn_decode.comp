@@ -1,15 +1,21 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Attention of one row's head over one split of its keys, by online softmax: part = (sum of p * v, max, sum of p).
-// A workgroup takes blocks of 32 keys; LOCAL / 32 threads dot a key with q, then each thread owns pairs of V's
-// dimensions. Splits without keys give zeros.
+// Attention of one row over one split of its keys by online softmax, for up to HEADS q heads of one kv head, so that K
+// and V are read once for all of them. Workgroup (tile of heads, split, row). It takes blocks of 32 keys: LOCAL / 32
+// threads dot a key with every q, then each thread owns four of V's dimensions.
+// FINAL: the only split; writes the result, else part = (sum of p * v, max, sum of p). No keys give zeros.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
 layout(constant_id = 2) const uint HEAD_V = 64;
+layout(constant_id = 3) const uint HEADS = 1;
+layout(constant_id = 4) const uint K_TYPE = 1;
+layout(constant_id = 5) const uint V_TYPE = 1;
+layout(constant_id = 6) const uint FINAL = 0;
+layout(constant_id = 7) const uint HAS_SINKS = 0; // of FINAL
 
 layout(push_constant) uniform Push {
-    uint q_off, k_off, v_off, cells_off, part_off;
+    uint q_off, k_off, v_off, cells_off, sinks_off, part_off;
     uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, window;
     float scale, softcap;
 };
@@ -17,33 +23,43 @@ layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
 layout(set = 0, binding = 2) readonly buffer V { uint v[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
-layout(set = 0, binding = 4) writeonly buffer Part { float part[]; };
+layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
+layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 
-#define STEP_BINDING 5
+#define STEP_BINDING 6
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
-#include "lib/cache.glsl"
+#include "lib/kv_quads.glsl"
 #include "lib/tanh.glsl"
 
 const uint LANES = LOCAL / CELL_BLOCK; // threads per key
-const uint K_PAIRS = HEAD_K / 2;
-const uint V_PAIRS = HEAD_V / 2;
-const uint V_GROUPS = LOCAL > V_PAIRS ? LOCAL / V_PAIRS : 1; // sets of threads that share out a block's keys
-const uint V_ROUNDS = (V_PAIRS + LOCAL - 1) / LOCAL; // pairs per thread
+const uint K_QUADS = HEAD_K / 4;
+const uint V_QUADS = HEAD_V / 4;
+const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1; // sets of threads that share out a block's keys
+const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads per thread
+const uint SCORES = HEADS * CELL_BLOCK;
 
-shared vec2 q_row[K_PAIRS];
-shared float dots[LOCAL];
-shared float score[CELL_BLOCK];
-shared float prob[CELL_BLOCK];
-shared vec2 group_sum[LOCAL];
+shared vec4 q_tile[HEADS * K_QUADS];
+shared float dots[HEADS * LOCAL];
+shared float score[SCORES];
+shared float prob[SCORES];
+shared float head_max[2 * HEADS]; // before and after a block, in turn
+shared float head_rescale[HEADS];
+shared vec4 group_acc[LOCAL];
+shared float group_l[LOCAL];
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
-    const uint head = gl_WorkGroupID.x;
+    const uint tiles = (group + HEADS - 1) / HEADS; // of the q heads of a kv head
+    const uint kv_head = gl_WorkGroupID.x / tiles;
+    const uint first_in_group = gl_WorkGroupID.x % tiles * HEADS;
     const uint split = gl_WorkGroupID.y;
     const uint row = gl_WorkGroupID.z;
-    const uint kv_head = (q_first + head) / group;
     const uint slot = step_params.rows[row].y;
+    // Head number of the tile is q head first_head + number; a device may begin and end in the middle of a group.
+    const int first_head = int(kv_head * group + first_in_group) - int(q_first);
+    const uint begin_head = uint(max(-first_head, 0));
+    const uint end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(HEADS, group - first_in_group))));
 
     const uint n_keys = row < step_n_rows() ? step_params.rows[row].x + 1 : 0;
     const uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
@@ -52,85 +68,130 @@ void main() {
     const uint first_block = first_key / CELL_BLOCK + split * per_split;
     const uint end_block = min(first_block + per_split, n_blocks);
 
-    for (uint i = thread; i < K_PAIRS; i += LOCAL) {
-        const uint at = q_off + (row * n_heads + head) * HEAD_K + 2 * i;
-        q_row[i] = vec2(q[at], q[at + 1]) * scale;
+    for (uint e = thread; e < HEADS * K_QUADS; e += LOCAL) {
+        const uint a = e / K_QUADS;
+        vec4 value = vec4(0.0);
+        if (a >= begin_head && a < end_head) {
+            const uint at = q_off + (row * n_heads + uint(first_head + int(a))) * HEAD_K + 4 * (e % K_QUADS);
+            value = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]) * scale;
+        }
+        q_tile[e] = value;
     }
+    for (uint a = thread; a < HEADS; a += LOCAL) head_max[a] = NEG_LARGE;
     barrier();
 
     const uint key = thread / LANES;
     const uint lane = thread % LANES;
-    const uint v_group = thread / V_PAIRS;
-    const uint v_pair0 = thread % V_PAIRS;
-    float m = NEG_LARGE; // the same in every thread
-    float l = 0.0; // of the keys this thread turned into probabilities (threads 0..31)
-    vec2 acc[V_ROUNDS];
-    for (uint i = 0; i < V_ROUNDS; ++i) acc[i] = vec2(0.0);
+    const uint v_group = thread / V_QUADS;
+    const uint v_quad0 = thread % V_QUADS;
+    uint now = 0; // which half of head_max holds the maxima so far
+    float l[HEADS]; // of the keys this thread multiplied with V
+    vec4 acc[HEADS * V_ROUNDS];
+    for (uint a = 0; a < HEADS; ++a) l[a] = 0.0;
+    for (uint a = 0; a < HEADS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint cell = block_cell(slot, block);
         const uint n_valid = min(n_keys - block * CELL_BLOCK, CELL_BLOCK);
         const uint first_valid = max(first_key, block * CELL_BLOCK) - block * CELL_BLOCK;
 
-        float s = 0.0;
-        if (key >= first_valid && key < n_valid) {
-            const uint base = ((cell + key) * n_kv + kv_head) * K_PAIRS;
-            for (uint i = lane; i < K_PAIRS; i += LANES) s += dot(k_pair(base + i), q_row[i]);
-        }
-        if (LANES > 1) {
-            dots[thread] = s;
-            barrier();
-            if (thread < CELL_BLOCK) {
-                s = 0.0;
-                for (uint i = 0; i < LANES; ++i) s += dots[thread * LANES + i];
+        float s[HEADS];
+        for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
+        const bool valid = key >= first_valid && key < n_valid;
+        if (valid) {
+            const uint base = ((cell + key) * n_kv + kv_head) * K_QUADS;
+            // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
+            for (uint at = base + lane; at < base + K_QUADS; at += LANES) {
+                const vec4 value = k_quad(at);
+                for (uint a = 0; a < HEADS; ++a) s[a] += dot(value, q_tile[a * K_QUADS + at - base]);
             }
         }
-        s = soft_cap(s, softcap);
-        if (thread < CELL_BLOCK) score[thread] = s;
-        barrier();
-
-        float m_new = m;
-        for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[j]);
-        const float rescale = exp(m - m_new);
-        m = m_new;
-        l *= rescale;
-        if (thread >= first_valid && thread < n_valid) {
-            const float p = exp(s - m);
-            prob[thread] = p;
-            l += p;
+        if (LANES > 1) {
+            for (uint a = 0; a < HEADS; ++a) dots[a * LOCAL + thread] = s[a];
+            barrier();
+            for (uint e = thread; e < SCORES; e += LOCAL) {
+                const uint j = e % CELL_BLOCK;
+                float sum = 0.0;
+                for (uint i = 0; i < LANES; ++i) sum += dots[e / CELL_BLOCK * LOCAL + j * LANES + i];
+                score[e] = j >= first_valid && j < n_valid ? soft_cap(sum, softcap) : NEG_LARGE;
+            }
+        } else {
+            for (uint a = 0; a < HEADS; ++a) {
+                score[a * CELL_BLOCK + key] = valid ? soft_cap(s[a], softcap) : NEG_LARGE;
+            }
         }
         barrier();
 
-        for (uint i = 0; i < V_ROUNDS; ++i) acc[i] *= rescale;
+        for (uint e = thread; e < SCORES; e += LOCAL) {
+            const uint a = e / CELL_BLOCK;
+            const float m = head_max[now * HEADS + a];
+            float m_new = m;
+            for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[a * CELL_BLOCK + j]);
+            prob[e] = exp(score[e] - m_new);
+            if (e % CELL_BLOCK == 0) {
+                head_max[(1 - now) * HEADS + a] = m_new;
+                head_rescale[a] = exp(m - m_new);
+            }
+        }
+        now = 1 - now;
+        barrier();
+
         if (v_group < V_GROUPS) {
+            for (uint a = 0; a < HEADS; ++a) {
+                const float rescale = head_rescale[a];
+                l[a] *= rescale;
+                for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
+            }
             for (uint j = first_valid + v_group; j < n_valid; j += V_GROUPS) {
-                const uint base = ((cell + j) * n_kv + kv_head) * V_PAIRS;
+                const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;
                 for (uint i = 0; i < V_ROUNDS; ++i) {
-                    const uint pair = v_pair0 + i * LOCAL;
-                    if (pair < V_PAIRS) acc[i] += prob[j] * v_pair(base + pair);
+                    const uint quad = v_quad0 + i * LOCAL;
+                    const vec4 value = quad < V_QUADS ? v_quad(base + quad) : vec4(0.0);
+                    for (uint a = 0; a < HEADS; ++a) acc[a * V_ROUNDS + i] += prob[a * CELL_BLOCK + j] * value;
+                }
+                for (uint a = 0; a < HEADS; ++a) l[a] += prob[a * CELL_BLOCK + j];
+            }
+        }
+    }
+
+    for (uint a = 0; a < HEADS; ++a) {
+        float sum = l[a];
+        if (V_GROUPS > 1) { // then there is one round
+            barrier();
+            group_acc[thread] = acc[a];
+            group_l[thread] = l[a];
+            barrier();
+            if (thread < V_QUADS) {
+                // The bounds depend on the thread, so that no compiler unrolls this once per head.
+                for (uint at = V_QUADS + thread; at < V_GROUPS * V_QUADS; at += V_QUADS) {
+                    acc[a] += group_acc[at];
+                    sum += group_l[at];
                 }
             }
         }
-    }
-
-    if (thread < CELL_BLOCK) score[thread] = l; // the last reads of score are before the last barrier
-    if (V_GROUPS > 1) group_sum[thread] = acc[0];
-    barrier();
-    const uint base = part_off + ((row * n_heads + head) * n_splits + split) * (HEAD_V + 2);
-    if (thread < V_PAIRS) {
-        for (uint g = 1; g < V_GROUPS; ++g) acc[0] += group_sum[g * V_PAIRS + thread];
-        for (uint i = 0; i < V_ROUNDS; ++i) {
-            const uint pair = thread + i * LOCAL;
-            if (pair < V_PAIRS) {
-                part[base + 2 * pair] = acc[i].x;
-                part[base + 2 * pair + 1] = acc[i].y;
+        if (a >= begin_head && a < end_head && thread < V_QUADS) {
+            const uint head = uint(first_head + int(a));
+            const float m = head_max[now * HEADS + a];
+            uint base = part_off + ((row * n_heads + head) * n_splits + split) * (HEAD_V + 2);
+            float factor = 1.0;
+            if (FINAL != 0) {
+                base = part_off + (row * n_heads + head) * HEAD_V;
+                factor = sum > 0.0 ? 1.0 / sum : 0.0;
+                if (HAS_SINKS != 0) { // one more logit, in the denominator alone
+                    const float sink = sinks[sinks_off + head];
+                    const float m_all = max(m, sink);
+                    factor = exp(m - m_all) / (sum * exp(m - m_all) + exp(sink - m_all));
+                }
+            } else if (thread == 0) {
+                part[base + HEAD_V] = m;
+                part[base + HEAD_V + 1] = sum;
+            }
+            for (uint i = 0; i < V_ROUNDS; ++i) {
+                const uint quad = thread + i * LOCAL;
+                for (uint c = 0; c < 4 && quad < V_QUADS; ++c) {
+                    part[base + 4 * quad + c] = acc[a * V_ROUNDS + i][c] * factor;
+                }
             }
         }
-    }
-    if (thread == 0) {
-        float sum = 0.0;
-        for (uint j = 0; j < CELL_BLOCK; ++j) sum += score[j];
-        part[base + HEAD_V] = m;
-        part[base + HEAD_V + 1] = sum;
     }
 }

@@ -9,6 +9,9 @@ layout(constant_id = 1) const uint HEAD_K = 64;
 layout(constant_id = 2) const uint HEAD_V = 64;
 layout(constant_id = 3) const uint TQ = 4; // 4, 8 or 16
 layout(constant_id = 4) const uint HAS_SINKS = 0;
+layout(constant_id = 5) const uint K_TYPE = 1;
+layout(constant_id = 6) const uint V_TYPE = 1;
+layout(constant_id = 7) const uint HAS_SOFTCAP = 0;
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
@@ -25,18 +28,18 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #define STEP_BINDING 6
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
-#include "lib/cache.glsl"
+#include "lib/kv_quads.glsl"
 #include "lib/tanh.glsl"
 
-const uint K_PAIRS = HEAD_K / 2;
-const uint V_PAIRS = HEAD_V / 2;
+const uint K_QUADS = HEAD_K / 4;
+const uint V_QUADS = HEAD_V / 4;
 const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of 32 threads that share out the rows when scoring (1, 2 or 4)
 const uint S_ROWS = TQ / S_GROUPS;
-const uint V_GROUPS = LOCAL / V_PAIRS >= 4 ? 4 : (LOCAL / V_PAIRS >= 2 ? 2 : 1); // the same when summing V
+const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1); // the same when summing V
 const uint V_ROWS = TQ / V_GROUPS;
-const uint V_ROUNDS = (V_PAIRS + LOCAL - 1) / LOCAL; // pairs of dimensions per thread
+const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads of dimensions per thread
 
-shared vec2 q_tile[TQ * K_PAIRS];
+shared vec4 q_tile[TQ * K_QUADS];
 shared float score[TQ * CELL_BLOCK];
 shared float prob[TQ * CELL_BLOCK];
 shared float row_max[TQ];
@@ -74,11 +77,11 @@ void main() {
     const uint n_keys = first_pos + n_tile;
     const uint first_key = window > 0 && first_pos + 1 > window ? first_pos + 1 - window : 0; // of the tile's first row
 
-    for (uint e = thread; e < TQ * K_PAIRS; e += LOCAL) {
-        vec2 value = vec2(0.0);
-        if (e / K_PAIRS < n_tile) {
-            const uint at = q_off + ((first_row + e / K_PAIRS) * n_heads + head) * HEAD_K + 2 * (e % K_PAIRS);
-            value = vec2(q[at], q[at + 1]) * scale;
+    for (uint e = thread; e < TQ * K_QUADS; e += LOCAL) {
+        vec4 value = vec4(0.0);
+        if (e / K_QUADS < n_tile) {
+            const uint at = q_off + ((first_row + e / K_QUADS) * n_heads + head) * HEAD_K + 4 * (e % K_QUADS);
+            value = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]) * scale;
         }
         q_tile[e] = value;
     }
@@ -86,15 +89,15 @@ void main() {
 
     const uint key = thread % CELL_BLOCK;
     const uint s_row0 = thread / CELL_BLOCK * S_ROWS;
-    const uint v_row0 = thread / V_PAIRS * V_ROWS;
-    const uint v_pair0 = thread % V_PAIRS;
-    const bool sums_v = thread / V_PAIRS < V_GROUPS;
+    const uint v_row0 = thread / V_QUADS * V_ROWS;
+    const uint v_quad0 = thread % V_QUADS;
+    const bool sums_v = thread / V_QUADS < V_GROUPS;
     float m = NEG_LARGE; // of row `thread`
     float s[S_ROWS];
     float l[V_ROWS];
-    vec2 acc[V_ROWS * V_ROUNDS];
+    vec4 acc[V_ROWS * V_ROUNDS];
     for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
-    for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec2(0.0);
+    for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 
     for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
         const uint cell = block_cell(run.x, block);
@@ -104,10 +107,11 @@ void main() {
 
         for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
         if (key >= first_valid && key < n_valid) {
-            const uint base = ((cell + key) * n_kv + kv_head) * K_PAIRS;
-            for (uint i = 0; i < K_PAIRS; ++i) {
-                const vec2 kv = k_pair(base + i);
-                for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_PAIRS + i]);
+            const uint base = ((cell + key) * n_kv + kv_head) * K_QUADS;
+            // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
+            for (uint at = base; at < base + K_QUADS; ++at) {
+                const vec4 kv = k_quad(at);
+                for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + at - base]);
             }
         }
         for (uint a = 0; a < S_ROWS; ++a) {
@@ -116,14 +120,15 @@ void main() {
             const uint row_pos = first_pos + s_row0 + a;
             const uint key_pos = block_pos + key;
             const bool masked = key_pos > row_pos || (window > 0 && row_pos - key_pos >= window);
-            s[a] = masked ? NEG_LARGE : soft_cap(s[a], softcap);
+            if (HAS_SOFTCAP != 0) s[a] = soft_cap(s[a], softcap);
+            if (masked) s[a] = NEG_LARGE;
             score[(s_row0 + a) * CELL_BLOCK + key] = s[a];
         }
         barrier();
 
         if (thread < TQ) {
             float m_new = m;
-            for (uint j = 0; j < CELL_BLOCK; ++j) m_new = max(m_new, score[thread * CELL_BLOCK + j]);
+            for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[thread * CELL_BLOCK + j]);
             row_rescale[thread] = exp(m - m_new);
             row_max[thread] = m_new;
             m = m_new;
@@ -139,10 +144,10 @@ void main() {
                 for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
             }
             for (uint j = first_valid; j < n_valid; ++j) {
-                const uint base = ((cell + j) * n_kv + kv_head) * V_PAIRS;
+                const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;
                 for (uint i = 0; i < V_ROUNDS; ++i) {
-                    const uint pair = v_pair0 + i * LOCAL;
-                    const vec2 value = pair < V_PAIRS ? v_pair(base + pair) : vec2(0.0);
+                    const uint quad = v_quad0 + i * LOCAL;
+                    const vec4 value = quad < V_QUADS ? v_quad(base + quad) : vec4(0.0);
                     for (uint a = 0; a < V_ROWS; ++a) {
                         acc[a * V_ROUNDS + i] += prob[(v_row0 + a) * CELL_BLOCK + j] * value;
                     }
@@ -163,10 +168,9 @@ void main() {
             factor = exp(m_row - m_all) / (l[a] * exp(m_row - m_all) + exp(sink - m_all));
         }
         for (uint i = 0; i < V_ROUNDS; ++i) {
-            const uint pair = v_pair0 + i * LOCAL;
-            if (pair >= V_PAIRS) continue;
-            y[base + 2 * pair] = acc[a * V_ROUNDS + i].x * factor;
-            y[base + 2 * pair + 1] = acc[a * V_ROUNDS + i].y * factor;
+            const uint quad = v_quad0 + i * LOCAL;
+            if (quad >= V_QUADS) continue;
+            for (uint c = 0; c < 4; ++c) y[base + 4 * quad + c] = acc[a * V_ROUNDS + i][c] * factor;
         }
     }
 }

@@ -134,10 +134,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-type-k",
         default="f16",
         metavar="TYPE",
-        help="type of the K cache: f16, f32 (default: f16)",
+        help="type of the K cache: f32, f16, bf16, q8_0, q4_0 (default: f16)",
     )
     devices("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
-            help="type of the V cache: f16, f32 (default: f16)")  # fmt: skip
+            help="type of the V cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
     add_placement_arguments(parser)
     add_control_arguments(parser)
 

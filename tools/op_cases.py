@@ -169,7 +169,8 @@ class Rope(Case):
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values reach from below f16's subnormals to beyond its largest; the cache must match bit by bit."""
+    """Values reach from below f16's subnormals to beyond its largest, with a block of zeros where there are
+    several; the cache must match bit by bit."""
 
     tolerance: ClassVar[float] = 0.0
     type: str = "f16"
@@ -186,6 +187,7 @@ class KvStore(Case):
             [1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, 1.5 * 2**-24, 2**-14, 0], np.float32
         )
         x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
+        x[-1, 32:64] = 0
         tensors = {
             "x": Tensor(x.shape, "f32", x),
             "cells": cells,
@@ -200,7 +202,8 @@ class KvStore(Case):
 
 @dataclass(frozen=True)
 class AttnDecode(Case):
-    """Rows of the runs, one more than the step has, over scattered cells; splits of the keys."""
+    """Rows of the runs, one more than the step has, over scattered cells; splits of the keys, None for the
+    result of all of them."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 1),)
@@ -208,27 +211,33 @@ class AttnDecode(Case):
     n_kv: int = 1
     head_k: int = 16
     head_v: int = 16
-    n_splits: int = 1
+    n_splits: int | None = None
     type_k: str = "f16"
     type_v: str = "f16"
     group: int | None = None
     q_first: int = 0
     window: int = 0
     softcap: float = 0.0
+    sinks: bool = False
     ring: int | None = None
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + 1
         tensors = _attention_tensors(self, rng, rows)
-        tensors["y"] = output(rows, self.n_heads, self.n_splits, self.head_v + 2)
+        splits = (self.n_splits, self.head_v + 2) if self.n_splits else (self.head_v,)
+        tensors["y"] = output(rows, self.n_heads, *splits)
+        if self.sinks:
+            tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_decode(rec, limits, *args, **_attention_options(self))
+            ops.attn_decode(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        if not self.n_splits:
+            return {name: array}
         has_keys = array[..., self.head_v + 1] > 0
         return {
             "acc": array[..., : self.head_v],
@@ -583,6 +592,9 @@ def _cases() -> _Sweep:
         KvStore("f16", 64, 8, _RUNS),
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
+        KvStore("bf16", 24, 6, _RUNS),
+        KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),  # 3 blocks: neighbours share words
+        KvStore("q4_0", 96, 6, _RUNS),
         KvStore("f32", 8, 6, ((1, 126, 5), (0, 31, 1)), ring=2),
     ]
     s.quick += [
@@ -590,8 +602,11 @@ def _cases() -> _Sweep:
         AttnDecode(_RUNS, 6, 2, 64, 64, n_splits=3),
         AttnDecode(((1, 300, 1),), 4, 1, 128, 128, n_splits=4),
         AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "f32"),
-        AttnDecode(((0, 40, 1),), 1, 1, 576, 512, 1, "f16", "f32"),
+        AttnDecode(((0, 40, 1),), 1, 1, 576, 512, None, "f16", "f32"),
         AttnDecode(((0, 70, 1),), 2, 1, 16, 24, 2, "f32", "f16"),
+        AttnDecode(_RUNS, 4, 2, 32, 96, None, "q8_0", "q4_0", sinks=True),
+        AttnDecode(_RUNS, 12, 1, 32, 32, None, "bf16", "q8_0", softcap=4.0),
+        AttnDecode(_RUNS, 5, 2, 32, 32, None, "q4_0", "bf16", group=4, q_first=2),
         AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
         AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
         AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
@@ -605,6 +620,9 @@ def _cases() -> _Sweep:
         AttnPrefill(((0, 5, 70),), 3, 1, 128, 128),
         AttnPrefill(((0, 0, 9),), 1, 1, 576, 512, 1, "f16", "f32"),
         AttnPrefill(((0, 60, 9),), 2, 2, 80, 40, 7, "f32", "f32"),
+        AttnPrefill(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
+        AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "bf16", "q8_0"),
+        AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "q4_0", "bf16"),
         AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
         AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
         AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),

@@ -12,6 +12,7 @@ import numpy as np
 
 from vkbackend.buffer import View
 from vkbackend.executors import NumpyDevice
+from vkbackend.formats import row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.runtime import Device
@@ -66,10 +67,7 @@ def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
                 view: View = here.views[name]
                 inside = slice(view.offset, view.end)
                 untouched[inside] = False
-                n = int(np.prod(view.shape))
-                arrays = [
-                    raw[inside].view(_ARRAYS[view.dtype])[:n].reshape(view.shape) for raw in (after, want)
-                ]
+                arrays = [_array_of(raw[inside], view) for raw in (after, want)]
                 got_parts, want_parts = (case.parts(name, array) for array in arrays)
                 for part, values in want_parts.items():
                     worst = max(worst, _check(case, part, got_parts[part], values))
@@ -83,6 +81,15 @@ def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
         here.close()
         oracle.close()
     return worst
+
+
+def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
+    """What a view holds, as rows of bytes where numpy does not have its type."""
+    if view.dtype in _ARRAYS:
+        n = int(np.prod(view.shape))
+        return raw.view(_ARRAYS[view.dtype])[:n].reshape(view.shape)
+    rows, width = int(np.prod(view.shape[:-1])), row_nbytes(view.dtype, view.shape[-1])
+    return raw[: rows * width].reshape(rows, width)
 
 
 def _check(case: Case, what: str, got: np.ndarray, want: np.ndarray) -> float:

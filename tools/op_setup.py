@@ -15,7 +15,7 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.formats import block_of, row_nbytes
+from vkbackend.formats import block_of, quantize, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
@@ -195,12 +195,17 @@ def cache(
     """A cache that holds values where the runs see positions and NaN in every other cell."""
     assert cells.raw is not None
     table = cells.raw.reshape(cells.shape)
-    values = np.full((n_cells, width), np.nan, np.float16 if dtype == "f16" else np.float32)
+    plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
+    if plain:
+        values = np.full((n_cells, width), np.nan, plain)
+    else:  # all bits set are NaN as a half, too: of a bf16, or of a block
+        values = np.full((n_cells, row_nbytes(dtype, width)), 0xFF, np.uint8)
     for slot, first_pos, n_rows in runs:
         at = np.arange(max(0, first_pos - window + 1) if window else 0, first_pos + n_rows)
         rows = table[slot, at // CELL_BLOCK % table.shape[1]] * CELL_BLOCK + at % CELL_BLOCK
         assert len(set(rows.tolist())) == len(at), f"{runs} sees more than the ring of {table.shape} holds"
-        values[rows] = rng.uniform(-1, 1, (len(at), width))
+        stored = rng.uniform(-1, 1, (len(at), width)).astype(np.float32)
+        values[rows] = stored if plain else quantize(stored, dtype)
     return Tensor((n_cells, width), dtype, values)
 
 

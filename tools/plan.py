@@ -58,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-c", "--ctx-size", type=int, default=512, metavar="N",
         help="context size in tokens; 0: the model's own (default: 512)")  # fmt: skip
     add("-ctk", "--cache-type-k", default="f16", metavar="TYPE",
-        help="type of the K cache: f16, f32 (default: f16)")  # fmt: skip
+        help="type of the K cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
     add("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
-        help="type of the V cache: f16, f32 (default: f16)")  # fmt: skip
+        help="type of the V cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
     add("--json", action="store_true",
         help="print one JSON object: plan, devices and totals (bytes), traffic, prediction (ms)")  # fmt: skip
     add_placement_arguments(parser)

@@ -13,7 +13,7 @@ import numpy as np
 
 from vkbackend import reference
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.formats import dequantize
+from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
 from vkbackend.recording import Copy, Dispatch, Recording
@@ -37,9 +37,19 @@ def array_of(view: View) -> np.ndarray:
     return dequantize(raw, view.dtype, view.shape)
 
 
+def stored(view: View) -> np.ndarray:
+    """The view as a numpy array in place: rows of bytes for types that numpy does not have."""
+    if view.dtype in _PLAIN:
+        return array_of(view)
+    nbytes = row_nbytes(view.dtype, view.shape[-1])
+    return _bytes(view)[: int(np.prod(view.shape[:-1])) * nbytes].reshape(*view.shape[:-1], nbytes)
+
+
 def run_dispatch(dispatch: Dispatch) -> None:
     """Run the numpy twin of one dispatch on host-backed buffers."""
-    args: list[Any] = [array_of(view) for view in dispatch.args]
+    args: list[Any] = [
+        stored(view) if i in dispatch.written else array_of(view) for i, view in enumerate(dispatch.args)
+    ]
     if dispatch.step is not None:
         args.append(StepParams(_bytes(dispatch.step).view(np.uint32)))
     twin = getattr(reference, dispatch.op)

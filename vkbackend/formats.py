@@ -32,6 +32,14 @@ def row_nbytes(dtype: str, width: int) -> int:
     return width // elements * nbytes
 
 
+def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 [rows, width] as stored: uint8 [rows, row bytes], rounded as ggml's reference does."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import quantize as gguf_quantize
+
+    return np.asarray(gguf_quantize(np.ascontiguousarray(values), GGMLQuantizationType[dtype.upper()]))
+
+
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """float32 array of `shape` from the raw bytes of a stored tensor, maybe padded (the oracle for every
     shader)."""

@@ -10,6 +10,7 @@ import math
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
+from vkbackend.ops_attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops_attention import CELL_BLOCK as CELL_BLOCK
 from vkbackend.ops_attention import attn_combine as attn_combine
 from vkbackend.ops_attention import attn_decode as attn_decode

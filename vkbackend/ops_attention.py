@@ -7,12 +7,16 @@ from __future__ import annotations
 import math
 
 from vkbackend.buffer import View
+from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.opspec import fold, record, rows_of
 from vkbackend.recording import Recording
 
 CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/lib/cache_types.glsl
 MAX_HEAD = 576
+MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory beside 8 of scores and sums
+MAX_TILE_HEADS = 8
 
 
 def kv_store(
@@ -20,21 +24,26 @@ def kv_store(
 ) -> None:
     """cache[cell of row r] = x[r] for the rows of the step.
 
-    x [n_rows, width], cache [n_cells, width] f16 or f32 and width even; cells u32 [n_slots, blocks_per_slot]:
-    position p of slot s lives in cell cells[s, p / 32 % blocks_per_slot] * 32 + p % 32.
+    x [n_rows, width], cache [n_cells, width] of a type in CACHE_TYPES, width whole blocks of it and even;
+    cells u32 [n_slots, blocks_per_slot]: position p of slot s lives in cell
+    cells[s, p / 32 % blocks_per_slot] * 32 + p % 32.
     """
     width = math.prod(cache.shape[1:])
     n_rows = rows_of(x, width)
     assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
     push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
-    groups = (*fold(limits, -(-width // 128)), n_rows)
-    record(rec, "kv_store", cache.dtype, (x, cells, cache), push, {"LOCAL": 64}, groups, step, label)
+    consts = {"LOCAL": 64, "TYPE": CACHE_TYPES.index(cache.dtype)}
+    groups = (*fold(limits, -(-width // (64 * max(2, block_of(cache.dtype)[0])))), n_rows)
+    record(rec, "kv_store", "f32", (x, cells, cache), push, consts, groups, step, label)
 
 
-def attn_splits(limits: Limits, n_rows: int, n_heads: int, blocks_per_slot: int) -> int:
+def attn_splits(
+    limits: Limits, n_rows: int, n_heads: int, n_kv: int, blocks_per_slot: int, window: int = 0
+) -> int:
     """Splits of the keys for attn_decode: enough workgroups to fill a GPU, at least 4 blocks of keys each."""
-    wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_heads))
-    return max(1, min(wanted, blocks_per_slot // 4, 32))
+    wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * MAX_TILE_HEADS))))
+    seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
+    return max(1, min(wanted, seen // 4, 32))
 
 
 def attn_decode(
@@ -52,28 +61,46 @@ def attn_decode(
     q_first: int = 0,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: View | None = None,
     label: str = "",
 ) -> None:
-    """Each row's heads attend to positions 0..pos of the row's slot; follow with attn_combine.
+    """Each row's heads attend to positions 0..pos of the row's slot.
 
-    q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], f16 or f32 each;
-    part f32 [n_rows, n_heads, n_splits, head_v + 2] holds (sum of p * v, max, sum of p) per split. Head h
-    reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv, another
-    serves a device whose q heads are not whole groups. With `window` a row sees that many positions, its own
-    the last; with `softcap` c a score s becomes c * tanh(s / c).
+    q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], each of a type in
+    CACHE_TYPES. `part` f32 is the result [n_rows, n_heads, head_v], or with several splits of the keys
+    [n_rows, n_heads, n_splits, head_v + 2], (sum of p * v, max, sum of p) of each, for attn_combine to join.
+
+    Head h reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv,
+    another serves a device whose q heads are not whole groups. With `window` a row sees that many positions,
+    its own the last; with `softcap` c a score s becomes c * tanh(s / c). `sinks` f32 [n_heads]: one more
+    logit per head, in the denominator of its softmax alone (with splits, attn_combine takes them).
     """
-    n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
-    push, head_k = _attn_push(q, k, v, cells, head_v, group, q_first)
+    final = len(part.shape) == 3
+    n_rows, n_heads, n_splits, head_v = (
+        (*part.shape[:2], 1, part.shape[2]) if final else (*part.shape[:3], part.shape[3] - 2)
+    )
+    push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
     assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
-    local = 32 if limits.is_cpu else 128  # a multiple of CELL_BLOCK
+    assert sinks is None or final, "sinks go to attn_combine"
+    _check_sinks(sinks, n_heads)
+    tiles = -(-int(push["group"]) // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
+    tile_heads = -(-int(push["group"]) // tiles)
     record(
         rec,
         "attn_decode",
-        f"{k.dtype}-{v.dtype}",
-        (q, k, v, cells, part),
+        "f32",
+        (q, k, v, cells, sinks or q, part),
         {**push, "n_splits": n_splits, "window": window, "scale": scale, "softcap": softcap},
-        {"LOCAL": local, "HEAD_K": head_k, "HEAD_V": head_v},
-        (n_heads, n_splits, n_rows),
+        {
+            "LOCAL": 32 if limits.is_cpu else 128,  # a multiple of CELL_BLOCK
+            "HEAD_K": head_k,
+            "HEAD_V": head_v,
+            "HEADS": tile_heads,
+            **types,
+            "FINAL": int(final),
+            "HAS_SINKS": int(sinks is not None),
+        },
+        (int(push["n_kv"]) * tiles, n_splits, n_rows),
         step,
         label,
         flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
@@ -121,26 +148,31 @@ def attn_prefill(
     sinks: View | None = None,
     label: str = "",
 ) -> None:
-    """Causal attention of the step's runs; shapes and options as attn_decode, y [n_rows, n_heads, head_v].
-
-    `sinks` f32 [n_heads]: one more logit per head, in the denominator of its softmax alone.
-    """
+    """Causal attention of the step's runs; shapes and options as attn_decode, y [n_rows, n_heads, head_v]."""
     n_rows, n_heads, head_v = y.shape
-    push, head_k = _attn_push(q, k, v, cells, head_v, group, q_first)
+    push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
     assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
     _check_sinks(sinks, n_heads)
     tq = (
-        16 if head_k <= 128 else 8 if head_k <= 320 else 4
+        16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
     )  # the q tile takes at most 10 KiB of shared memory
     n_tiles = -(-n_rows // tq) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
     local = 32 if limits.is_cpu else 128  # 1 to 4 times CELL_BLOCK
     record(
         rec,
         "attn_prefill",
-        f"{k.dtype}-{v.dtype}",
+        "f32",
         (q, k, v, cells, sinks or q, y),
         {**push, "window": window, "scale": scale, "softcap": softcap},
-        {"LOCAL": local, "HEAD_K": head_k, "HEAD_V": head_v, "TQ": tq, "HAS_SINKS": int(sinks is not None)},
+        {
+            "LOCAL": local,
+            "HEAD_K": head_k,
+            "HEAD_V": head_v,
+            "TQ": tq,
+            "HAS_SINKS": int(sinks is not None),
+            **types,
+            "HAS_SOFTCAP": int(softcap > 0),
+        },
         (n_tiles, n_heads, 1),
         step,
         label,
@@ -150,7 +182,8 @@ def attn_prefill(
 
 def _attn_push(
     q: View, k: View, v: View, cells: View, head_v: int, group: int | None, q_first: int
-) -> tuple[dict[str, int | float], int]:
+) -> tuple[dict[str, int | float], int, dict[str, int]]:
+    """(push constants, head_k, constants of the caches' types)."""
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
@@ -161,4 +194,7 @@ def _attn_push(
     assert 0 <= q_first < group and (q_first + n_heads - 1) // group < n_kv, (q_first, group, n_heads, n_kv)
     assert k.shape[0] == v.shape[0] and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, v, cells)
     push: dict[str, int | float] = {"n_heads": n_heads, "n_kv": n_kv, "group": group, "q_first": q_first}
-    return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k
+    types = {"K_TYPE": CACHE_TYPES.index(k.dtype), "V_TYPE": CACHE_TYPES.index(v.dtype)}
+    for head, cache in ((head_k, k), (head_v, v)):
+        assert head % block_of(cache.dtype)[0] == 0, f"heads of {head} are not whole {cache.dtype} blocks"
+    return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k, types

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vkbackend.formats import quantize
 from vkbackend.reference_moe import add_id as add_id
 from vkbackend.reference_moe import mat_lane_id as mat_lane_id
 from vkbackend.reference_moe import mat_mul_id as mat_mul_id
@@ -29,6 +30,7 @@ from vkbackend.step import StepParams
 
 CELL_BLOCK = 32
 NEG_LARGE = -1.0e30
+CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # by bytes of 32 elements
 
 Array = np.ndarray
 
@@ -129,19 +131,25 @@ def kv_store(
     blocks_per_slot: int,
     **_: Any,
 ) -> None:
-    """cache[cell of the row's position] = x[row], rounded to the cache's type."""
-    rows, out = x.reshape(n_rows, width), cache.reshape(-1, width)
-    for row in range(min(n_rows, step.n_rows)):
+    """cache[cell of the row's position] = x[row] in the cache's type, bytes where numpy has none."""
+    rows = x.reshape(n_rows, width)[: step.n_rows]
+    if cache.dtype == np.uint8:
+        out = cache.reshape(-1, cache.shape[-1])
+        rows = quantize(rows, CACHE_TYPE_OF_32[32 * cache.shape[-1] // width])
+    else:
+        out = cache.reshape(-1, width)
+    for row in range(len(rows)):
         with np.errstate(over="ignore"):  # beyond 65,504 f16 is inf, as in the shader
             out[_cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
 
 
 def attn_decode(
-    q: Array, k: Array, v: Array, cells: Array, part: Array, step: StepParams, *, n_heads: int, n_kv: int,
-    group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, window: int, scale: float,
-    softcap: float, head_k: int, head_v: int, **_: Any,
+    q: Array, k: Array, v: Array, cells: Array, sinks: Array, part: Array, step: StepParams, *, n_heads: int,
+    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, window: int,
+    scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max)."""
+    """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max); with
+    `final` they are joined."""
     queries = _f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE
@@ -160,7 +168,11 @@ def attn_decode(
                 out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
                 out[row, :, split, head_v] = top[:, 0]
                 out[row, :, split, head_v + 1] = prob.sum(axis=1)
-    part.reshape(out.shape)[:] = out
+    if final:
+        shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
+        attn_combine(out, sinks, part, **shape, has_sinks=has_sinks)
+    else:
+        part.reshape(out.shape)[:] = out
 
 
 def attn_combine(

@@ -1,13 +1,26 @@
-// KV cache rows as pairs of floats (head sizes are even). The including file declares `uint k[]` and `uint v[]`.
+// Elements 4 i..4 i + 3 of a KV cache as floats (head sizes are multiples of 4, of 32 for quantized types). Included
+// once per cache, with CACHE(i) as word i of its buffer, CACHE_OFF its first word, CACHE_TYPE, and CACHE_QUAD as the
+// function's name. Behind lib/cache_types.glsl.
 
-#ifdef K_TYPE_F16
-vec2 k_pair(uint i) { return unpackHalf2x16(k[k_off + i]); }
-#else
-vec2 k_pair(uint i) { return uintBitsToFloat(uvec2(k[k_off + 2 * i], k[k_off + 2 * i + 1])); }
-#endif
-
-#ifdef V_TYPE_F16
-vec2 v_pair(uint i) { return unpackHalf2x16(v[v_off + i]); }
-#else
-vec2 v_pair(uint i) { return uintBitsToFloat(uvec2(v[v_off + 2 * i], v[v_off + 2 * i + 1])); }
-#endif
+vec4 CACHE_QUAD(uint i) {
+    if (CACHE_TYPE == CACHE_F32) {
+        const uint at = CACHE_OFF + 4 * i;
+        return uintBitsToFloat(uvec4(CACHE(at), CACHE(at + 1), CACHE(at + 2), CACHE(at + 3)));
+    }
+    if (CACHE_TYPE == CACHE_F16 || CACHE_TYPE == CACHE_BF16) {
+        const uint at = CACHE_OFF + 2 * i;
+        const uvec2 words = uvec2(CACHE(at), CACHE(at + 1));
+        if (CACHE_TYPE == CACHE_F16) return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
+        return uintBitsToFloat(uvec4(words.x << 16, words.x & 0xffff0000u, words.y << 16, words.y & 0xffff0000u));
+    }
+    // Blocks begin at any half: a word of codes may lie in two words of the buffer.
+    const uint quad = i & 7u;
+    const uint h = 2 * CACHE_OFF + (i >> 3) * (CACHE_TYPE == CACHE_Q8_0 ? Q8_0_HALVES : Q4_0_HALVES);
+    const vec2 pair = unpackHalf2x16(CACHE(h >> 1));
+    const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
+    const uint low = CACHE(code >> 1);
+    const uint word = (code & 1u) == 0u ? low : (low >> 16) | (CACHE((code >> 1) + 1) << 16);
+    const float d = (h & 1u) == 0u ? pair.x : pair.y;
+    if (CACHE_TYPE == CACHE_Q8_0) return d * vec4((ivec4(int(word)) << ivec4(24, 16, 8, 0)) >> 24);
+    return d * (vec4((uvec4(word) >> (uvec4(0, 8, 16, 24) + (quad & 4u))) & 15u) - 8.0);
+}

@@ -165,10 +165,15 @@ def test_attention(
     prefill = np.full((rows, heads, head_v), np.nan, np.float32)
     reference.attn_prefill(q, k, v, CELLS, sinks, prefill, step, **common, **kv, has_sinks=has_sinks)
     part = np.full((rows, heads, n_splits, head_v + 2), np.nan, np.float32)
-    reference.attn_decode(q, k, v, CELLS, part, step, **common, **kv, n_splits=n_splits)
+    reference.attn_decode(q, k, v, CELLS, sinks, part, step, **common, **kv, n_splits=n_splits)
     decode = np.full_like(prefill, np.nan)
     shape = {"n_splits": n_splits, "head_v": head_v, "has_sinks": has_sinks}
     reference.attn_combine(part, sinks, decode, **common, **shape)
+    if n_splits == 1:
+        final = np.full_like(prefill, np.nan)
+        how = {"n_splits": 1, "final": 1, "has_sinks": has_sinks}
+        reference.attn_decode(q, k, v, CELLS, sinks, final, step, **common, **kv, **how)
+        np.testing.assert_allclose(final, decode, rtol=1e-6, atol=1e-7)
     for run in runs:
         for i in range(run.n_rows):
             row, pos = run.first_row + i, run.first_pos + i
