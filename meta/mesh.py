@@ -17,17 +17,16 @@ import numpy as np
 from vkbackend import env, hazards
 from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
-from vkbackend.memory import ALIGN, HostPages, plan_scratch
+from vkbackend.memory import ALIGN, HostPages, aligned, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.ops import candidates
 from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
-from vkbackend.meta.sizing import Build, StepShape, StepSizes, measure
+from vkbackend.meta.sizing import Build, Kind, StepShape, StepSizes, build_step, measure
 from vkbackend.meta.split import MIRRORED, State
-from vkbackend.meta.tensor import Graph, Inputs, Weight
+from vkbackend.meta.tensor import Inputs, Weight
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable
-from vkbackend.schedule import by_depth
 from vkbackend.step import STEP_NBYTES, StepParams
 
 WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
@@ -40,9 +39,10 @@ class Step:
     """A recorded step, ready to replay: one executable per device."""
 
     executables: list[Executable]
-    reduces: list[Reduce]
+    reduces: list[Reduce | None]  # behind each segment but the last; None: the devices only meet
     values: dict[str, list[View | None]]  # intermediate tensors by label, where the mesh keeps them
     n_outputs: int
+    lag: int = 1  # a segment may begin when all devices have finished the one this many before it
 
 
 class Mesh:
@@ -70,7 +70,7 @@ class Mesh:
         self._pages: list[HostPages] = []
         self._inputs: list[Inputs] = []
         self._arenas: list[Buffer] = []
-        self._steps: dict[tuple[int, int, int], Step] = {}
+        self._steps: dict[Kind, Step] = {}
         self._bases = [0] * len(self.devices)
         self._broken = ""
 
@@ -137,31 +137,24 @@ class Mesh:
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
         return plan_scratch(recording, reuse=not self._keep_values)
 
-    def _graph(self, n_rows: int, n_outputs: int, top_k: int) -> Graph:
-        """The step's graph, built by the model and scheduled."""
-        active = self._shape.active
-        graph = Graph(
-            self.devices, self._inputs, self._provider, n_rows, n_outputs, active, self._wire, top_k
-        )
-        graph.begin()
-        self._build(graph)
-        graph.recordings = [by_depth(recording) for recording in graph.recordings]
-        return graph
-
     # ---- steps ----
 
-    def step(self, n_rows: int, n_outputs: int, top_k: int = 0) -> Step:
-        """The recorded step for this many rows and output rows, made on first use; with `top_k` it ends with
-        that many candidates of each output row instead of all logits."""
-        key = n_rows, n_outputs, top_k
-        if key not in self._steps:
-            self._steps[key] = self._record(*key)
-        return self._steps[key]
+    def step(self, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> Step:
+        """The recorded step for this many rows and output rows, made on first use. With `top_k` it ends with
+        that many candidates of each output row instead of all logits; with `halves` it is two half
+        micro-batches in turn, the output rows in the second."""
+        kind = Kind(n_rows, n_outputs, top_k, halves)
+        if kind not in self._steps:
+            self._steps[kind] = self._record(kind)
+        return self._steps[kind]
 
-    def _record(self, n_rows: int, n_outputs: int, top_k: int) -> Step:
-        graph = self._graph(n_rows, n_outputs, top_k)
-        executables, values = [], {name: list(views) for name, views in graph.values.items()}
-        for d, (device, recording) in enumerate(zip(self.devices, graph.recordings, strict=True)):
+    def _record(self, kind: Kind) -> Step:
+        active, build = self._shape.active, self._build
+        recordings, reduces, made = build_step(
+            self.devices, self._inputs, self._provider, active, self._wire, kind, build
+        )
+        executables, values = [], {name: list(views) for name, views in made.items()}
+        for d, (device, recording) in enumerate(zip(self.devices, recordings, strict=True)):
             offsets, nbytes = self._plan(recording)
             if (
                 nbytes > self._arenas[d].nbytes
@@ -178,14 +171,19 @@ class Mesh:
                 if view is not None:  # a value that no command touches has no address
                     at = offsets.get(view.buffer)  # type: ignore[arg-type]
                     views[d] = None if at is None else replace(view, buffer=arena, offset=at + view.offset)
-        return Step(executables, graph.reduces, values, n_outputs)
+        return Step(executables, reduces, values, kind.n_outputs, 2 if kind.halves else 1)
 
-    def write_step(self, params: StepParams, rope: Mapping[str, np.ndarray]) -> None:
-        """Hand the next step's parameters to every device; rope: float32 [rows, width / 2, 2] by table
-        name."""
+    def write_step(
+        self, params: StepParams, rope: Mapping[str, np.ndarray], second: StepParams | None = None
+    ) -> None:
+        """Hand the next step's parameters (of halves: both) to every device; rope: float32 [rows, width / 2,
+        2] by table name."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
             host = inputs.host.buffer.host  # type: ignore[union-attr]
             host[:STEP_NBYTES] = params.words.view(np.uint8)
+            if second:
+                at = aligned(STEP_NBYTES)
+                host[at : at + STEP_NBYTES] = second.words.view(np.uint8)
             for name, rows in rope.items():
                 at = inputs.rope[name].offset
                 host[at : at + rows.nbytes] = rows.reshape(-1).view(np.uint8)
@@ -219,20 +217,22 @@ class Mesh:
             queue = device.queue
             self._bases[d] = queue.submitted
             ahead = (n - 1 if self._ahead is None else self._ahead) if queue.ahead else 0
-            queue.submit(step.executables[d], 0, min(n, 1 + ahead))
+            queue.submit(step.executables[d], 0, min(n, step.lag + ahead))
+            queue.allow(self._bases[d] + min(n, step.lag))
         for s in range(1, n):
             self._join(s)
-            began = time.perf_counter()
+            began, reduce = time.perf_counter(), step.reduces[s - 1]
             assert self._provider is not None
-            self._provider.exchange(step.reduces[s - 1])
+            if reduce:
+                self._provider.exchange(reduce)
             for d, device in enumerate(self.devices):
                 queue, base = device.queue, self._bases[d]
-                queue.allow(base + s + 1)
+                queue.allow(base + min(n, s + step.lag))
                 done = queue.submitted - base
                 if done < n and (not queue.ahead or self._ahead is not None):
                     queue.submit(step.executables[d], done, 1)
             self.reduce_s += time.perf_counter() - began
-            self.n_reduces += not step.reduces[s - 1].gather
+            self.n_reduces += reduce is not None and not reduce.gather
         self._join(n)
 
     def _join(self, s: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,7 +44,8 @@ def wire_of(wanted: str, elements: int, n_devices: int) -> str:
 class Reduce:
     """One exchange of a step: its slot set, elements, who writes, and the wire format.
 
-    `gather` marks the second half of a scattered reduce, in which the host has nothing to do.
+    `gather` marks the second half of a scattered reduce, in which the host has nothing to do. `lane`: of two
+    half micro-batches in one step each uses a half of every slot, so that neither waits for the other.
     """
 
     parity: int
@@ -52,6 +53,7 @@ class Reduce:
     writers: tuple[int, ...]
     wire: str = "f32"
     gather: bool = False
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ class Provider(ABC):
     name: str
 
     @abstractmethod
-    def slot(self, device: int, parity: int) -> View:
-        """Where `device` writes its partial, u32 words."""
+    def slot(self, device: int, reduce: Reduce) -> View:
+        """Where `device` writes its partial, u32 words to the end of its slot."""
 
     @abstractmethod
     def readable(self, device: int, reduce: Reduce) -> Slots:
@@ -94,7 +96,7 @@ class Provider(ABC):
         exchange."""
         return False
 
-    def gathered(self, device: int, parity: int) -> View:
+    def gathered(self, device: int, reduce: Reduce) -> View:
         """Where the parts of a scattered reduce meet, f32."""
         raise NotImplementedError(f"{self.name} does not scatter")
 
@@ -114,7 +116,7 @@ class ImportedPages(Provider):
     name = "pages"
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int, scatter_from: int | None = None) -> None:
-        self._devices, self._slot, self._scatter_from = devices, aligned(slot_nbytes), scatter_from
+        self._devices, self._slot, self._scatter_from = devices, _slot_size(slot_nbytes), scatter_from
         limit = min(device.limits.max_storage_range for device in devices)
         if len(devices) * self._slot > limit:  # the kernel that sums binds all slots of a parity
             raise UnsupportedFeature(
@@ -132,24 +134,28 @@ class ImportedPages(Provider):
             self.close()
             raise
 
-    def slot(self, device: int, parity: int) -> View:
-        offset = parity * self._per_parity + device * self._slot
-        return View(self._buffers[device], offset, (self._slot // 4,), "u32")
+    def slot(self, device: int, reduce: Reduce) -> View:
+        return self._view(device, reduce, device)
+
+    def _view(self, device: int, reduce: Reduce, index: int) -> View:
+        """Slot number `index` of the reduce's parity, from where its lane begins."""
+        lane = reduce.lane * self._slot // 2
+        offset = reduce.parity * self._per_parity + index * self._slot + lane
+        return View(self._buffers[device], offset, ((self._slot - lane) // 4,), "u32")
 
     def readable(self, device: int, reduce: Reduce) -> Slots:
         buffer, stride, n = self._buffers[device], self._slot // 4, len(self._devices)
         if reduce.gather:
-            return Slots(buffer, self.gathered(device, reduce.parity).offset, stride, 1, None, 1)
+            return Slots(buffer, self.gathered(device, reduce).offset, stride, 1, None, 1)
         own = device if device in reduce.writers else None
         mask = sum(1 << w for w in reduce.writers)
-        return Slots(buffer, reduce.parity * self._per_parity, stride, n, own, mask, reduce.wire)
+        return Slots(buffer, self._view(device, reduce, 0).offset, stride, n, own, mask, reduce.wire)
 
     def scatters(self, elements: int) -> bool:
         return self._scatter_from is not None and 4 * elements >= self._scatter_from
 
-    def gathered(self, device: int, parity: int) -> View:
-        offset = parity * self._per_parity + len(self._devices) * self._slot
-        return View(self._buffers[device], offset, (self._slot // 4,))
+    def gathered(self, device: int, reduce: Reduce) -> View:
+        return replace(self._view(device, reduce, len(self._devices)), dtype="f32")
 
     def exchange(self, reduce: Reduce) -> None:
         pass  # the devices read each other's slots themselves
@@ -167,47 +173,54 @@ class HostSum(Provider):
     name = "host-sum"
 
     def __init__(self, devices: Sequence[Device], slot_nbytes: int) -> None:
-        self._devices, self._slot = devices, aligned(slot_nbytes)
+        self._devices, self._slot = devices, _slot_size(slot_nbytes)
         self._buffers = [device.buffer(4 * self._slot, Home.STAGING, "reduce staging") for device in devices]
         self._wide = np.empty(self._slot // 4, np.uint32)
 
-    def slot(self, device: int, parity: int) -> View:
-        return View(self._buffers[device], parity * self._slot, (self._slot // 4,), "u32")
+    def slot(self, device: int, reduce: Reduce) -> View:
+        lane = reduce.lane * self._slot // 2
+        offset = reduce.parity * self._slot + lane
+        return View(self._buffers[device], offset, ((self._slot - lane) // 4,), "u32")
 
     def readable(self, device: int, reduce: Reduce) -> Slots:
-        return Slots(self._buffers[device], (2 + reduce.parity) * self._slot, self._slot // 4, 1, None, 1)
+        offset = (2 + reduce.parity) * self._slot + reduce.lane * self._slot // 2
+        return Slots(self._buffers[device], offset, self._slot // 4, 1, None, 1)
 
-    def _host(self, device: int, at: int, dtype: type, elements: int) -> np.ndarray:
-        host = np.asarray(self._buffers[device].host)
-        return host[at * self._slot : (at + 1) * self._slot].view(dtype)[:elements]
+    def _host(self, device: int, at: int, dtype: type, reduce: Reduce) -> np.ndarray:
+        """The reduce's elements in region `at` of a device: shares are in 0 and 1, sums in 2 and 3."""
+        host, lane = np.asarray(self._buffers[device].host), reduce.lane * self._slot // 2
+        return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[: reduce.elements]
 
     def _share(self, device: int, reduce: Reduce) -> np.ndarray:
         """A writer's share as f32 [elements]."""
         if reduce.wire == "f32":
-            return self._host(device, reduce.parity, np.float32, reduce.elements)
+            return self._host(device, reduce.parity, np.float32, reduce)
         wide = self._wide[: reduce.elements]
-        np.left_shift(
-            self._host(device, reduce.parity, np.uint16, reduce.elements), 16, out=wide, dtype=np.uint32
-        )
+        np.left_shift(self._host(device, reduce.parity, np.uint16, reduce), 16, out=wide, dtype=np.uint32)
         return wide.view(np.float32)
 
     def exchange(self, reduce: Reduce) -> None:
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
-        total = self._host(0, 2 + reduce.parity, np.float32, reduce.elements)
+        total = self._host(0, 2 + reduce.parity, np.float32, reduce)
         np.copyto(total, self._share(first, reduce))
         for d in others:
             np.add(total, self._share(d, reduce), out=total)
         for d, device in enumerate(self._devices):
             if d:
-                np.copyto(self._host(d, 2 + reduce.parity, np.float32, reduce.elements), total)
+                np.copyto(self._host(d, 2 + reduce.parity, np.float32, reduce), total)
             device.flush(self._buffers[d])
 
     def close(self) -> None:
         for device, buffer in zip(self._devices, self._buffers, strict=True):
             device.free(buffer)
         self._buffers = []
+
+
+def _slot_size(nbytes: int) -> int:
+    """Bytes of a slot whose halves are aligned as well."""
+    return 2 * aligned(-(-nbytes // 2))
 
 
 PROVIDERS = ("pages", "scatter", "host-sum")

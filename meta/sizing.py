@@ -6,7 +6,8 @@ Nothing is allocated here: a graph over devices that only know their limits give
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.memory import ALIGN, aligned, plan_scratch
@@ -14,6 +15,7 @@ from vkbackend.meta.reduce import Provider, Reduce, Slots
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.tensor import Graph, Inputs
 from vkbackend.ops import MAX_VEC_ROWS
+from vkbackend.recording import Recording, interleave
 from vkbackend.runtime import Device
 from vkbackend.schedule import by_depth
 from vkbackend.step import STEP_NBYTES
@@ -40,10 +42,12 @@ class StepShape:
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     top_k: int = 0  # candidates per output row, where steps may give those instead of whole rows of logits
+    halves: int = 0  # rows from which steps may be two half micro-batches in turn; 0: none is
 
     def places(self) -> tuple[dict[str, int], int]:
-        """(byte offset of each RoPE table, bytes in all) of a step's parameters, StepParams first."""
-        offsets, total = {}, aligned(STEP_NBYTES)
+        """(byte offset of each RoPE table, bytes in all) of a step's parameters: StepParams of the whole
+        micro-batch or its first half, those of the second, the tables."""
+        offsets, total = {}, 2 * aligned(STEP_NBYTES)
         for name, width in self.rope_widths.items():
             offsets[name], total = total, total + aligned(4 * self.n_rows * width)
         return offsets, total
@@ -74,6 +78,64 @@ class StepShape:
         return self.inputs(device, nowhere, nowhere, nowhere if self.logits_nbytes(device) else None)
 
 
+def second_half(inputs: Inputs, n_rows: int) -> Inputs:
+    """What the second half of a micro-batch of `n_rows` reads: StepParams of its own, the later RoPE rows."""
+    step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
+    rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
+    return replace(inputs, step=step, rope=rope)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What distinguishes recorded steps: rows, output rows, candidates per output row, two halves or one."""
+
+    n_rows: int
+    n_outputs: int
+    top_k: int = 0
+    halves: bool = False
+
+
+Built = tuple[list[Recording], list[Reduce | None], dict[str, list[View | None]]]
+
+
+def build_step(
+    devices: Sequence[Device],
+    inputs: Sequence[Inputs],
+    provider: Provider | None,
+    active: Mapping[str, tuple[int, ...]],
+    wire: str,
+    kind: Kind,
+    build: Build,
+) -> Built:
+    """(a recording per device, what each exchange reduces, values by label), commands in order of depth.
+
+    With halves the exchange of one is on its way while the other computes: their segments stand in turn, and
+    a segment needs the exchange before the last.
+    """
+
+    def graph(inputs: Sequence[Inputs], n_rows: int, n_outputs: int, lane: int) -> Graph:
+        made = Graph(
+            devices, inputs, provider, n_rows, n_outputs, active, wire=wire, lane=lane, top_k=kind.top_k
+        )
+        made.begin()
+        build(made)
+        made.recordings = [by_depth(recording) for recording in made.recordings]
+        return made
+
+    if not kind.halves:
+        whole = graph(inputs, kind.n_rows, kind.n_outputs, 0)
+        return whole.recordings, list(whole.reduces), whole.values
+    n = kind.n_rows // 2
+    first = graph(inputs, n, 0, 0)
+    second = graph([second_half(one, kind.n_rows) for one in inputs], n, kind.n_outputs, 1)
+    pairs = zip(first.recordings, second.recordings, strict=True)
+    recordings = [interleave(*pair, "halves") for pair in pairs]
+    turns = zip_longest([*first.reduces, None], [*second.reduces, None])
+    reduces: list[Reduce | None] = [reduce for pair in turns for reduce in pair][:-1]
+    values = first.values | {f"second half {name}": views for name, views in second.values.items()}
+    return recordings, reduces, values
+
+
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """Bytes: per device the arena of a step's values and the step parameters (one copy each on the device and
@@ -99,15 +161,17 @@ def measure(
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
     arenas, elements = [ALIGN] * n, 0
-    for rows in {shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)}:
+    kinds = set()
+    for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
-        for outputs, top_k in {(most, 0), (one, 0), (most, shape.top_k)}:
-            graph = Graph(devices, inputs, sizing, rows, outputs, shape.active, wire=wire, top_k=top_k)
-            graph.begin()
-            build(graph)
-            for d, recording in enumerate(graph.recordings):
-                arenas[d] = max(arenas[d], plan_scratch(by_depth(recording), reuse)[1])
-            elements = max([elements, *(r.elements for r in graph.reduces)])
+        kinds |= {Kind(rows, most), Kind(rows, one), Kind(rows, most, shape.top_k)}
+    if shape.halves and shape.n_rows >= shape.halves:
+        kinds.add(Kind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
+    for kind in kinds:
+        recordings, reduces, _ = build_step(devices, inputs, sizing, shape.active, wire, kind, build)
+        for d, recording in enumerate(recordings):
+            arenas[d] = max(arenas[d], plan_scratch(recording, reuse)[1])
+        elements = max([elements, *(r.elements for r in reduces if r)])
     logits = tuple(shape.logits_nbytes(d) for d in range(n))
     return StepSizes(tuple(arenas), params, logits, 4 * elements)
 
@@ -120,7 +184,7 @@ class Sizing(Provider):
     def __init__(self, n: int) -> None:
         self._n, self._buffer = n, Buffer(1 << 40, Home.PAGES, "sizing")
 
-    def slot(self, device: int, parity: int) -> View:
+    def slot(self, device: int, reduce: Reduce) -> View:
         return View(self._buffer, 0, (1 << 30,), "u32")
 
     def readable(self, device: int, reduce: Reduce) -> Slots:

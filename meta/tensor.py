@@ -97,6 +97,7 @@ class Graph:
     n_outputs: int
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices at work, by outermost scope
     wire: str = "f32"
+    lane: int = 0  # which half of the slots its reduces use, where two graphs share a step
     top_k: int = 0  # of each output row only the logits of this many candidates go to the host; 0: all
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
@@ -155,15 +156,14 @@ class Graph:
         """Bring the step's parameters from host memory to the devices, so that the host copy is free
         again."""
         for recording, inputs in zip(self.recordings, self.inputs, strict=True):
-            recording.copy(
-                _head(inputs.host, inputs.step.nbytes), _head(inputs.device, inputs.step.nbytes), "step"
-            )
+            used = {"step": (inputs.step, inputs.step.nbytes // 4)}
             for name, rope in inputs.rope.items():
-                used = 4 * self.n_rows * (rope.nbytes // 4 // rope.shape[0])
-                source = View(
-                    inputs.host.buffer, inputs.host.offset + rope.offset - inputs.device.offset, (used // 4,)
+                used[f"rope {name}"] = rope, self.n_rows * (rope.nbytes // 4 // rope.shape[0])
+            for name, (view, words) in used.items():
+                at = inputs.host.offset + view.offset - inputs.device.offset
+                recording.copy(
+                    View(inputs.host.buffer, at, (words,)), View(view.buffer, view.offset, (words,)), name
                 )
-                recording.copy(source, View(rope.buffer, rope.offset, (used // 4,)), f"rope {name}")
 
     def all_reduce(
         self, x: Tensor, norm: Weight | None = None, eps: float = 0.0
@@ -243,9 +243,9 @@ class Graph:
         assert provider is not None
         elements = x.rows * x.width
         wire = wire_of(self.wire, elements, self.n)
-        reduce = Reduce(len(self.reduces) % 2, elements, x.state.writers, wire)
+        reduce = Reduce(len(self.reduces) % 2, elements, x.state.writers, wire, lane=self.lane)
         for d in reduce.writers:
-            own, slot = x.on(d), provider.slot(d, reduce.parity)
+            own, slot = x.on(d), provider.slot(d, reduce)
             if wire == "bf16":
                 packed = View(slot.buffer, slot.offset, (-(-elements // 2),), "u32")
                 device_ops.pack_bf16(
@@ -275,7 +275,7 @@ class Graph:
             begin, end = min(d * part, reduce.elements), min((d + 1) * part, reduce.elements)
             if begin == end:
                 continue
-            slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce.parity)
+            slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce)
             # A workgroup sums a row: whole lines where the part divides into them.
             line = math.gcd(end - begin, PART)
             shape = ((end - begin) // line, line) if line >= 32 else (1, end - begin)
@@ -283,7 +283,3 @@ class Graph:
             own = x.views[d]
             own = own and View(own.buffer, own.offset + 4 * begin, shape)
             self._add_partials(d, slots, None, own, None, h, None, first=begin)
-
-
-def _head(view: View, nbytes: int) -> View:
-    return View(view.buffer, view.offset, (nbytes // 4,))

@@ -26,6 +26,8 @@ from vkbackend.step import MAX_ROWS
 
 # Below it whole rows of logits cost the host less than another dispatch costs a device.
 TOP_K_VOCAB = 4096
+# Rows of a micro-batch from which it is cut in two: smaller halves would not fill a device.
+HALVES_FROM = 64
 LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
 
 
@@ -71,8 +73,11 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
 # ---- the traced step ----
 
 
-def step_shape(model: Model, layout: Layout, options: Options, n_ubatch: int) -> StepShape:
-    """The largest step of a model whose micro-batches have up to `n_ubatch` rows."""
+def step_shape(
+    model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
+) -> StepShape:
+    """The largest step of a model whose micro-batches have up to `n_ubatch` rows; `halves`: large ones are
+    computed as two in turn."""
     rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
@@ -80,7 +85,7 @@ def step_shape(model: Model, layout: Layout, options: Options, n_ubatch: int) ->
     vocab = layout.output_plan.ranges["vocab"]
     least = min(end - begin for begin, end in vocab if end > begin)
     top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 2 * MAX_TOP_K else 0
-    return StepShape(rows, outputs, vocab, widths, layout.active, top_k)
+    return StepShape(rows, outputs, vocab, widths, layout.active, top_k, HALVES_FROM if halves else 0)
 
 
 def step_sizes(

@@ -19,6 +19,7 @@ from vkbackend.meta.balance import Prediction, auto_split
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
+from vkbackend.meta.speed import resource_of
 from vkbackend.models.base import Weights
 from vkbackend.models.control_vectors import marked, read_control_vectors
 from vkbackend.models.cost import cost_function, step_shape, step_sizes
@@ -32,7 +33,7 @@ from vkbackend.models.tensors import FileSource, check_weights, notes
 from vkbackend.ops import CACHE_TYPES, MAX_SLOTS
 from vkbackend.runtime import Device
 from vkbackend.runtimes import open_device, runtime_of
-from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams
+from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs
 
 MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
@@ -82,7 +83,8 @@ class Runner:
 
     `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
     what it expects. `control_vectors` are (path, scale) pairs. `options` are the fields of layout.Options,
-    and `ahead`, `provider`, `wire` and `keep_values` of the mesh.
+    `ahead`, `provider`, `wire` and `keep_values` of the mesh, and `interleave`: whether large micro-batches
+    are computed in two halves, one while the other is exchanged (None: between several physical devices).
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Runner:
         **options: Any,
     ) -> None:
         runtime = runtime_of(runtime)  # refuses an unknown name before anything is read
+        self._interleave: bool | None = options.pop("interleave", None)
         mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
         opts = checked_options(n_ubatch, options)
         with nullcontext(path) if isinstance(path, GGUF) else GGUF.open(path) as gguf:
@@ -146,14 +149,14 @@ class Runner:
         env.log(1, "plan\n" + layout.table())
 
         limits = [device.limits for device in mesh.devices]
-        shape = step_shape(model, layout, options, self.n_ubatch)
+        shape = self._shape = step_shape(model, layout, options, self.n_ubatch, self._halves())
         steps = step_sizes(model, layout, limits, shape, **mesh.how)
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         check_fit(mesh.devices, options, sizes_with(model, types, n, steps), model.n_layer)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), progress)
         self.kv = KVCache(mesh, layout, options)
         self._ropes = model.ropes(self.n_ctx)
-        self._params = StepParams()
+        self._params, self._second = StepParams(), StepParams()
         self._rope_rows = {
             name: np.zeros((shape.n_rows, t.n_rot // 2, 2), np.float32) for name, t in self._ropes.items()
         }
@@ -197,22 +200,41 @@ class Runner:
     def _run(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], top_k: int) -> None:
         n_rows, n_outputs = len(tokens), len(outputs)
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
-        step = self.mesh.step(bucket(n_rows), bucket(n_outputs), top_k)
+        rows = bucket(n_rows)
+        half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
+        step = self.mesh.step(rows, bucket(n_outputs), top_k, halves=bool(half))
         if self.kv.states:
             runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
-        self._params.fill(tokens, runs, outputs)
-        for name, rows in self._rope_rows.items():
+        second = self._second if half else None
+        if second:
+            front, back = cut_runs(runs, half)
+            self._params.fill(tokens[:half], front, [])
+            second.fill(tokens[half:], back, [i - half for i in outputs])
+        else:
+            self._params.fill(tokens, runs, outputs)
+        for name, table in self._rope_rows.items():
             every = self._rope_all[name]
             for run in runs:
-                target = rows[run.first_row : run.first_row + run.n_rows]
+                target = table[run.first_row : run.first_row + run.n_rows]
                 end = run.first_pos + run.n_rows
                 target[:] = (
                     every[run.first_pos : end]
                     if every is not None
                     else self._ropes[name].rows(np.arange(run.first_pos, end))
                 )
-        self.mesh.write_step(self._params, {name: rows[:n_rows] for name, rows in self._rope_rows.items()})
+        rope = {name: table[:n_rows] for name, table in self._rope_rows.items()}
+        self.mesh.write_step(self._params, rope, second)
         self.mesh.run(step)
+
+    def _halves(self) -> bool:
+        """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged:
+        where devices are real and several, and no layer hands a state from row to row."""
+        devices = self.mesh.devices
+        recurrent = any(self.model.kv(il) is None for il in range(self.model.n_layer))
+        if recurrent or len(devices) == 1 or self.options.split_mode != "tensor":
+            return False
+        several = len({resource_of(device) for device in devices}) > 1
+        return several if self._interleave is None else self._interleave
 
     def resumable(self, n_stored: int) -> int:
         """The first position at which a sequence can go on after `n_stored` positions of it were written."""

@@ -159,6 +159,19 @@ class Recording:
         return Recording(self.name, [moved(c) for c in self.commands])
 
 
+def interleave(a: Recording, b: Recording, label: str) -> Recording:
+    """The segments of two recordings in turn: a's first, b's first, a's second, ... Every segment is ended by
+    an exchange, where it had none by one of this `label`; the shorter recording gets empty segments."""
+    lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
+    n = max(len(segments) for segments, _ in lanes)
+    commands: list[Command] = []
+    for i in range(n):
+        for segments, marks in lanes:
+            commands += segments[i] if i < len(segments) else []
+            commands.append(marks[i] if i < len(marks) else Exchange(label))
+    return Recording(a.name, commands[:-1])
+
+
 # What the slowest GPUs worth using sustain; a submission that takes longer than 2 s is reset by some drivers.
 SLOW_BYTES_PER_S, SLOW_FLOPS, SUBMISSION_S = 10e9, 100e9, 0.5
 

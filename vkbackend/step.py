@@ -7,7 +7,7 @@ storage buffer (f32 [n_rows, n_rot / 2, 2]), because 512 rows of them exceed any
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,20 @@ class Run:
     n_rows: int
     first_pos: int
     states: tuple[int, int] | None = None
+
+
+def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
+    """The runs of the rows before `at`, and those from there on with rows counted from 0; one that crosses is
+    in both."""
+    front, back = [], []
+    for run in runs:
+        n = min(max(at - run.first_row, 0), run.n_rows)
+        if n:
+            front.append(replace(run, n_rows=n))
+        if n < run.n_rows:
+            first_row, first_pos = max(run.first_row - at, 0), run.first_pos + n
+            back.append(replace(run, first_row=first_row, n_rows=run.n_rows - n, first_pos=first_pos))
+    return front, back
 
 
 class StepParams:

@@ -20,7 +20,9 @@ from vkbackend.executors import NullDevice, NumpyDevice
 from vkbackend.hazards import check, check_placement
 from vkbackend.memory import plan_scratch
 from vkbackend.meta import ops
-from vkbackend.meta.reduce import ImportedPages, Provider, make_provider
+from vkbackend.meta.reduce import ImportedPages, Provider, Reduce, make_provider
+from vkbackend.meta.sizing import Kind as StepKind
+from vkbackend.meta.sizing import build_step
 from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
 from vkbackend.meta.tensor import Graph, Inputs, Tensor, Weight
 from vkbackend.models.registry import ARCHITECTURES
@@ -112,8 +114,8 @@ def test_steps_have_no_hazards_and_every_barrier_is_missed(shared: Path, n: int,
 def test_scratch_is_reused_without_a_clash(shared: Path, rows: int) -> None:
     with opened(shared, 3) as runner:
         mesh = runner.mesh
-        graph = mesh._graph(rows, 1)
-        for recording in graph.recordings:
+        how = mesh._inputs, mesh._provider, mesh._shape.active, "f32", StepKind(rows, 1), mesh._build
+        for recording in build_step(mesh.devices, *how)[0]:
             offsets, total = plan_scratch(recording)
             assert offsets and not check_placement(recording, offsets)
             assert total < plan_scratch(recording, reuse=False)[1] / 3
@@ -364,11 +366,12 @@ def test_what_is_whole_cannot_be_reduced() -> None:
         graph.all_reduce(leaf(graph, [A, A], MIRRORED))
 
 
-def test_slots_of_a_parity_do_not_overlap_and_are_256_bytes_apart() -> None:
+def test_slots_do_not_overlap_and_are_256_bytes_apart() -> None:
     devices = [NumpyDevice(str(d)) for d in range(3)]
     provider = ImportedPages(devices, 100)
-    places = sorted(provider.slot(d, parity).offset for d in range(3) for parity in (0, 1))
-    assert places == [256 * i for i in range(6)]
+    reduces = [Reduce(parity, 1, (), lane=lane) for parity in (0, 1) for lane in (0, 1)]
+    places = sorted(provider.slot(d, reduce).offset for d in range(3) for reduce in reduces)
+    assert places == [256 * i for i in range(12)]
     provider.close()
     assert not any(device.counts["buffer"] for device in devices)
 
