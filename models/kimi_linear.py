@@ -1,6 +1,6 @@
-"""kimi-linear (Kimi-Linear-48B-A3B; Kimi Team 2025, arXiv:2510.26692): delta nets with a gate per key channel
-in most layers, latent attention without RoPE (DeepSeek-AI 2024, arXiv:2405.04434) in those with kv heads,
-sigmoid-routed experts beside a shared one behind the first, dense layers.
+"""kimi-linear (Kimi-Linear-48B-A3B): delta nets with a gate per key channel (Kimi Team 2025,
+arXiv:2510.26692) in most layers, latent attention without RoPE (DeepSeek-AI 2024, arXiv:2405.04434) in those
+with kv heads, sigmoid-routed experts beside a shared one behind the first, dense layers.
 
 Latent attention is run as attention with one kv head: its key is the normed latent and what keys share, its
 value the latent, and q and the result go through a matrix of every head. Names: llama.cpp's.
@@ -42,6 +42,7 @@ class Model(Decoder):
     """The weights and the graph."""
 
     mixture = Mixture(gating=Gating("sigmoid"))
+    recurrent_states = True
 
     def read_config(self, gguf: GGUF) -> Config:
         config = Config.from_gguf(gguf, self.mixture, low=0)
