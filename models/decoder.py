@@ -171,7 +171,7 @@ class Decoder:
     # ---- weights ----
 
     def unread(self) -> set[str]:
-        """Tensors that its files may have and no device needs."""
+        """Tensors that its files may have and nothing needs."""
         return set()
 
     def weights(self) -> list[WeightSpec]:

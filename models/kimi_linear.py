@@ -101,7 +101,7 @@ class Model(Decoder):
         for name in "qkv":
             specs.append(WeightSpec(f"attn_{name}", (n, n_embd), by_heads))
             specs.append(WeightSpec(f"ssm_conv1d_{name}", (n, self.d_conv), by_heads, f32=True))
-        for name in ("ssm_f", "ssm_g"):  # in two steps, over few values that every device has
+        for name in ("ssm_f", "ssm_g"):  # in two steps, over few values, whole everywhere
             specs.append(WeightSpec(f"{name}_a", (size, n_embd)))
             specs.append(WeightSpec(f"{name}_b", (n, size), by_heads))
         return [
