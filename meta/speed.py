@@ -118,7 +118,7 @@ def _twin(device: Device) -> Device:
 
 
 def _read_rate(device: Device, home: Home) -> float:
-    """Bytes per second of mat_vec over distinct matrices that together exceed every cache."""
+    """Bytes per second of matrices times a row, over distinct matrices that together exceed every cache."""
     info = getattr(device, "info", None)
     total, count = (
         (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)
@@ -136,7 +136,7 @@ def _read_rate(device: Device, home: Home) -> float:
         w = View(device.buffer(stored.nbytes, home, "w"), 0, shape, DTYPE)
         y = View(device.buffer(4 * shape[0], Home.SCRATCH, "y"), 0, (1, shape[0]))
         device.write(w, stored)
-        ops.mat_vec(recording, device.limits, w, x, y)
+        ops.mat(recording, device.limits, w, x, y)
         buffers += [w.buffer, y.buffer]
     seconds = _run_times(device, recording)
     for buffer in (x.buffer, *buffers):

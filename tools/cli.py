@@ -28,6 +28,7 @@ from vkbackend.tools import (
     perplexity,
     plan,
     sweep,
+    tune,
     verify,
 )
 from vkbackend.tools.console import printable
@@ -45,6 +46,7 @@ examples:
   vkbackend verify
   vkbackend bench-reduce -dev 0,1 --sizes 4K,1M
   vkbackend bench-ops -dev 0 --case "Mat.*q4_0"
+  vkbackend tune -dev 0
   vkbackend export -m model.gguf -o copy.gguf -dev 0,1
 
 Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, plan and tracebacks.
@@ -64,7 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     modules = {"devices": devices, "models": architectures, "generate": generate, "info": model_info}
     modules |= {"plan": plan}
     modules |= {"bench": bench, "sweep": sweep, "perplexity": perplexity, "verify": verify}
-    modules |= {"bench-reduce": bench_reduce, "bench-ops": bench_ops, "export": export}
+    modules |= {"bench-reduce": bench_reduce, "bench-ops": bench_ops, "tune": tune}
+    modules |= {"export": export}
     for name, module in modules.items():
         description = (module.__doc__ or "").partition("\n\n")[2].strip()
         command = commands.add_parser(

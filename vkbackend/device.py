@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend import env, faults
+from vkbackend import choices, env, faults
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.capabilities import (
     DeviceInfo,
@@ -86,7 +86,8 @@ class VulkanDevice(Device):
         self._addresses = info.is_cpu and bool(self.features.get("buffer_address"))  # GPUs bind as fast
         self.features["buffer_address"] = self._addresses
         have = limits_of(info)
-        self.limits = replace(have, features=frozenset(k for k, v in self.features.items() if v is True))
+        able = frozenset(name for name, value in self.features.items() if value is True)
+        self.limits = replace(have, features=able, choices=tuple(choices.load(info).items()))
         if env.floor():
             self.limits = replace(
                 Limits.floor(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from vkbackend.buffer import View
+from vkbackend.choices import row_class
 from vkbackend.limits import Limits
 from vkbackend.ops_attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops_attention import CELL_BLOCK as CELL_BLOCK
@@ -119,13 +120,20 @@ def mat(
     rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
 ) -> None:
     """y[r, i] = sum over k of w[i, k] * x[r, k]: by the op that suits the device and the rows of x."""
-    if prefers_lanes(limits):
-        op = mat_lane
-    elif rows_of(x, w.shape[1]) > MAX_VEC_ROWS:
-        op = mat_mul
-    else:
-        op = mat_wave if prefers_waves(limits) else mat_vec
+    op = _MATRIX_OPS[mat_op(limits, rows_of(x, w.shape[1]))]
     op(rec, limits, w, x, y, y_stride=y_stride, label=label)
+
+
+def mat_op(limits: Limits, n_rows: int) -> str:
+    """The op for that many rows of x: the one measured to be fastest, else by the rules of opspec.py."""
+    measured = dict(limits.choices).get(row_class(n_rows))
+    if measured and limits.features.issuperset(OPS[measured].needs):
+        return measured
+    if prefers_lanes(limits):
+        return "mat_lane"
+    if n_rows > MAX_VEC_ROWS:
+        return "mat_mul"
+    return "mat_wave" if prefers_waves(limits) else "mat_vec"
 
 
 def mat_vec(
@@ -185,6 +193,9 @@ def mat_lane(
     groups = (*fold(limits, -(-n // local)), -(-n_rows // per_thread))
     consts = {"LOCAL": local, "N": per_thread, "SUBGROUP": min(limits.subgroup_size, local)}
     record(rec, "mat_lane", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+
+
+_MATRIX_OPS = {"mat_vec": mat_vec, "mat_wave": mat_wave, "mat_lane": mat_lane, "mat_mul": mat_mul}
 
 
 def _mat_push(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from vkbackend import ops
+from vkbackend import choices, ops
 from vkbackend.buffer import Home, View
 from vkbackend.executors import NullDevice
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch, Recording
+from vkbackend.tools import cli, tune
 
 ALL = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
@@ -101,3 +103,57 @@ def test_experts(
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     assert dispatch.op == (tiled if grouped else single)
+
+
+# ---- measured choices ----
+
+
+def test_what_was_measured_comes_before_the_rules() -> None:
+    measured = (("one", "mat_lane"), ("many", "mat_lane"))
+    swift = replace(SWIFTSHADER, choices=measured)
+    assert [chosen(swift, rows) for rows in (1, 2, 8, 9)] == ["mat_lane", "mat_vec", "mat_vec", "mat_lane"]
+    unable = replace(swift, features=frozenset())
+    assert [chosen(unable, rows) for rows in (1, 9)] == ["mat_vec", "mat_mul"]
+
+
+def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
+    times = {"one": {"mat_vec": 10.0, "mat_wave": 9.5}, "many": {"mat_mul": 10.0, "mat_lane": 5.0}}
+    other = {"one": {"mat_vec": 10.0, "mat_wave": 9.0}, "many": {"mat_mul": 1.0, "mat_lane": 4.8}}
+    assert tune.winners([times], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_lane"}
+    assert tune.winners([times, other], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_lane"}
+    assert tune.winners([other], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_mul"}
+
+
+def test_tune_writes_what_devices_read(
+    device: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vkbackend.device import VulkanDevice
+
+    assert isinstance(device, VulkanDevice)
+    info, spec = device.info, str(device.info.index)
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "TYPES", ("f32",))
+    monkeypatch.setattr(tune, "SHAPES", ((8, 32),))
+    assert cli.main(["tune", "-dev", spec]) == 0
+    shown = capsys.readouterr().out
+    table = choices.load(info)
+    assert set(table) == set(choices.ROWS) and all(op in shown for op in table.values())
+    other = VulkanDevice(info)
+    try:
+        assert other.limits.choices == tuple(table.items())
+        for name, rows in (("one", 1), ("few", 5), ("many", 9)):
+            assert chosen(other.limits, rows) == table[name]
+    finally:
+        other.close()
+    path = choices.path_of(info)
+    for damaged in ("", "[]", '{"format": 1, "ops": [1]}', '{"format": 2, "ops": {"one": "mat_lane"}}'):
+        path.write_text(damaged)
+        assert choices.load(info) == {}
+    path.write_text('{"format": 1, "ops": {"one": "mat_mul", "many": "mat_lane", "none": "add"}}')
+    assert choices.load(info) == {"many": "mat_lane"}
+    assert cli.main(["tune", "-dev", spec, "--forget"]) == 0 and not path.exists()
+
+
+def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", "-dev", "numpy"]) == 2
+    assert "several drivers" in capsys.readouterr().err
