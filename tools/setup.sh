@@ -38,11 +38,11 @@ exec 9<"$root${kompute:+/tools}" && flock 9   # two runs for one environment tak
 
 step() { echo "setup: $*"; }
 
-# die WHAT-FAILED WHAT-TO-DO
+# die WHAT-FAILED WHAT-TO-DO [EXIT-CODE]
 die() {
     echo "setup: FAILED: $1" >&2
     echo "setup: $2" >&2
-    exit 1
+    exit "${3:-1}"
 }
 
 # attempt TITLE WHAT-TO-DO COMMAND...: one line; the tail of the output where it fails.
@@ -193,7 +193,7 @@ environment() {
 
 if [ "$kompute" ]; then
     python=$(find_python 13) || die "no Python 3.11 or 3.12 found, and kp works with no newer one" \
-        "install one (Debian 12 and Ubuntu 24.04 have it: apt-get install python3), then run this again"
+        "install one (Debian 12 and Ubuntu 24.04 have it: apt-get install python3), then run this again" 3
 else
     python=$(find_python 99) || die "no Python 3.11 or newer found" \
         "install python3 (Debian 12, Ubuntu 24.04 or newer have it: apt-get install python3), then run this again"

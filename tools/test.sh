@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up what is missing, unpacks the test drivers, then ruff, mypy and pytest. Arguments go to pytest:
+# Sets up what is missing, unpacks the test drivers, then ruff, mypy and pytest, without arguments also with the
+# kompute runtime. Arguments go to pytest:
 # bash tools/test.sh tests/ops -k rope      bash tools/test.sh --all (the wide sweeps)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -59,4 +60,29 @@ else
     echo "test: no test driver could be unpacked; the tests run on the system's own"
 fi
 
-exec "$bin/pytest" "$@" </dev/null
+# ---- tests ----
+
+# Without arguments the tests marked `runtimes` run with the kompute runtime as well. Its environment, in which
+# kp is compiled the first time, is made meanwhile, behind everything else.
+kompute=""
+if [ $# = 0 ] || [ "$*" = --all ]; then
+    log=$(mktemp)
+    nice -n 19 bash tools/setup.sh --kompute --test >"$log" 2>&1 </dev/null &
+    kompute=$!
+    trap 'kill "$kompute" 2>/dev/null || true; rm -f "$log"' EXIT
+fi
+
+status=0
+"$bin/pytest" "$@" </dev/null || status=$?
+
+if [ "$kompute" ]; then
+    made=0
+    wait "$kompute" || made=$?
+    sed 's/^setup:/test: kompute:/' "$log"
+    case $made in
+        0) .venv-kompute/bin/pytest --runtime kompute -m runtimes </dev/null || status=$? ;;
+        3) echo "test: the kompute runtime is NOT tested: see above" ;;
+        *) status=1 && echo "test: FAILED to set up the kompute runtime: see above" >&2 ;;
+    esac
+fi
+exit "$status"

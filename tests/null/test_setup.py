@@ -190,6 +190,22 @@ def test_failing_step_shows_its_log_and_advice(bare_checkout: tuple[Path, dict[s
     assert "check the network" in lines[-1]
 
 
+def test_kompute_needs_a_python_that_kp_knows(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, bin_dir = bare_checkout
+    script(bin_dir / "python3", f'exec "{sys.executable}" -c "import sys; sys.version_info = (3, 13); $2"')
+    done = run("bash", "tools/setup.sh", "--kompute", env=env, cwd=checkout)
+    assert done.returncode == 3 and "no Python 3.11 or 3.12 found" in done.stderr, done.stderr
+
+
+def test_kompute_names_what_kp_is_built_with(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    if sys.version_info >= (3, 13):
+        pytest.skip("kp works with no Python as new as this one")
+    checkout, env, _ = bare_checkout
+    done = run("bash", "tools/setup.sh", "--kompute", env=env, cwd=checkout)
+    assert done.returncode == 1
+    assert "libvulkan-dev libfmt-dev pybind11-dev cmake make g++" in done.stderr
+
+
 def test_a_driver_already_there_is_left_alone(
     bare_checkout: tuple[Path, dict[str, str], Path], tmp_path: Path
 ) -> None:
