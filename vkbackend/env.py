@@ -42,11 +42,14 @@ def runtime() -> str:
     return os.environ.get(RUNTIME, "") or "native"
 
 
+KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
+
+
 def kompute_order() -> str:
     """VKBACKEND_KOMPUTE_ORDER=submit: order dependent dispatches by submissions, not by synced words."""
-    order = os.environ.get("VKBACKEND_KOMPUTE_ORDER", "") or "word"
+    order = os.environ.get(KOMPUTE_ORDER, "") or "word"
     if order not in ("word", "submit"):
-        raise InvalidArgument(f"VKBACKEND_KOMPUTE_ORDER={order!r}: there are word and submit")
+        raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
     return order
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,22 +30,20 @@ from vkbackend.codebooks import entries as codebook_entries
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
 from vkbackend.instance import position
 from vkbackend.kompute_process import ANSWER_S, Process
+from vkbackend.kompute_queue import KomputeExecutable, KomputeQueue
+from vkbackend.kompute_transfers import KomputeTransfers
 from vkbackend.limits import Limits
 from vkbackend.memory import aligned
-from vkbackend.profiling import report_order, report_times
 from vkbackend.recording import (
     Barrier,
     Copy,
-    Cut,
     Dispatch,
-    Range,
     Recording,
     Scope,
     push_constants,
-    submissions,
 )
-from vkbackend.runtime import Device, Executable, Queue
-from vkbackend.transfers import Transfers
+from vkbackend.runtime import Device
+from vkbackend.spirv import storage_only
 from vkbackend.vk import C, check
 
 MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp counts bytes in 32 bits
@@ -281,166 +278,6 @@ class KomputeDevice(Device):
         self.nbytes.clear()
 
 
-class KomputeTransfers(Transfers):
-    """Copies by the op copy_words, because kp copies whole tensors only. `canaries` holds the last word that
-    was written to each buffer since something ran."""
-
-    _device: KomputeDevice
-
-    def __init__(self, device: KomputeDevice) -> None:
-        super().__init__(device)
-        self.canaries: dict[Buffer, tuple[int, bytes]] = {}
-
-    def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        n = -(-nbytes // 4)
-        if nbytes % 4 and src is self._upload:  # the bytes behind them in the last word stay as they are
-            spare = src.nbytes - 4
-            self._copy_words(dst, dst_at + 4 * n - 4, src, spare, 1)
-            end = src_at + nbytes
-            src.host[end : src_at + 4 * n] = src.host[spare + nbytes % 4 : spare + 4]
-        self._copy_words(src, src_at, dst, dst_at, n)
-        if src is self._upload:
-            self.canaries[dst] = dst_at + 4 * n - 4, bytes(src.host[src_at + 4 * n - 4 : src_at + 4 * n])
-
-    def _copy_words(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, n: int) -> None:
-        copy = Copy(View(src, src_at, (n,), "u32"), View(dst, dst_at, (n,), "u32"))
-        self._device.call("once", self._device.commands([copy]), *_spans([copy]))
-
-    def _order(self) -> None:
-        pass  # whoever asked for work has waited for it
-
-    def check(self) -> None:
-        """See that what was written is there: kp ignores failed allocations."""
-        for buffer, (offset, wanted) in self.canaries.items():
-            got = bytes(self.read(View(buffer, offset, (1,), "u32")))
-            if got != wanted:
-                device = self._device
-                raise OutOfDeviceMemory(
-                    f"{device.name} ({device.info.name}): {buffer.label} of {buffer.nbytes} bytes does not "
-                    f"hold what was written to it ({got.hex()}, not {wanted.hex()}), so the driver did not "
-                    "allocate it or did not copy; use a smaller context or more devices",
-                    requested=buffer.nbytes,
-                )
-        self.canaries.clear()
-
-
-class KomputeExecutable(Executable):
-    """Sequences in the worker, one per submission. `timed` keeps a timestamp behind every command."""
-
-    def __init__(self, device: KomputeDevice, recording: Recording, timed: bool) -> None:
-        if env.kompute_order() == "submit":
-            commands = [Cut() if c == Barrier(Scope.DEVICE) else c for c in recording.commands]
-            recording = Recording(recording.name, commands)
-        self._device, self.recording = device, recording
-        self.number = next(device.numbers)
-        self._timed = (timed or env.debug() >= 2) and bool(device.info.limits["timestamp_valid_bits"])
-        segments = recording.segments()
-        self.n_segments = len(segments)
-        self._parts = [part for segment in segments for part in submissions(segment)]
-        parts = [[device.commands(part) for part in submissions(segment)] for segment in segments]
-        device.check("vkAllocateCommandBuffers")
-        device.call("build", self.number, parts, [_spans(segment) for segment in segments], self._timed)
-        device.made("kp.Sequence", len(self._parts))
-        if env.debug() >= 3:
-            report_order(device.name, recording)
-
-    def report(self) -> None:
-        if self._timed:
-            report_times(self._device.name, self.durations())
-
-    def durations(self) -> list[tuple[Dispatch | Copy, float]]:
-        """(command, microseconds) of the last replay, which must have finished."""
-        assert self._timed, "built without timestamps"
-        us, found = self._device.info.limits["timestamp_ps"] / 1e6, []
-        for part, ticks in zip(self._parts, self._device.call("times", self.number), strict=True):
-            # One timestamp at the start, one behind each command and each wait, in this order.
-            at = 0
-            for command in part:
-                if isinstance(command, Dispatch | Copy):
-                    at += 1
-                    found.append((command, (ticks[at] - ticks[at - 1]) * us))
-                elif command == Barrier(Scope.DEVICE) and at:
-                    at += 1
-        return found
-
-    def close(self) -> None:
-        self._device.release("drop", self.number)
-        self._device.gone("kp.Sequence", len(self._parts))
-
-
-class KomputeQueue(Queue):
-    """One request per segment; the worker runs them in order, each when it may run."""
-
-    ahead = False
-
-    def __init__(self, device: KomputeDevice) -> None:
-        self.device = device
-        self.submitted = self._done = 0
-        self._lost = ""
-
-    def submit(self, executable: Any, first: int, count: int) -> None:
-        self.device.no_longer_loading()
-        for segment in range(first, first + count):
-            self._check("vkQueueSubmit")
-            self.device.post("run", executable.number, segment)
-            self.submitted += 1
-
-    def _check(self, call: str) -> None:
-        if self._lost:
-            raise DeviceLost(self._lost)
-        self.device.check(call)
-
-    def completed(self) -> int:
-        self._check("vkWaitForFences")
-        self.take(0)
-        return self._done
-
-    def take(self, timeout_s: float) -> None:
-        """Take the answers that are there, and within the time those that are still due."""
-        deadline = time.monotonic() + timeout_s
-        while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
-            try:
-                self.device.answer()
-            except DeviceLost as error:
-                self._lost = str(error)
-                raise
-            except VkbackendError as error:
-                self._done += 1
-                self._lost = f"{error}; close the model and load it again"
-                raise DeviceLost(self._lost) from error
-            self._done += 1
-
-    def allow(self, number: int) -> None:
-        pass  # nothing is submitted before it may run
-
-    def wait(self, number: int, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while self.completed() < number:
-            if not self.device.answers(max(0.0, deadline - time.monotonic())):
-                return False
-        return True
-
-
-def _spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """The words of shared tensors that a segment reads and writes, as (tensor, first, end)."""
-    accesses = [command for command in segment if isinstance(command, Dispatch | Copy)]
-    return (
-        _merged(r for command in accesses for r in command.reads),
-        _merged(r for command in accesses for r in command.writes),
-    )
-
-
-def _merged(ranges: Iterable[Range]) -> list[tuple[int, int, int]]:
-    spans: list[tuple[int, int, int]] = []
-    of_host = [r for r in ranges if isinstance(r.buffer, Buffer) and r.buffer.home is Home.STAGING]
-    for number, begin, end in sorted((r.buffer.handle, r.begin // 4, r.end // 4) for r in of_host):  # type: ignore[union-attr]
-        if spans and spans[-1][0] == number and begin <= spans[-1][2]:
-            spans[-1] = number, spans[-1][1], max(end, spans[-1][2])
-        else:
-            spans.append((number, begin, end))
-    return spans
-
-
 def _limits(info: DeviceInfo) -> Limits:
     """kp binds whole tensors, and enables no feature."""
     have = limits_of(info)
@@ -448,28 +285,3 @@ def _limits(info: DeviceInfo) -> Limits:
     if env.floor():
         have = Limits.floor()
     return replace(have, max_allocation_nbytes=nbytes)
-
-
-def storage_only(code: bytes) -> bytes:
-    """SPIR-V whose bindings are what kp makes: storage buffers of one descriptor set.
-
-    Pointers to and variables of the storage class Uniform become those of StorageBuffer (SPIR-V 1.3, 3.7);
-    decorations and explicit layouts fit both. Bindings of other sets go behind those of set 0.
-    """
-    uniform, storage_buffer = 2, 12
-    class_at = {32: 2, 59: 3}  # OpTypePointer, OpVariable: where their storage class is
-    op_decorate, binding, descriptor_set = 71, 33, 34
-    words, at = np.frombuffer(code, np.uint32).copy(), 5
-    places: dict[int, dict[int, int]] = {binding: {}, descriptor_set: {}}  # by variable: where the value is
-    while at < words.size:
-        op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16
-        if op in class_at and words[at + class_at[op]] == uniform:
-            words[at + class_at[op]] = storage_buffer
-        elif op == op_decorate and int(words[at + 2]) in places:
-            places[int(words[at + 2])][int(words[at + 1])] = at + 3
-        at += length
-    moved = [variable for variable, at in places[descriptor_set].items() if words[at]]
-    n = sum(1 for at in places[descriptor_set].values() if not words[at])
-    for number, variable in enumerate(moved, n):
-        words[places[descriptor_set][variable]], words[places[binding][variable]] = 0, number
-    return words.tobytes()

@@ -22,11 +22,12 @@ from vkbackend.buffer import Home, View
 from vkbackend.capabilities import compute_family
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout
 from vkbackend.instance import position
-from vkbackend.kompute import KomputeDevice, storage_only
+from vkbackend.kompute import KomputeDevice
 from vkbackend.meta import mesh as mesh_module
 from vkbackend.models.runner import Runner
 from vkbackend.recording import Recording
 from vkbackend.runtimes import open_device
+from vkbackend.spirv import storage_only
 from vkbackend.step import Run
 
 pytestmark = [

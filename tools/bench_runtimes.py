@@ -1,0 +1,161 @@
+"""Native against Kompute on one device in one run: `python -m vkbackend.tools.bench_runtimes -m model.gguf`.
+
+Prints the Markdown tables of docs/runtimes.md: per dispatch (a chain of tiny dependent ones), per op, per
+token and per all-reduce on one, two and three logical devices, and memory. Times are the best of their
+repeats, of reduces the mean. Needs kp: .venv-kompute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from vkbackend import env, ops
+from vkbackend.buffer import Home, View
+from vkbackend.errors import Timeout
+from vkbackend.models.runner import Runner, open_devices
+from vkbackend.recording import Recording, derive_barriers
+from vkbackend.runtime import Device
+from vkbackend.runtimes import RUNTIMES
+from vkbackend.step import Run
+from vkbackend.tools.bench_ops import time_case
+from vkbackend.tools.generate import demo_model
+from vkbackend.tools.op_cases import CASES
+
+# Small shapes, so that a software driver's arithmetic does not hide the cost of a dispatch.
+OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
+CHAIN = 64
+TIMEOUT_S = 60.0
+
+
+@contextmanager
+def opened(spec: str, runtime: str) -> Iterator[Device]:
+    (device,) = open_devices([spec], runtime)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def chain_us(device: Device, dependent: bool, repeats: int) -> float:
+    """Microseconds per dispatch of copies of one word: each needs the one before, or none does."""
+    a, b = (View(device.buffer(256 * CHAIN, Home.SCRATCH, name), 0, (CHAIN, 64), "u32") for name in "ab")
+    recording = Recording("chain")
+    for i in range(CHAIN):
+        row = 0 if dependent else i
+        src, dst = (b, a) if dependent and i % 2 else (a, b)
+        ops.copy_words(recording, device.limits, src.rows(row, row + 1), dst.rows(row, row + 1))
+    executable = device.build(derive_barriers(recording))
+    seconds = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        device.queue.submit(executable, 0, 1)
+        if not device.queue.wait(device.queue.submitted, TIMEOUT_S):
+            raise Timeout(f"{device.name} did not finish a chain of copies in {TIMEOUT_S:.0f} s")
+        seconds.append(time.perf_counter() - began)
+    executable.close()
+    for view in (a, b):
+        device.free(view.buffer)  # type: ignore[arg-type]
+    return 1e6 * min(seconds[1:]) / CHAIN
+
+
+def children_nbytes() -> int:
+    """Resident bytes of this process's children."""
+    total = 0
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            total += int(Path(f"/proc/{child}/statm").read_text().split()[1])
+    return total * resource.getpagesize()
+
+
+def step_row(
+    path: str, devices: Sequence[str], runtime: str, n_tokens: int
+) -> tuple[float, float, float, float]:
+    """Of decoding token by token: ms per token, us per all-reduce, MiB of buffers and of worker processes."""
+    runner = Runner(path, devices=devices, n_ctx=128, n_ubatch=8, runtime=runtime)
+    try:
+        seconds = []
+        runner.step([1], [Run(0, 0, 1, 0)], [0])
+        reduces, reduce_s = runner.reduce_stats()
+        for pos in range(1, n_tokens + 1):
+            began = time.perf_counter()
+            runner.step([1], [Run(0, 0, 1, pos)], [0])
+            seconds.append(time.perf_counter() - began)
+        after, after_s = runner.reduce_stats()
+        buffers = sum(sum(device.nbytes.values()) for device in runner.mesh.devices)
+        return (
+            1e3 * min(seconds),
+            1e6 * (after_s - reduce_s) / (after - reduces) if after > reduces else 0.0,
+            buffers / 2**20,
+            children_nbytes() / 2**20,
+        )
+    finally:
+        runner.close()
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    lines = [f"\n{title}\n", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for row in rows:
+        lines.append("| " + " | ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in row) + " |")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def dispatches(spec: str, repeats: int) -> None:
+    rows = []
+    for runtime in RUNTIMES:
+        for order in ("word", "submit") if runtime == "kompute" else ("",):
+            os.environ[env.KOMPUTE_ORDER] = order
+            with opened(spec, runtime) as device:
+                name = f"{runtime}, {order}" if order else runtime
+                rows.append((name, chain_us(device, False, repeats), chain_us(device, True, repeats)))
+    os.environ.pop(env.KOMPUTE_ORDER)
+    table("us per dispatch", ("runtime", "independent", "dependent"), rows)
+
+
+def per_op(spec: str, pattern: str, repeats: int) -> None:
+    cases = {type(case): case for case in CASES if re.search(pattern, repr(case))}
+    us: dict[str, list[float]] = {}
+    for runtime in RUNTIMES:
+        with opened(spec, runtime) as device:
+            us[runtime] = [time_case(device, case, repeats, 20.0).us_min for case in cases.values()]
+    rows = [(f"`{case!r}`", a, b, b / a) for case, a, b in zip(cases.values(), *us.values(), strict=True)]
+    table("us per op", ("case", *RUNTIMES, "ratio"), rows)
+
+
+def per_token(path: str, spec: str, counts: Sequence[int], n_tokens: int) -> None:
+    rows = []
+    for n in counts:
+        for runtime in RUNTIMES:
+            rows.append((n, runtime, *step_row(path, [spec] * n, runtime, n_tokens)))
+    columns = ("devices", "runtime", "ms per token", "us per reduce", "MiB of buffers", "MiB of processes")
+    table("per token", columns, rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-m", "--model", default=demo_model(), help="a .gguf file (default: the demo model)")
+    parser.add_argument("-dev", "--device", default="0", help="the device (default: 0)")
+    parser.add_argument("-n", type=int, default=32, help="tokens to decode (default: 32)")
+    parser.add_argument(
+        "-r", "--repeats", type=int, default=10, help="repeats of a measurement (default: 10)"
+    )
+    parser.add_argument(
+        "--case", default=OP_CASES, metavar="REGEX", help="op cases; the last of each op is timed"
+    )
+    args = parser.parse_args()
+    dispatches(args.device, args.repeats)
+    per_op(args.device, args.case, args.repeats)
+    per_token(args.model, args.device, (1, 2, 3), args.n)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Changes to SPIR-V modules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def storage_only(code: bytes) -> bytes:
+    """SPIR-V whose bindings are what kp makes: storage buffers of one descriptor set.
+
+    Pointers to and variables of the storage class Uniform become those of StorageBuffer (SPIR-V 1.3, 3.7);
+    decorations and explicit layouts fit both. Bindings of other sets go behind those of set 0.
+    """
+    uniform, storage_buffer = 2, 12
+    class_at = {32: 2, 59: 3}  # OpTypePointer, OpVariable: where their storage class is
+    op_decorate, binding, descriptor_set = 71, 33, 34
+    words, at = np.frombuffer(code, np.uint32).copy(), 5
+    places: dict[int, dict[int, int]] = {binding: {}, descriptor_set: {}}  # by variable: where the value is
+    while at < words.size:
+        op, length = int(words[at]) & 0xFFFF, int(words[at]) >> 16
+        if op in class_at and words[at + class_at[op]] == uniform:
+            words[at + class_at[op]] = storage_buffer
+        elif op == op_decorate and int(words[at + 2]) in places:
+            places[int(words[at + 2])][int(words[at + 1])] = at + 3
+        at += length
+    moved = [variable for variable, at in places[descriptor_set].items() if words[at]]
+    n = sum(1 for at in places[descriptor_set].values() if not words[at])
+    for number, variable in enumerate(moved, n):
+        words[places[descriptor_set][variable]], words[places[binding][variable]] = 0, number
+    return words.tobytes()
