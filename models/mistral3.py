@@ -35,7 +35,8 @@ class Model(llama.Model):
             raise UnsupportedModel(
                 f"{gguf.paths[0]}: mistral3 turns whole heads, rope.dimension_count is less"
             )
-        length = read_orig_ctx(gguf, self.config.n_ctx_train)
+        length = int(gguf.u32("mistral3.attention.temperature_length", 0))
+        length = length or read_orig_ctx(gguf, self.config.n_ctx_train)
         return {"rope": table, "rope_q": replace(table, temperature=temperature, temperature_length=length)}
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:

@@ -16,7 +16,7 @@ from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.load import load_weights
 from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED, Ranges, State, split, split_experts
-from vkbackend.models.base import WeightSpec, fused
+from vkbackend.models.base import MATRIX_TYPES, WeightSpec, fused
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import joined, write_gguf
 from vkbackend.models.runner import Runner
@@ -42,7 +42,7 @@ class Parts:
 def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
     """Parts of a vector, a matrix (whole runs of rows, or a few rows of each head) or a stack of experts,
     each mirrored or split on any axis in its own way."""
-    dtype, n = draw(st.sampled_from(["f32", "f16", "q8_0", "q4_0", "q6_k"])), draw(st.integers(1, 4))
+    dtype, n = draw(st.sampled_from(MATRIX_TYPES)), draw(st.integers(1, 4))
     block, ndim, repeat = block_of(dtype)[0], draw(st.integers(1, 3)), draw(st.integers(1, 4))
     if ndim == 1:
         dtype, block, repeat = "f32", 1, 1
