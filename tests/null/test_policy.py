@@ -13,7 +13,7 @@ import pytest
 
 from vkbackend.errors import InvalidArgument, PlanError
 from vkbackend.meta.plan import normalise
-from vkbackend.meta.policy import Attention, FeedForward, Layer, ffn_unit, plan_model
+from vkbackend.meta.policy import Attention, DeltaNet, FeedForward, Layer, ffn_unit, plan_model
 from vkbackend.meta.split import Ranges, check_tiling, kv_heads_of
 
 N_CASES = 2_000
@@ -150,6 +150,25 @@ def test_experts_take_turns_with_the_larger_slice() -> None:
     assert (
         sum(widths(e)[0] for e in plans[0].experts) == sum(widths(e)[1] for e in plans[0].experts) == 8 * 384
     )
+
+
+@pytest.mark.parametrize("policy", ["balanced", "llama.cpp"])
+@pytest.mark.parametrize(
+    ("columns", "block", "grain"), [(384, 256, 2), (128, 32, 1), (128, 256, 2), (16, 32, 2)]
+)
+@pytest.mark.parametrize("split", [None, [2.0, 1.0, 1.0], [1.0, 0.0, 3.0], [0.9, 0.05, 0.05]])
+def test_delta_nets_are_shared_out_by_whole_blocks_of_key_heads(
+    policy: str, columns: int, block: int, grain: int, split: list[float] | None
+) -> None:
+    layer = Layer(DeltaNet(16, columns, block), FeedForward(256, 32), "recurrent")
+    plans, _ = plan_model([layer] * 3, 100, 3, split, policy)
+    for plan in plans:
+        heads = plan.ranges["k_heads"]
+        check_tiling(heads, 16, policy)
+        assert all(at % grain == 0 for cut in heads for at in cut)
+        assert all(n == 0 for n, share in zip(widths(heads), split or [1] * 3, strict=True) if not share)
+        if policy == "balanced" and split is None:
+            assert max(widths(heads)) - min(widths(heads)) <= grain
 
 
 @pytest.mark.parametrize("policy", ["balanced", "llama.cpp"])
