@@ -98,6 +98,7 @@ class Engine:
                 n_ctx=options.n_ctx,
                 n_slots=options.n_slots,
                 n_ubatch=options.n_ubatch,
+                n_snapshots=options.n_snapshots,
                 type_k=options.type_k,
                 type_v=options.type_v,
                 n_gpu_layers=options.n_gpu_layers,

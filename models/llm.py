@@ -55,7 +55,7 @@ from vkbackend.models.remote import ANSWER_MARGIN_S, EngineClient, LocalEngine, 
 from vkbackend.models.sampling import SamplingParams
 from vkbackend.models.stop_text import StopText
 from vkbackend.models.tokenizer import Tokenizer
-from vkbackend.step import MAX_ROWS, MAX_RUNS
+from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24
 MAX_LAYERS = 1 << 16
@@ -104,7 +104,8 @@ class LLM:
     differ, else equal). n_ctx: tokens per slot, 0 for the model's own. n_slots: sequences computed
     together, more of them queue up. n_ubatch: rows of one step. type_k, type_v: "f16",
     "f32", "bf16", "q8_0" or "q4_0". process: run the engine in a process of its own. progress: called with
-    (bytes loaded, bytes in all).
+    (bytes loaded, bytes in all). n_snapshots: states of recurrent layers that a slot keeps to go back to,
+    where a request shares only the beginning of what is there.
 
     Placement, independent of the split: n_gpu_layers (None: all) leaves the first layers in host memory,
     override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or "REGEX=INDEX"), kv_offload=False
@@ -147,6 +148,7 @@ class LLM:
         submit_ahead: int | None = None,
         control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
         control_vector_layer_range: tuple[int, int] | None = None,
+        n_snapshots: int = 2,
     ) -> None:
         self._engine: EngineClient | None = None
         self._closed = False
@@ -165,6 +167,7 @@ class LLM:
             n_ctx=whole_number("n_ctx", n_ctx, 0, MAX_CONTEXT, " (0: the model's own)"),
             n_slots=whole_number("n_slots", n_slots, 1, MAX_RUNS),
             n_ubatch=whole_number("n_ubatch", n_ubatch, 1, MAX_ROWS),
+            n_snapshots=whole_number("n_snapshots", n_snapshots, 0, MAX_SNAPSHOTS),
             type_k=word("type_k", type_k),
             type_v=word("type_v", type_v),
             n_gpu_layers=None

@@ -31,6 +31,7 @@ class EngineOptions:
     n_ctx: int = 512
     n_slots: int = 1
     n_ubatch: int = 512
+    n_snapshots: int = 2
     type_k: str = "f16"
     type_v: str = "f16"
     n_gpu_layers: int | None = None

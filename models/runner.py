@@ -33,7 +33,7 @@ from vkbackend.models.tensors import FileSource, check_weights, notes
 from vkbackend.ops import CACHE_TYPES, MAX_SLOTS
 from vkbackend.runtime import Device
 from vkbackend.runtimes import open_device, runtime_of
-from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs
+from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS, Run, StepParams, cut_runs
 
 MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
@@ -291,6 +291,7 @@ def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
     for name, value, low, high in (
         ("n_ctx", opts.n_ctx, 0, 1 << 24),
         ("n_slots", opts.n_slots, 1, MAX_RUNS),
+        ("n_snapshots", opts.n_snapshots, 0, MAX_SNAPSHOTS),
         ("n_ubatch", opts.n_ubatch, 1, MAX_ROWS),
         ("n_gpu_layers", 0 if opts.n_gpu_layers is None else opts.n_gpu_layers, 0, 1 << 16),
         ("main_gpu", opts.main_gpu, 0, 1 << 16),

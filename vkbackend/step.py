@@ -13,6 +13,7 @@ import numpy as np
 
 MAX_ROWS = 512  # rows of one micro-batch
 MAX_RUNS = 128  # sequences in one micro-batch
+MAX_SNAPSHOTS = 64  # recurrent states kept per slot: cells of all slots are numbered in 16 bits
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
 STEP_WORDS = _OUTPUTS + MAX_ROWS

@@ -14,7 +14,8 @@ from models.oracles.fixtures import build
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, StateError
-from vkbackend.models.recurrent_state import SlotStates
+from vkbackend.models.recurrent_state import SlotStates, StatePlan
+from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
 F32 = {"type_k": "f32", "type_v": "f32", "n_ctx": 96}
@@ -82,6 +83,26 @@ def test_going_back_gives_what_a_new_slot_gives(path: Path) -> None:
         assert again.tokens == third and again.timings["prompt_n"] == 1
         new = llm.generate(PROMPT[:9], 10, temperature=0, slot=0)  # no snapshot before it
         assert new.timings["prompt_n"] == 9
+
+
+def test_without_snapshots_a_slot_goes_on_or_begins_anew(path: Path) -> None:
+    with open_llm(path, n_snapshots=0) as llm:
+        first = llm.generate(PROMPT, 5, temperature=0, slot=0)
+        assert llm.generate(PROMPT + first.tokens, 5, temperature=0, slot=0).timings["prompt_n"] == 1
+        assert llm.generate([*PROMPT, 5], 5, temperature=0, slot=0).timings["prompt_n"] == len(PROMPT) + 1
+    with pytest.raises(InvalidArgument, match="n_snapshots=-1"):
+        open_llm(path, n_snapshots=-1)
+    few, many = (states_of(path, n) for n in (0, 2))
+    assert [3 * sum(plan.nbytes(0)) for plan in few] == [sum(plan.nbytes(0)) for plan in many]
+
+
+def states_of(path: Path, n_snapshots: int) -> list[StatePlan]:
+    runner = Runner(path, devices=["numpy"], n_ctx=32, n_snapshots=n_snapshots)
+    try:
+        assert runner.memory()[0]["kv"] >= sum(sum(plan.nbytes(0)) for plan in runner.layout.memories()) > 0
+        return runner.layout.states
+    finally:
+        runner.close()
 
 
 def test_two_sequences_share_steps(path: Path) -> None:
