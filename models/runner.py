@@ -228,10 +228,9 @@ class Runner:
 
     def _halves(self) -> bool:
         """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged:
-        where devices are real and several, and no layer hands a state from row to row."""
+        where devices are real and several."""
         devices = self.mesh.devices
-        recurrent = any(self.model.kv(il) is None for il in range(self.model.n_layer))
-        if recurrent or len(devices) == 1 or self.options.split_mode != "tensor":
+        if len(devices) == 1 or self.options.split_mode != "tensor":
             return False
         several = len({resource_of(device) for device in devices}) > 1
         return several if self._interleave is None else self._interleave

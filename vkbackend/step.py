@@ -35,7 +35,7 @@ class Run:
 
 def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
     """The runs of the rows before `at`, and those from there on with rows counted from 0; one that crosses is
-    in both."""
+    in both, and goes on from the state that its first part leaves."""
     front, back = [], []
     for run in runs:
         n = min(max(at - run.first_row, 0), run.n_rows)
@@ -43,7 +43,8 @@ def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
             front.append(replace(run, n_rows=n))
         if n < run.n_rows:
             first_row, first_pos = max(run.first_row - at, 0), run.first_pos + n
-            back.append(replace(run, first_row=first_row, n_rows=run.n_rows - n, first_pos=first_pos))
+            states = run.states and (run.states[1] if n else run.states[0], run.states[1])
+            back.append(Run(run.slot, first_row, run.n_rows - n, first_pos, states))
     return front, back
 
 

@@ -10,6 +10,8 @@ import pytest
 from device_sets import MULTI, nmse
 from hypothesis import given
 from hypothesis import strategies as st
+from models.oracles.fixture import N_VOCAB, write
+from models.oracles.fixtures import build
 
 from vkbackend import hazards
 from vkbackend.meta import mesh as meta_mesh
@@ -63,6 +65,25 @@ def test_experts(shared: Path) -> None:
     name = "stories260K-moe8x-Q4_0"
     one, two = (logits(shared, ["numpy"] * 2, name, interleave) for interleave in (False, True))
     assert nmse(two, one) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["qwen35", "kimi-linear"])
+def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> None:
+    path = write(build(name), tmp_path / f"{name}.gguf")
+    tokens = [token % N_VOCAB for token in TOKENS]
+    found = []
+    for interleave in (False, True):
+        options: Any = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"}
+        runner = Runner(path, devices=["numpy"] * 2, interleave=interleave, **options)
+        try:
+            rows = [runner.step(tokens[:32], RUNS, [30, 31]).copy()]
+            assert any(kind.halves for kind in runner.mesh._steps) is interleave
+            rows.append(runner.step(tokens[32:], [Run(0, 0, 32, 27)], [31]).copy())
+            rows.append(runner.step(tokens[:1], [Run(0, 0, 1, 59)], [0]).copy())
+            found.append(np.concatenate(rows))
+        finally:
+            runner.close()
+    assert nmse(found[1], found[0]) <= 1e-9  # chunks begin elsewhere
 
 
 def test_a_segment_waits_for_the_exchange_before_the_last(
