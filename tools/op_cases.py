@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,16 +17,12 @@ from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
-from vkbackend.tools import op_cases_heads, op_cases_moe, op_cases_recurrent
+from vkbackend.tools import op_cases_attention, op_cases_heads, op_cases_moe, op_cases_recurrent
 from vkbackend.tools.op_setup import (
     Case,
-    RunSpec,
     Setup,
     Tensor,
     Views,
-    cache,
-    cell_table,
-    n_rows_of,
     output,
     step_of,
     uniform,
@@ -165,165 +161,6 @@ class Rope(Case):
             ops.rope(rec, limits, v["x"], v["cos_sin"], y, half_split=self.half_split)
 
         return Setup(tensors, record)
-
-
-@dataclass(frozen=True)
-class KvStore(Case):
-    """Values reach from below f16's subnormals to beyond its largest, with a block of zeros where there are
-    several; the cache must match bit by bit."""
-
-    tolerance: ClassVar[float] = 0.0
-    type: str = "f16"
-    width: int = 64
-    rows: int = 4
-    runs: tuple[RunSpec, ...] = ((0, 0, 4),)
-    ring: int | None = None
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        cells, n_cells = cell_table(rng, self.runs, self.ring)
-        magnitude = np.exp2(rng.uniform(-27, 17, (self.rows, self.width)))
-        x = (magnitude * rng.choice([-1, 1], magnitude.shape)).astype(np.float32)
-        ties = np.array(
-            [1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, 1.5 * 2**-24, 2**-14, 0], np.float32
-        )
-        x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
-        x[-1, 32:64] = 0
-        tensors = {
-            "x": Tensor(x.shape, "f32", x),
-            "cells": cells,
-            "cache": output(n_cells, self.width, dtype=self.type),
-        }
-        return Setup(
-            tensors,
-            lambda rec, limits, v: ops.kv_store(rec, limits, v["x"], v["cells"], v["cache"], v["step"]),
-            step_of(rng, self.runs),
-        )
-
-
-@dataclass(frozen=True)
-class AttnDecode(Case):
-    """Rows of the runs, one more than the step has, over scattered cells; splits of the keys, None for the
-    result of all of them."""
-
-    tolerance: ClassVar[float] = 1e-9
-    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
-    n_heads: int = 2
-    n_kv: int = 1
-    head_k: int = 16
-    head_v: int = 16
-    n_splits: int | None = None
-    type_k: str = "f16"
-    type_v: str = "f16"
-    group: int | None = None
-    q_first: int = 0
-    window: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
-    ring: int | None = None
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        rows = n_rows_of(self.runs) + 1
-        tensors = _attention_tensors(self, rng, rows)
-        splits = (self.n_splits, self.head_v + 2) if self.n_splits else (self.head_v,)
-        tensors["y"] = output(rows, self.n_heads, *splits)
-        if self.sinks:
-            tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
-
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_decode(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
-
-        return Setup(tensors, record, step_of(rng, self.runs))
-
-    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        if not self.n_splits:
-            return {name: array}
-        has_keys = array[..., self.head_v + 1] > 0
-        return {
-            "acc": array[..., : self.head_v],
-            "max": np.where(has_keys, array[..., self.head_v], 0),
-            "sum": array[..., self.head_v + 1],
-        }
-
-
-@dataclass(frozen=True)
-class AttnPrefill(Case):
-    """As AttnDecode; `pad` rows of the bucket belong to no run."""
-
-    tolerance: ClassVar[float] = 1e-9
-    runs: tuple[RunSpec, ...] = ((0, 0, 5),)
-    n_heads: int = 2
-    n_kv: int = 1
-    head_k: int = 16
-    head_v: int = 16
-    pad: int = 0
-    type_k: str = "f16"
-    type_v: str = "f16"
-    group: int | None = None
-    q_first: int = 0
-    window: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
-    ring: int | None = None
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        rows = n_rows_of(self.runs) + self.pad
-        tensors = _attention_tensors(self, rng, rows)
-        tensors["y"] = output(rows, self.n_heads, self.head_v)
-        if self.sinks:
-            tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
-
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_prefill(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
-
-        return Setup(tensors, record, step_of(rng, self.runs))
-
-
-def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
-    how = {name: getattr(case, name) for name in ("group", "q_first", "window", "softcap")}
-    return {"scale": case.head_k**-0.5, **how}
-
-
-def _attention_tensors(
-    case: AttnDecode | AttnPrefill, rng: np.random.Generator, rows: int
-) -> dict[str, Tensor]:
-    cells, n_cells = cell_table(rng, case.runs, case.ring)
-    stored = case.runs, case.window
-    return {
-        "q": uniform(rng, rows, case.n_heads, case.head_k, span=8.0),  # scores of about +-10: maxima move
-        "k": cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored),
-        "v": cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored),
-        "cells": cells,
-    }
-
-
-@dataclass(frozen=True)
-class AttnCombine(Case):
-    """Splits of very different maxima, the last one without keys; all splits of the last row without."""
-
-    rows: int = 2
-    n_heads: int = 3
-    n_splits: int = 4
-    head_v: int = 16
-    sinks: bool = False
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        part = rng.uniform(-1, 1, (self.rows, self.n_heads, self.n_splits, self.head_v + 2)).astype(
-            np.float32
-        )
-        part[..., -2] = rng.uniform(-200, 200, part.shape[:-1])
-        part[..., -1] = rng.uniform(1, 50, part.shape[:-1])
-        for empty in (part[:, :, 1:][:, :, -1:], part[self.rows - 1 :] if self.rows > 1 else part[:0]):
-            empty[...] = 0
-            empty[..., -2] = -1e30
-        tensors = {"part": Tensor(part.shape, "f32", part), "y": output(self.rows, self.n_heads, self.head_v)}
-        if self.sinks:
-            tensors["sinks"] = uniform(rng, self.n_heads, span=200.0)
-        return Setup(
-            tensors,
-            lambda rec, limits, v: ops.attn_combine(rec, limits, v["part"], v["y"], sinks=v.get("sinks")),
-        )
 
 
 @dataclass(frozen=True)
@@ -526,8 +363,6 @@ class AddPartials(Case):
 
 # ---- the list ----
 
-_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
-
 
 @dataclass
 class _Sweep:
@@ -588,46 +423,6 @@ def _cases() -> _Sweep:
         Rope(2, 128, 128, 2, half_split=True, in_place=True),
         Rope(5, 24, 8, 1, in_place=True),
     ]
-    s.quick += [
-        KvStore("f16", 64, 8, _RUNS),
-        KvStore("f32", 24, 6, _RUNS),
-        KvStore("f16", 2, 1, ((0, 31, 1),)),
-        KvStore("bf16", 24, 6, _RUNS),
-        KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),  # 3 blocks: neighbours share words
-        KvStore("q4_0", 96, 6, _RUNS),
-        KvStore("f32", 8, 6, ((1, 126, 5), (0, 31, 1)), ring=2),
-    ]
-    s.quick += [
-        AttnDecode(((0, 0, 1),), 1, 1, 8, 8),
-        AttnDecode(_RUNS, 6, 2, 64, 64, n_splits=3),
-        AttnDecode(((1, 300, 1),), 4, 1, 128, 128, n_splits=4),
-        AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "f32"),
-        AttnDecode(((0, 40, 1),), 1, 1, 576, 512, None, "f16", "f32"),
-        AttnDecode(((0, 70, 1),), 2, 1, 16, 24, 2, "f32", "f16"),
-        AttnDecode(_RUNS, 4, 2, 32, 96, None, "q8_0", "q4_0", sinks=True),
-        AttnDecode(_RUNS, 12, 1, 32, 32, None, "bf16", "q8_0", softcap=4.0),
-        AttnDecode(_RUNS, 5, 2, 32, 32, None, "q4_0", "bf16", group=4, q_first=2),
-        AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
-        AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
-        AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
-        AttnCombine(),
-        AttnCombine(3, 2, 1, 64, sinks=True),
-        AttnCombine(2, 1, 31, 576),
-    ]
-    s.quick += [
-        AttnPrefill(((0, 0, 1),), 1, 1, 8, 8),
-        AttnPrefill(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
-        AttnPrefill(((0, 5, 70),), 3, 1, 128, 128),
-        AttnPrefill(((0, 0, 9),), 1, 1, 576, 512, 1, "f16", "f32"),
-        AttnPrefill(((0, 60, 9),), 2, 2, 80, 40, 7, "f32", "f32"),
-        AttnPrefill(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
-        AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "bf16", "q8_0"),
-        AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "q4_0", "bf16"),
-        AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
-        AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
-        AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
-        AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
-    ]
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
     s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]
     s.quick += [TopK(1, k=1), TopK(200, k=7, chunk=64, values=9), TopK(130, 3, k=64, chunk=130, nan=True)]
@@ -647,6 +442,8 @@ def _cases() -> _Sweep:
     ]
     s.quick += [Columns(1, 1), Columns(31, 127, 96, 5), Columns(64, 192, 64, 3)]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
+    s.quick += op_cases_attention.quick()
+    s.wide += op_cases_attention.wide()
     s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick(), *op_cases_heads.quick()]
     s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide()]
     for kind in shaderlib.weight_types():
@@ -659,10 +456,6 @@ def _cases() -> _Sweep:
         s.wide += [MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)]
         s.wide += [MatVec(kind, 2880, 2880 // block * block, 2), MatVec(kind, 6, 4096, 3)]
         s.wide += [MatMul(kind, 64, 4096, 128), MatVec(kind, 16, k, scale=1e-3)]
-    for head in (8, 40, 64, 72, 96, 112, 192, 256, 320, 512):
-        for kind in ("f16", "f32"):
-            s.wide += [AttnDecode(_RUNS, 4, 2, head, head, 2, kind, kind)]
-            s.wide += [AttnPrefill(((1, 3, 20), *_RUNS), 4, 2, head, head, 3, kind, kind)]
     return s
 
 
@@ -695,7 +488,7 @@ def _bench_cases() -> list[Case]:
         cases += [MatWave(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
         cases += [MatLane(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8, 16, 32, 128)]
         cases += [MatLane(kind, 1024, 3072), MatLane(kind, 256, 256), MatLane(kind, 256, 256, 16)]
-    return cases
+    return [*cases, *op_cases_attention.bench()]
 
 
 FORMAT_CASES: list[Case] = _format_cases()
