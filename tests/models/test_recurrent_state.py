@@ -13,7 +13,7 @@ from models.oracles.fixture import N_VOCAB, write
 from models.oracles.fixtures import build
 
 from vkbackend import LLM
-from vkbackend.errors import InvalidArgument, StateError
+from vkbackend.errors import GGUFError, InvalidArgument, StateError, UnsupportedModel
 from vkbackend.models.recurrent_state import SlotStates, StatePlan
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
@@ -116,6 +116,31 @@ def test_two_sequences_share_steps(path: Path) -> None:
                 chunk = next(stream, None)
                 tokens += [] if chunk is None or chunk.token is None else [chunk.token]
     assert got == want
+
+
+# ---- what cannot be ----
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "error", "message"),
+    [
+        ("qwen35", {"ssm.time_step_rank": 10}, GGUFError, "10 value heads of 16 for 4 key heads"),
+        ("qwen35", {"ssm.state_size": 24, "ssm.inner_size": 288}, UnsupportedModel, "heads of 24"),
+        ("qwen35", {"ssm.conv_kernel": 1}, UnsupportedModel, "convolutions of 1"),
+        ("qwen35", {"rope.dimension_sections": [3, 1]}, GGUFError, "expected 3 or 4"),
+        ("qwen35", {"attention.recurrent_layers": [1, 0]}, GGUFError, "has 2 values for 5 layers"),
+        ("kimi-linear", {"attention.kv_lora_rank": 48}, GGUFError, "not a latent of 48"),
+        ("kimi-linear", {"kda.head_dim": 256}, UnsupportedModel, "heads of 256"),
+        ("qwen3", {"attention.head_count_kv": 0}, GGUFError, "head_count_kv is 0"),
+    ],
+)
+def test_hyper_parameters_that_do_not_fit(
+    tmp_path: Path, name: str, keys: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model = build(name)
+    model.keys |= keys
+    with pytest.raises(error, match=message):
+        Runner(write(model, tmp_path / "a.gguf"), devices=["numpy"])
 
 
 # ---- saved ----

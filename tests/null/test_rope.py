@@ -95,8 +95,30 @@ def test_temperature_grows_by_whole_lengths() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sections", "interleaved", "still"),
+    [
+        ((11, 11, 10, 0), True, []),
+        ((16, 8, 8, 0), False, []),
+        ((8, 8, 8, 8), False, range(24, 32)),
+        ((8, 8, 8, 8), True, range(24, 32)),
+        ((20, 4, 4, 4), True, [13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28, 29, 31]),
+        ((4, 2, 2, 0), False, []),  # the sections come again
+    ],
+)
+def test_sections_of_a_text(sections: tuple[int, ...], interleaved: bool, still: Any) -> None:
+    """Pairs of the fourth section do not turn; the others turn as without sections."""
+    plain, cut = RopeTable(64), RopeTable(64, sections=sections, interleaved=interleaved)
+    turns = np.ones(32, bool)
+    turns[list(still)] = False
+    np.testing.assert_array_equal(cut.frequencies, plain.frequencies * turns)
+    assert (cut.rows([5])[0, ~turns] == [1, 0]).all()
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"sections": (1, 2, 1)}, "four counts"),
+        ({"sections": (0, 0, 0, 0)}, "not all 0"),
         ({"n_rot": 7}, "even"),
         ({"n_rot": 0}, "even"),
         ({"freq_base": 0.0}, "positive"),
