@@ -130,7 +130,7 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "devices",
-    [pytest.param(["numpy"] * 3, id="numpy*3")] + [p for p in DEVICE_SETS if p.id in ("0,1", "1,0")],
+    [pytest.param(["numpy"] * 3, id="numpy*3")] + [p for p in DEVICE_SETS if p.id == "0,1"],
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
