@@ -18,7 +18,7 @@ from vkbackend.meta.split import MIRRORED, Kind
 from vkbackend.meta.tensor import Graph, Tensor, Weight
 
 
-def _whole(x: Tensor) -> Tensor:
+def whole(x: Tensor) -> Tensor:
     """x itself, or the sum it stands for, on every device that works in this scope."""
     x = _latest(x)
     if x.state.kind is Kind.PARTIAL:
@@ -65,7 +65,7 @@ def embed(graph: Graph, table: Weight) -> Tensor:
 
 def outputs(x: Tensor) -> Tensor:
     """The rows of x whose logits are wanted [n_outputs, width]."""
-    x, graph = _whole(x), x.graph
+    x, graph = whole(x), x.graph
     y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", _holders(x))
     for d in _holders(y):
         device_ops.embed(
@@ -88,7 +88,7 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
         x.whole, y = graph.all_reduce(x, w, eps)
         assert y is not None
         return y
-    x = _whole(x)
+    x = whole(x)
     y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm", _holders(x))
     for recording, limits, source, weight, out in _each(y, x, w):
         device_ops.rms_norm(recording, limits, source, weight, out, eps=eps, label=graph.label("rms_norm"))
@@ -97,7 +97,7 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
 
 def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
     """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim] or None for none."""
-    x, graph = _whole(x), x.graph
+    x, graph = whole(x), x.graph
     y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", _holders(x))
     for d in _holders(y):
         recording, limits, source, out = graph.recordings[d], graph.devices[d].limits, x.on(d), y.on(d)
@@ -109,7 +109,7 @@ def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
 
 def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     """y = x w^T + bias, w [n_out, n_in], bias [n_out]."""
-    x, graph = _whole(x), x.graph
+    x, graph = whole(x), x.graph
     name = w.name.rpartition(".")[0] or w.name
     state = split.linear(x.state, w.state)
     holders = _holders(x) if state == MIRRORED else None
@@ -138,7 +138,7 @@ def _matmul(graph: Graph, d: int, w: Weight, x: View | None, out: View) -> None:
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
     """x w^T into the host-visible region, each device its own vocabulary rows; capped as by `softcap`. Of a
     graph with `top_k` only each row's best candidates get there."""
-    x, graph = _whole(x), x.graph
+    x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     for d, inputs in enumerate(graph.inputs):
         if inputs.logits is None or not w.pieces[d]:
@@ -298,7 +298,7 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
-    gate, up = _whole(gate), _whole(up)
+    gate, up = whole(gate), whole(up)
     holders = [d for d in _holders(gate) if up.views[d] is not None]
     y = gate.graph.new(gate.rows, gate.width, split.elementwise(name, gate.state, up.state), name, holders)
     for recording, limits, left, right, out in _each(y, gate, up):
@@ -318,7 +318,7 @@ def scale(x: Tensor, c: float) -> Tensor:
 
 def softcap(x: Tensor, c: float) -> Tensor:
     """c * tanh(x / c): keeps values within +-c."""
-    x = _whole(x)
+    x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", _holders(x))
     for recording, limits, source, out in _each(y, x):
         device_ops.softcap(recording, limits, source, out, c=c, label=x.graph.label("softcap"))
@@ -327,7 +327,7 @@ def softcap(x: Tensor, c: float) -> Tensor:
 
 def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
     """sigmoid(gate) * x, one gate [rows, 1] for a whole row of x. A PARTIAL sum stays one."""
-    gate, x = _whole(gate), _latest(x)
+    gate, x = whole(gate), _latest(x)
     y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", _holders(x))
     for recording, limits, factor, source, out in _each(y, gate, x):
         device_ops.gate_rows(recording, limits, factor, source, out, label=x.graph.label("gate_rows"))
@@ -376,9 +376,9 @@ def together(*sums: Tensor) -> None:
                 recording.copy(own, out, label)
             else:  # zeros, from values that are there: scratch may hold NaN
                 device_ops.scale(recording, limits, _rows(some, 0, x.rows), out, c=0.0, label=label)
-    whole = graph.all_reduce(joint)[0]
+    summed = graph.all_reduce(joint)[0]
     for x, begin in zip(parts, begins, strict=False):
-        views = [view and _rows(view, begin, x.rows) for view in whole.views]
+        views = [view and _rows(view, begin, x.rows) for view in summed.views]
         x.whole = Tensor(graph, x.rows, width, MIRRORED, views)
         if x.base:
             x.whole = add(x.base, x.whole)
@@ -392,7 +392,7 @@ def _rows(view: View, begin: int, n: int) -> View:
 
 def columns(x: Tensor, begin: int, end: int) -> Tensor:
     """Columns begin..end of every row."""
-    x, graph = _whole(x), x.graph
+    x, graph = whole(x), x.graph
     y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", _holders(x))
     for recording, limits, source, out in _each(y, x):
         device_ops.columns(recording, limits, source, out, first=begin, label=graph.label("columns"))
@@ -422,7 +422,7 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 def _elementwise(op: str, a: Tensor, b: Tensor) -> Tensor:
     graph, a, b = a.graph, _latest(a), _latest(b)
     if a.state == b.state == MIRRORED and any(None in (a.views[d], b.views[d]) for d in graph.readers()):
-        a, b = _whole(a), _whole(b)
+        a, b = whole(a), whole(b)
     holders = [d for d in _holders(a) if b.views[d] is not None]
     y = graph.new(a.rows, a.width, split.elementwise(op, a.state, b.state), op, holders)
     for recording, limits, left, right, out in _each(y, a, b):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.ops import _whole
+from vkbackend.meta.ops import whole
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.tensor import Graph, Tensor, Weight
 from vkbackend.ops_moe import Gating
@@ -51,7 +51,7 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     The choice is computed from h, the residual, which is bit-identical on all devices, in an order that makes
     it the same everywhere.
     """
-    x, h, graph, e = _whole(x), _whole(h), x.graph, experts
+    x, h, graph, e = whole(x), whole(h), x.graph, experts
     biases = [bias.state for bias in (e.gate_bias, e.up_bias) if bias]
     state = split.moe(x.state, router.w.state, e.gate.state, e.up.state, e.down.state, *biases)
     y = graph.new(x.rows, x.width, state, "moe")

@@ -279,8 +279,8 @@ def test_a_sum_of_partials_is_reduced_once() -> None:
     a, b = leaf(graph, [A, B], partial((0, 1))), leaf(graph, [B, None], partial((0,)))
     total = a + b
     assert total.state.kind is Kind.PARTIAL and total.state.writers == (0, 1) and not graph.reduces
-    whole = ops._whole(total)
-    assert ops._whole(total) is whole and whole.state == MIRRORED and len(graph.reduces) == 1
+    whole = ops.whole(total)
+    assert ops.whole(total) is whole and whole.state == MIRRORED and len(graph.reduces) == 1
     want = (2 * np.array(B) + A).tolist()
     assert replay(graph, devices, provider, whole) == [want, want]
 
@@ -290,7 +290,7 @@ def test_the_mirrored_addend_is_added_once() -> None:
     a, base = leaf(graph, [A, None, B], partial((0, 2))), leaf(graph, [BASE] * 3, MIRRORED)
     lazy = base + (a + base)
     assert lazy.state.kind is Kind.PARTIAL and not graph.reduces
-    whole = ops._whole(lazy)
+    whole = ops.whole(lazy)
     assert [r.writers for r in graph.reduces] == [(0, 2)]
     assert replay(graph, devices, provider, whole) == [(np.array(A) + B + 1.0).tolist()] * 3
 
@@ -300,7 +300,7 @@ def test_two_branches_on_a_base_share_one_reduce() -> None:
     graph, devices, provider = graph_of(2)
     h = leaf(graph, [BASE] * 2, MIRRORED)
     y = h + leaf(graph, [A, B], partial((0, 1))) + leaf(graph, [B, A], partial((0, 1)))
-    whole = ops._whole(y)
+    whole = ops.whole(y)
     assert len(graph.reduces) == 1
     assert replay(graph, devices, provider, whole) == [(2 * np.array(A) + 2 * np.array(B) + 0.5).tolist()] * 2
 
@@ -350,12 +350,12 @@ def test_the_bias_of_a_sum_is_added_by_one_writer() -> None:
     assert y.state == partial((1, 2))
     dispatched = [[getattr(c, "op", "") for c in r.commands].count("add_bias") for r in graph.recordings]
     assert dispatched == [0, 1, 0]
-    assert replay(graph, devices, provider, ops._whole(y)) == [(np.array(A) + B).tolist()] * 3
+    assert replay(graph, devices, provider, ops.whole(y)) == [(np.array(A) + B).tolist()] * 3
 
 
 def test_on_one_device_nothing_is_exchanged() -> None:
     graph, devices, provider = graph_of(1)
-    whole = ops._whole(leaf(graph, [A], partial((0,))) + leaf(graph, [BASE], MIRRORED))
+    whole = ops.whole(leaf(graph, [A], partial((0,))) + leaf(graph, [BASE], MIRRORED))
     assert not graph.reduces and not any(isinstance(c, Exchange) for c in graph.recordings[0].commands)
     assert replay(graph, devices, provider, whole) == [(np.array(A) + 0.5).tolist()]
 
