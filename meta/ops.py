@@ -1,7 +1,8 @@
 """Ops on tensors over N devices: each derives its result's split state by rule and records itself per device.
 
 A PARTIAL operand is made whole by the first op that needs the whole value; nothing here is called reduce, and
-a model that uses these functions does not know how many devices there are.
+a model that uses these functions does not know how many devices there are. One function per op makes the file
+long.
 """
 
 from __future__ import annotations

@@ -53,16 +53,17 @@ class Model(gemma3.Model):
             raise GGUFError(f"{gguf.paths[0]}: {n_shared} of {self.n_layer} layers share another one's cache")
         self.n_owners = self.n_layer - n_shared
         self.n_embd_layer = int(gguf.u32("gemma4.embedding_length_per_layer_input", 0))
-        factors = [_vector(gguf, f"blk.{il}.layer_output_scale.weight", 1) for il in range(self.n_layer)]
-        self.factors = [1.0 if values is None else float(values[0]) for values in factors]
-        self.router_norms: dict[int, np.ndarray] = {}
-        for il, layer in enumerate(self.config.layers):
-            if layer.mixture:
-                # What the router reads is the norm of the residual, scaled, over sqrt(n_embd).
-                name = f"blk.{il}.ffn_gate_inp.scale"
-                if (scale := _vector(gguf, name, self.n_embd)) is None:
-                    raise GGUFError(f"{gguf.paths[0]}: the tensor {name!r} is missing")
-                self.router_norms[il] = scale * np.float32(self.n_embd**-0.5)
+        if not {layer.rope for layer in self.config.layers[: self.n_owners]} >= set(self.rope_tables):
+            raise GGUFError(
+                f"{gguf.paths[0]}: only the first {self.n_owners} layers have k and v, of one kind"
+            )
+        names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
+        self.factors = [float(_vector(gguf, n, 1)[0]) if n in gguf.tensors else 1.0 for n in names]
+        self.router_norms = {  # what the router reads is the norm of the residual, scaled, over sqrt(n_embd)
+            il: _vector(gguf, f"blk.{il}.ffn_gate_inp.scale", self.n_embd) * np.float32(self.n_embd**-0.5)
+            for il, layer in enumerate(self.config.layers)
+            if layer.mixture
+        }
 
     def read_config(self, gguf: GGUF) -> Config:
         c = Decoder.read_config(self, gguf)
@@ -73,10 +74,10 @@ class Model(gemma3.Model):
         for layer, local, width in zip(c.layers, pattern, n_ff, strict=True):
             layer = replace(layer, scale=1.0, n_ff=width)
             if local:
-                head_dim = read_count(gguf, "attention.key_length_swa", layer.head_dim)
-                n_rot = read_count(gguf, "rope.dimension_count_swa", head_dim)
-                layer = replace(layer, head_dim=head_dim, head_dim_v=head_dim, n_rot=n_rot)
-                layer = replace(layer, window=window, rope="rope_swa")
+                dim = read_count(gguf, "attention.key_length_swa", layer.head_dim)
+                n_rot = read_count(gguf, "rope.dimension_count_swa", dim)
+                layer = replace(layer, head_dim=dim, head_dim_v=dim, n_rot=n_rot, rope="rope_swa")
+                layer = replace(layer, window=window)
             layers.append(layer)
         return replace(c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0))
 
@@ -126,15 +127,11 @@ class Model(gemma3.Model):
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
         n_embd, n = self.n_embd, self.n_embd_layer
-        per_layer = [
-            WeightSpec("inp_gate", (n, n_embd)),
-            WeightSpec("proj", (n_embd, n)),
-            WeightSpec("post_norm", (n_embd,)),
-        ]
-        specs = [*super().feed_forward_weights(il), *(per_layer if n else [])]
+        per_layer = {"inp_gate": (n, n_embd), "proj": (n_embd, n), "post_norm": (n_embd,)} if n else {}
+        specs = [*super().feed_forward_weights(il), *(WeightSpec(*item) for item in per_layer.items())]
         if not self.config.layers[il].mixture:
             return specs
-        norms = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
+        norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
         specs += [*self.dense_weights(il), *(WeightSpec(name, (n_embd,)) for name in norms)]
         return [*specs, WeightSpec("router_norm", (n_embd,), values=self.router_norms[il])]
 
@@ -192,10 +189,10 @@ class Model(gemma3.Model):
         ops.kv_store(v, cache.v, cache.cells)
 
 
-def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray | None:
+def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray:
     """A small tensor that the host reads."""
-    if (info := gguf.tensors.get(name)) is None:
-        return None
-    if (info.type, info.shape) != ("f32", (n,)):
-        raise GGUFError(f"{gguf.paths[0]}: {name} is {info.type} {info.shape}, expected f32 ({n},)")
+    info = gguf.tensors.get(name)
+    if info is None or (info.type, info.shape) != ("f32", (n,)):
+        found = f"{info.type} {info.shape}" if info else "missing"
+        raise GGUFError(f"{gguf.paths[0]}: the tensor {name!r} is {found}, expected f32 ({n},)")
     return gguf.data(name).view("<f4")

@@ -91,6 +91,7 @@ def test_written_back(tmp_path: Path, name: str) -> None:
         ("gemma4+experts", {"blk.1.ffn_gate_inp.scale": np.ones(63)}, r"\(63,\), expected f32 \(64,\)"),
         ("gemma4", {"blk.0.layer_output_scale.weight": np.ones(2)}, r"expected f32 \(1,\)"),
         ("gemma4", {"attention.shared_kv_layers": 7}, "7 of 7 layers share"),
+        ("gemma4+shared", {"attention.shared_kv_layers": 6}, "only the first 1 layers have k and v"),
         ("gemma4", {"attention.sliding_window_pattern": [True] * 6}, "6 values for 7 layers"),
     ],
 )
