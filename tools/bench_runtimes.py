@@ -2,7 +2,7 @@
 
 Prints the Markdown tables of docs/runtimes.md: per dispatch (a chain of tiny dependent ones), per op, per
 token and per all-reduce on one, two and three logical devices, and memory. Times are the best of their
-repeats, of reduces the mean. Needs kp: .venv-kompute.
+repeats, the runtimes taking turns. Needs kp: .venv-kompute.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from vkbackend import env, ops
 from vkbackend.buffer import Home, View
 from vkbackend.errors import Timeout
 from vkbackend.models.runner import Runner, open_devices
+from vkbackend.opspec import OPS
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.runtimes import RUNTIMES
@@ -32,12 +33,30 @@ from vkbackend.tools.op_cases import CASES
 # Small shapes, so that a software driver's arithmetic does not hide the cost of a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
 CHAIN = 64
+# The runtimes, and between them the native one with the shaders that kompute runs.
+WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "kompute"}
 TIMEOUT_S = 60.0
 
 
 @contextmanager
-def opened(spec: str, runtime: str) -> Iterator[Device]:
-    (device,) = open_devices([spec], runtime)
+def portable(way: str) -> Iterator[None]:
+    """While devices are opened: leave out the features that faster shaders need, where `way` says so."""
+    needed = ",".join(sorted({feature for op in OPS.values() for feature in op.needs}))
+    before = os.environ.get("VKBACKEND_DISABLE")
+    if "portable" in way:
+        os.environ["VKBACKEND_DISABLE"] = needed
+    try:
+        yield
+    finally:
+        os.environ.pop("VKBACKEND_DISABLE", None)
+        if before is not None:
+            os.environ["VKBACKEND_DISABLE"] = before
+
+
+@contextmanager
+def opened(spec: str, way: str) -> Iterator[Device]:
+    with portable(way):
+        (device,) = open_devices([spec], WAYS[way])
     try:
         yield device
     finally:
@@ -75,27 +94,12 @@ def children_nbytes() -> int:
     return total * resource.getpagesize()
 
 
-def step_row(
-    path: str, devices: Sequence[str], runtime: str, n_tokens: int
-) -> tuple[float, float, float, float]:
-    """Of decoding token by token: ms per token, us per all-reduce, MiB of buffers and of worker processes."""
-    runner = Runner(path, devices=devices, n_ctx=128, n_ubatch=8, runtime=runtime)
+@contextmanager
+def loaded(path: str, devices: Sequence[str], way: str) -> Iterator[Runner]:
+    with portable(way):
+        runner = Runner(path, devices=devices, n_ctx=128, n_ubatch=8, runtime=WAYS[way])
     try:
-        seconds = []
-        runner.step([1], [Run(0, 0, 1, 0)], [0])
-        reduces, reduce_s = runner.reduce_stats()
-        for pos in range(1, n_tokens + 1):
-            began = time.perf_counter()
-            runner.step([1], [Run(0, 0, 1, pos)], [0])
-            seconds.append(time.perf_counter() - began)
-        after, after_s = runner.reduce_stats()
-        buffers = sum(sum(device.nbytes.values()) for device in runner.mesh.devices)
-        return (
-            1e3 * min(seconds),
-            1e6 * (after_s - reduce_s) / (after - reduces) if after > reduces else 0.0,
-            buffers / 2**20,
-            children_nbytes() / 2**20,
-        )
+        yield runner
     finally:
         runner.close()
 
@@ -121,20 +125,36 @@ def dispatches(spec: str, repeats: int) -> None:
 
 
 def per_op(spec: str, pattern: str, repeats: int) -> None:
-    cases = {type(case): case for case in CASES if re.search(pattern, repr(case))}
-    us: dict[str, list[float]] = {}
-    for runtime in RUNTIMES:
-        with opened(spec, runtime) as device:
-            us[runtime] = [time_case(device, case, repeats, 20.0).us_min for case in cases.values()]
-    rows = [(f"`{case!r}`", a, b, b / a) for case, a, b in zip(cases.values(), *us.values(), strict=True)]
-    table("us per op", ("case", *RUNTIMES, "ratio"), rows)
+    cases = {type(case): case for case in CASES if re.search(pattern, repr(case))}.values()
+    rows = []
+    with ExitStack() as stack:
+        devices = [stack.enter_context(opened(spec, way)) for way in WAYS]
+        for case in cases:
+            us = [min(time_case(device, case, repeats, 2.0).us_min for _ in range(2)) for device in devices]
+            rows.append((f"`{case!r}`", *us, us[2] / us[1]))
+    table("us per op", ("case", *WAYS, "ratio of the last two"), rows)
 
 
 def per_token(path: str, spec: str, counts: Sequence[int], n_tokens: int) -> None:
+    """Decoding token by token, the runtimes in turn."""
     rows = []
     for n in counts:
-        for runtime in RUNTIMES:
-            rows.append((n, runtime, *step_row(path, [spec] * n, runtime, n_tokens)))
+        with ExitStack() as stack:
+            runners = [stack.enter_context(loaded(path, [spec] * n, way)) for way in WAYS]
+            seconds: list[list[float]] = [[] for _ in WAYS]
+            reduce_s: list[list[float]] = [[] for _ in WAYS]
+            for pos in range(n_tokens + 1):
+                for runner, took, of_reduce in zip(runners, seconds, reduce_s, strict=True):
+                    (reduces, before), began = runner.reduce_stats(), time.perf_counter()
+                    runner.step([1], [Run(0, 0, 1, pos)], [0])
+                    took.append(time.perf_counter() - began)
+                    after, so_far = runner.reduce_stats()
+                    of_reduce.append((so_far - before) / max(after - reduces, 1))
+            processes = 0.0, 0.0, children_nbytes() / 2**20
+            for r, way in enumerate(WAYS):
+                buffers = sum(sum(device.nbytes.values()) for device in runners[r].mesh.devices) / 2**20
+                us = 1e6 * min(reduce_s[r][1:])
+                rows.append((n, way, 1e3 * min(seconds[r][1:]), us, buffers, processes[r]))
     columns = ("devices", "runtime", "ms per token", "us per reduce", "MiB of buffers", "MiB of processes")
     table("per token", columns, rows)
 

@@ -67,7 +67,7 @@ fi
 kompute=""
 if [ $# = 0 ] || [ "$*" = --all ]; then
     log=$(mktemp)
-    nice -n 19 bash tools/setup.sh --kompute --test >"$log" 2>&1 </dev/null &
+    nice -n 10 bash tools/setup.sh --kompute --test >"$log" 2>&1 </dev/null &
     kompute=$!
     trap 'kill "$kompute" 2>/dev/null || true; rm -f "$log"' EXIT
 fi
