@@ -44,9 +44,13 @@ def write_gguf(
     if any(os.path.exists(path) and os.path.samefile(path, part) for part in source.paths):
         raise InvalidArgument(f"{path}: is the model that was loaded; give the copy another name")
     stored: dict[str, list[WeightSpec]] = {}
+    names = {spec.name for spec in specs}
     for spec in specs:
-        if spec.part or spec.name in source.tensors:
-            stored.setdefault(spec.part.tensor if spec.part else spec.name, []).append(spec)
+        name = spec.part.tensor if spec.part else spec.name
+        if name not in source.tensors and spec.source not in names:  # not the copy that a tied lm_head is
+            name = spec.source
+        if name in source.tensors:
+            stored.setdefault(name, []).append(spec)
     for name, of_tensor in stored.items():
         _check(source.tensors[name], of_tensor, weights, source.paths[0])
     alignment = source.u32("general.alignment", DEFAULT_ALIGNMENT)
@@ -75,7 +79,7 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
         fits = [part.begin for part in parts] == ends[:-1] and ends[-1] == parts[0].total
         fits = fits and len(held) == len(parts)
     else:
-        fits = len(held) == 1 and held[0].shape == info.shape
+        fits = len(held) == 1 and all(spec.fits(info.shape) for spec in specs if spec.name in weights)
     if not fits or any(w.dtype != info.type and (w.dtype, info.type) not in WIDENED for w in held):
         have = ", ".join(f"{w.dtype} {w.shape}" for w in held) or "nothing of it"
         raise GGUFError(

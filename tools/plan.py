@@ -34,7 +34,13 @@ from vkbackend.tools.placement import add_placement_arguments, placement_of
 
 HELP = "Show how a model would be split over devices"
 AUTO = "auto"
-DIMS = ("heads", "kv_heads", "ffn", "vocab")
+DIMS = {  # of a plan, and what they are called
+    "heads": "heads",
+    "kv_heads": "kv heads",
+    "k_heads": "key heads",  # of recurrent layers, shown where there are some
+    "ffn": "ffn columns",
+    "vocab": "vocabulary rows",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -184,13 +190,17 @@ def named_plans(layout: Layout) -> list[tuple[str, Plan]]:
     return runs([*layout.plans, layout.output_plan], [*names, "output"])
 
 
+def shown_dims(layout: Layout) -> list[str]:
+    return [dim for dim in DIMS if dim != "k_heads" or any(dim in plan.ranges for plan in layout.plans)]
+
+
 def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
     """Per run of equal layers and device: begin:end of every dimension; all experts' columns counted."""
     rows = []
     for name, plan in named_plans(layout):
         for d, device in enumerate(devices):
             cells = []
-            for dim in DIMS:
+            for dim in shown_dims(layout):
                 begin, end = plan.ranges.get(dim, ((0, 0),) * len(devices))[d]
                 cell = f"{begin}:{end}" if end > begin else "-"
                 if dim == "ffn" and plan.experts:
@@ -229,7 +239,7 @@ def to_json(found: Report, path: str) -> dict[str, Any]:
 
 def show(found: Report) -> None:
     out = console()
-    slices = ("layers", "device", "heads", "kv heads", "ffn columns", "vocabulary rows")
+    slices = ("layers", "device", *(DIMS[dim] for dim in shown_dims(found.layout)))
     out.print(table("plan", slices, plan_rows(found.layout, found.devices)))
     keys = ("weights", "mirrored", "kv", "scratch", "host", "staging", "read_per_token")
     rows = [

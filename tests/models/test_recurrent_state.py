@@ -14,6 +14,8 @@ from models.oracles.fixtures import build
 
 from vkbackend import LLM
 from vkbackend.errors import GGUFError, InvalidArgument, StateError, UnsupportedModel
+from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.recurrent_state import SlotStates, StatePlan
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
@@ -141,6 +143,22 @@ def test_hyper_parameters_that_do_not_fit(
     model.keys |= keys
     with pytest.raises(error, match=message):
         Runner(write(model, tmp_path / "a.gguf"), devices=["numpy"])
+
+
+# ---- on the devices, and back ----
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear"])
+def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
+    """Segments of an axis, parts of a tensor, stacks of heads, axes of one element."""
+    file, copy = write(build(name), tmp_path / "a.gguf", quantize=True), tmp_path / "copy.gguf"
+    runner = Runner(file, devices=["numpy"] * 3, tensor_split=[2, 1, 1])
+    try:
+        with GGUF.open(file) as source:
+            write_gguf(copy, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
+        assert file.read_bytes() == copy.read_bytes()
+    finally:
+        runner.close()
 
 
 # ---- saved ----
