@@ -488,6 +488,7 @@ def _bench_cases() -> list[Case]:
         cases += [MatWave(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
         cases += [MatLane(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8, 16, 32, 128)]
         cases += [MatLane(kind, 1024, 3072), MatLane(kind, 256, 256), MatLane(kind, 256, 256, 16)]
+        cases += op_cases_moe.bench(kind)
     return [*cases, *op_cases_attention.bench()]
 
 

@@ -278,6 +278,17 @@ def some_of(kind: str) -> list[Case]:
     ]
 
 
+def bench(kind: str) -> list[Case]:
+    """The gate projections of 8 experts, for one row and for many."""
+    widths = (512,) * 8
+    cases: list[Case] = [MatVecId(kind, side=1024, widths=widths, rows=rows) for rows in (1, 64)]
+    cases += [MatMulId(kind, side=1024, widths=widths, rows=64)]
+    return [
+        *cases,
+        *(MatLaneId(kind, side=1024, widths=widths, rows=r, tile=t) for r, t in ((1, 0), (64, 8))),
+    ]
+
+
 def quick() -> list[Case]:
     down: dict[str, Any] = {"axis": ops.COLUMNS, "x_per_used": True}
     return [
