@@ -37,7 +37,8 @@ from vkbackend.models.state import SlotContent
 from vkbackend.step import Run
 
 GOLDEN = Path(__file__).parent / "golden"
-EXACT = 1e-5  # NMSE to the oracles; they are 1e-11 from each other, 1e-6 where one has GELU in a table
+EXACT = 1e-5  # NMSE to the oracles; found on lavapipe: 5e-13 to 2e-11
+TWINS = 1e-9  # of the numpy twins to the oracles, which are at most 4e-11 apart (1e-6 with llama.cpp's GELU)
 SAME = 1e-9  # several devices to one of the same kind
 DRIVERS = 1e-6  # devices of two drivers to one
 N = len(PROMPT)
@@ -112,7 +113,8 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
 
 
 def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
-    assert nmse(run(folder, name, devices, way, **options).logits, golden(name)) <= EXACT
+    bound = TWINS if devices[0] == "numpy" else EXACT
+    assert nmse(run(folder, name, devices, way, **options).logits, golden(name)) <= bound
 
 
 def check_one(folder: Path, name: str, devices: list[str], way: str, bound: float = SAME) -> None:
