@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from vkbackend import choices, ops
+from vkbackend import ops
 from vkbackend.buffer import Home, View
 from vkbackend.executors import NullDevice
 from vkbackend.limits import Limits
@@ -59,23 +58,6 @@ def test_without_a_feature(limits: Limits, off: str, then: str) -> None:
     assert chosen(replace(limits, features=limits.features - {off}), 1) == then
 
 
-@pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic"])
-def test_off_switch_reaches_the_limits(device: object, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vkbackend.device import VulkanDevice
-
-    assert isinstance(device, VulkanDevice)
-    if off not in device.limits.features:
-        pytest.skip(f"{device.name} lacks {off} anyway")
-    monkeypatch.setenv("VKBACKEND_DISABLE", off)
-    other = VulkanDevice(device.info)
-    try:
-        assert off not in other.limits.features and other.limits.features < device.limits.features
-        address = other.buffer(256, Home.SCRATCH, "x").address
-        assert (address == 0) == (off == "buffer_address")
-    finally:
-        other.close()
-
-
 @pytest.mark.parametrize(("rows", "grouped"), [(7, False), (8, True), (200, True)])
 @pytest.mark.parametrize(
     ("limits", "single", "tiled", "tile"),
@@ -122,36 +104,6 @@ def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
     assert tune.winners([times], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_lane"}
     assert tune.winners([times, other], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_lane"}
     assert tune.winners([other], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_mul"}
-
-
-def test_tune_writes_what_devices_read(
-    device: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from vkbackend.device import VulkanDevice
-
-    assert isinstance(device, VulkanDevice)
-    info, spec = device.info, str(device.info.index)
-    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "TYPES", ("f32",))
-    monkeypatch.setattr(tune, "SHAPES", ((8, 32),))
-    assert cli.main(["tune", "-dev", spec]) == 0
-    shown = capsys.readouterr().out
-    table = choices.load(info)
-    assert set(table) == set(choices.ROWS) and all(op in shown for op in table.values())
-    other = VulkanDevice(info)
-    try:
-        assert other.limits.choices == tuple(table.items())
-        for name, rows in (("one", 1), ("few", 5), ("many", 9)):
-            assert chosen(other.limits, rows) == table[name]
-    finally:
-        other.close()
-    path = choices.path_of(info)
-    for damaged in ("", "[]", '{"format": 1, "ops": [1]}', '{"format": 2, "ops": {"one": "mat_lane"}}'):
-        path.write_text(damaged)
-        assert choices.load(info) == {}
-    path.write_text('{"format": 1, "ops": {"one": "mat_mul", "many": "mat_lane", "none": "add"}}')
-    assert choices.load(info) == {"many": "mat_lane"}
-    assert cli.main(["tune", "-dev", spec, "--forget"]) == 0 and not path.exists()
 
 
 def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:
