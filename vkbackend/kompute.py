@@ -99,16 +99,22 @@ class KomputeDevice(Device):
 
     def call(self, name: str, *args: Any, fd: int | None = None) -> Any:
         """What the worker answers, behind everything it was asked before. Raises DeviceLost, Timeout."""
-        self.post(name, *args, fd=fd)
-        self.queue.take(env.timeout_s() + ANSWER_S)
-        if not self.answers(env.timeout_s() + ANSWER_S):
-            self._process.kill()
-            raise Timeout(f"{self.name} did not finish {name!r} in {env.timeout_s()} s; load the model again")
-        return self.answer()
+        number = self.post(name, *args, fd=fd)
+        try:
+            self.queue.take(env.timeout_s() + ANSWER_S)
+            if not self.answers(env.timeout_s() + ANSWER_S):
+                self._process.kill()
+                raise Timeout(
+                    f"{self.name} did not finish {name!r} in {env.timeout_s()} s; load the model again"
+                )
+            return self.answer()
+        except BaseException:  # also Ctrl-C: what comes for this request is not the answer to the next
+            self._process.forget(number)
+            raise
 
-    def post(self, name: str, *args: Any, fd: int | None = None) -> None:
-        """A request whose answer is taken later, in order."""
-        self._process.send((name, *args), fd)
+    def post(self, name: str, *args: Any, fd: int | None = None) -> int:
+        """A request whose answer is taken later, in order; its number."""
+        return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
         """Let the worker drop something; with its process everything of it is gone already."""

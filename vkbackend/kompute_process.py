@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class Process:
         self._name = name
         self._socket, theirs = socket.socketpair()
         self._conn = Connection(os.dup(self._socket.fileno()))
+        self._sent = self._taken = 0
+        self._forgotten: set[int] = set()  # requests whose answers nobody wants any more
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         environment = dict(os.environ)
@@ -47,24 +50,41 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, request: tuple[Any, ...], fd: int | None = None) -> None:
-        """A request, and behind it a descriptor for the process to keep."""
+    def send(self, request: tuple[Any, ...], fd: int | None = None) -> int:
+        """A request, and behind it a descriptor for the process to keep; returns the request's number."""
+        self._sent += 1
         try:
             self._conn.send_bytes(pickle.dumps(request))
             if fd is not None:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
+        return self._sent
+
+    def forget(self, number: int) -> None:
+        """Drop the answer to a request when it comes, if it has not been taken."""
+        if number > self._taken:
+            self._forgotten.add(number)
 
     def answers(self, timeout_s: float) -> bool:
         """Whether there is an answer, or the end of the process, to take within the time."""
-        return bool(self._poll.poll(1000 * timeout_s))
+        deadline = time.monotonic() + timeout_s
+        while self._poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+            if self._taken + 1 not in self._forgotten:
+                return True
+            self._receive()
+        return False
 
-    def answer(self) -> Any:
+    def _receive(self) -> tuple[str, Any]:
         try:
-            kind, value = pickle.loads(self._conn.recv_bytes())
+            received = pickle.loads(self._conn.recv_bytes())
         except (EOFError, OSError):
             raise self._death() from None
+        self._taken += 1
+        return received
+
+    def answer(self) -> Any:
+        kind, value = self._receive()
         if kind == "error":
             raise VkbackendError(f"{self._name}: kp: {value}")
         return value

@@ -141,6 +141,28 @@ def test_a_submission_that_does_not_run() -> None:
         worker.close()
 
 
+def test_an_interrupted_request_does_not_answer_the_next(
+    device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab")
+    recording = Recording("copy")
+    ops.copy_words(recording, device.limits, a, b)
+    executable = device.build(recording, timed=True)
+    device.queue.submit(executable, 0, 1)
+    assert device.queue.wait(1, 10)
+
+    def interrupt(timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(device, "answers", interrupt)
+        device.call("module", 99, b"")
+    assert [command.op for command, _ in executable.durations()] == ["copy_words"]
+    device.queue.submit(executable, 0, 1)
+    assert device.queue.wait(2, 10) and device.queue.completed() == 2
+    executable.close()
+
+
 def step(runner: Runner, pos: int = 0) -> np.ndarray:
     return runner.step([5], [Run(0, 0, 1, pos)], [0])
 
