@@ -19,6 +19,7 @@ from vkbackend.models import state
 from vkbackend.models.messages import (
     Cancel,
     Close,
+    CopySlot,
     EngineInfo,
     EngineOptions,
     ErrorData,
@@ -35,6 +36,7 @@ from vkbackend.models.messages import (
     check_tokens,
 )
 from vkbackend.models.sampling import Sampler
+from vkbackend.models.slot_copy import copy_slot
 from vkbackend.models.state import SlotContent
 from vkbackend.step import Run
 
@@ -139,7 +141,7 @@ class Engine:
             self._cancel(request.id)
         elif isinstance(request, Memory):
             self._events.append(Event(request.id, memory=self.runner.memory()))
-        elif isinstance(request, SaveState | LoadState):
+        elif isinstance(request, SaveState | LoadState | CopySlot):
             try:
                 self._events.append(Event(request.id, slot=request.slot, tokens=self._state(request)))
             except VkbackendError as error:
@@ -207,8 +209,8 @@ class Engine:
                 )
         return self._contents[slot]
 
-    def _state(self, request: SaveState | LoadState) -> tuple[int, ...] | None:
-        """Save, or load and return the tokens of the slot; at once, between two steps."""
+    def _state(self, request: SaveState | LoadState | CopySlot) -> tuple[int, ...] | None:
+        """Save, or load or copy and return the tokens of the slot; at once, between two steps."""
         if self._broken:
             raise self._broken.exception()
         check_slot(request.slot, self.runner.n_slots)
@@ -216,13 +218,26 @@ class Engine:
         if isinstance(request, SaveState):
             state.save(self.runner, request.path, request.slot, content, request.first, request.last)
             return None
-        if request.slot in {s.wanted_slot for s in self._waiting} or request.slot not in self._free:
-            raise InvalidArgument(
-                f"slot {request.slot} is in work, so no state can be loaded into it; end what runs there "
-                "(close its stream) or load into another slot"
-            )
+        if isinstance(request, CopySlot):
+            self._check_free(request.target)
+            if request.target != request.slot:
+                # What the target held is gone even where a device fails in the middle.
+                self._contents[request.target] = SlotContent([], 0, 0)
+                copied = copy_slot(self.runner, request.slot, content, request.target)
+                self._contents[request.target] = copied
+            return tuple(content.tokens)
+        self._check_free(request.slot)
         state.load(self.runner, request.path, request.slot, content)
         return tuple(content.tokens)
+
+    def _check_free(self, slot: int) -> None:
+        """Raises InvalidArgument where a sequence is at work in the slot, or waits for it."""
+        check_slot(slot, self.runner.n_slots)
+        if slot in {s.wanted_slot for s in self._waiting} or slot not in self._free:
+            raise InvalidArgument(
+                f"slot {slot} is in work, so no state can be loaded into it; end what runs there "
+                "(close its stream) or load into another slot"
+            )
 
     def _release(self, sequence: _Sequence) -> None:
         self._contents[sequence.slot] = self._content(sequence.slot)

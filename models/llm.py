@@ -38,6 +38,7 @@ from vkbackend.models.arguments import (
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.messages import (
     Cancel,
+    CopySlot,
     EngineOptions,
     ErrorData,
     Event,
@@ -368,6 +369,17 @@ class LLM:
         """
         slot, path = self._slot(slot), os.path.abspath(path_string(path, "a saved state"))
         (event,) = _Answers(self, lambda id_: LoadState(id_, path, slot))
+        assert event.tokens is not None
+        return list(event.tokens)
+
+    def copy_slot(self, source: int, target: int) -> list[int]:
+        """Put what slot `source` holds into slot `target`, on the devices; returns the sequence's tokens.
+
+        Both then go on by themselves: a long prompt is read once and continued in several ways. Raises
+        InvalidArgument where a sequence is at work in the target.
+        """
+        source, target = self._slot(source), self._slot(target)
+        (event,) = _Answers(self, lambda id_: CopySlot(id_, source, target))
         assert event.tokens is not None
         return list(event.tokens)
 

@@ -116,6 +116,15 @@ class LoadState:
 
 
 @dataclass(frozen=True, slots=True)
+class CopySlot:
+    """Put what `slot` holds into `target`, which must be free; answered by the tokens that it then holds."""
+
+    id: int
+    slot: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Forget request `id` and free its slot; answered by nothing."""
 
@@ -127,7 +136,7 @@ class Close:
     """Release everything and stop."""
 
 
-Request = Generate | Logits | Memory | SaveState | LoadState | Cancel | Close
+Request = Generate | Logits | Memory | SaveState | LoadState | CopySlot | Cancel | Close
 
 
 # ---- answers ----
