@@ -375,7 +375,7 @@ def together(*sums: Tensor) -> None:
             out = _rows(joint.on(d), begin, x.rows)
             if (own := x.views[d]) is not None:
                 recording.copy(own, out, label)
-            else:  # zeros, from values that are there: scratch may hold NaN
+            else:  # zeros
                 device_ops.scale(recording, limits, _rows(some, 0, x.rows), out, c=0.0, label=label)
     summed = graph.all_reduce(joint)[0]
     for x, begin in zip(parts, begins, strict=False):

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = c * x
+// y = c * x, and zero for c = 0 whatever x holds: memory that nobody wrote may be NaN.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {
@@ -13,5 +13,5 @@ layout(set = 0, binding = 1) writeonly buffer Y { float y[]; };
 
 void main() {
     const uint i = global_index();
-    if (i < n) y[y_off + i] = c * x[x_off + i];
+    if (i < n) y[y_off + i] = c == 0.0 ? 0.0 : c * x[x_off + i];
 }

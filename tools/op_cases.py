@@ -202,7 +202,7 @@ class Scale(Case):
     c: float = 3.7
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        tensors = {"x": uniform(rng, self.n), "y": output(self.n)}
+        tensors = {"x": uniform(rng, self.n) if self.c else output(self.n), "y": output(self.n)}
         return Setup(tensors, lambda rec, limits, v: ops.scale(rec, limits, v["x"], v["y"], c=self.c))
 
 
@@ -430,7 +430,15 @@ def _cases() -> _Sweep:
     s.wide += [
         TopK(1031, 5, k=k, chunk=c, values=v) for k in (1, 7, 64) for c in (64, 1031) for v in (3, 9999)
     ]
-    s.quick += [Scale(1), Scale(1031), Softcap(1031), CopyWords(1), CopyWords(129), CopyWords(40_001)]
+    s.quick += [
+        Scale(1),
+        Scale(1031),
+        Scale(33, c=0.0),
+        Softcap(1031),
+        CopyWords(1),
+        CopyWords(129),
+        CopyWords(40_001),
+    ]
     s.quick += [
         AddPartials(),
         AddPartials(2048, 3, n_slots=5, own=2, writers=0b10110, in_place=True),

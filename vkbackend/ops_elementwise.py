@@ -27,7 +27,7 @@ def add(rec: Recording, limits: Limits, a: View, b: View, y: View, *, label: str
 
 
 def scale(rec: Recording, limits: Limits, x: View, y: View, *, c: float, label: str = "") -> None:
-    """y = c * x, any equal sizes; y may be x."""
+    """y = c * x, any equal sizes; y may be x. c = 0 gives zeros whatever x holds."""
     _record(rec, limits, "scale", (x, y), {"c": c}, {"LOCAL": 128}, label)
 
 
