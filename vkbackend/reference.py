@@ -249,7 +249,7 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
 
 
 def scale(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
-    """y = c * x, in float32: the product of two floats has one rounding; c = 0 gives zeros, of NaN as well."""
+    """y = c * x, in float32: the product of two floats has one rounding; 0 gives zeros, of NaN too."""
     y.reshape(-1)[:n] = np.float32(c) * x.reshape(-1)[:n] if c else 0.0
 
 
