@@ -178,7 +178,7 @@ def _map(path: Path) -> mmap.mmap:
                 raise GGUFError(f"{path}: not a GGUF file: shorter than the 24 bytes of a GGUF header")
             return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise GGUFError(f"{path}: no such file; check the path of the model") from None
+        raise GGUFError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path
         raise GGUFError(f"{path}: cannot be read: {e}") from e
 

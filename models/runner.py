@@ -104,6 +104,11 @@ class Runner:
         self._interleave: bool | None = options.pop("interleave", None)
         mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
         opts = checked_options(n_ubatch, options)
+        if control_vector_layer_range is not None and not control_vectors:
+            raise InvalidArgument(
+                f"control_vector_layer_range={control_vector_layer_range!r} without control vectors; "
+                "give files of them"
+            )
         with nullcontext(path) if isinstance(path, GGUF) else GGUF.open(path) as gguf:
             self.model = model = load_model(gguf)
             if control_vectors:

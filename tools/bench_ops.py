@@ -179,6 +179,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         (device,) = open_devices([spec])
         try:
             for case in cases:
+                if lacks := set(case.needs) - device.limits.features:
+                    reason = f"{device.name} lacks {', '.join(sorted(lacks))}"
+                    err.print(f"{case!r} left out: {printable(reason)}", markup=False)
+                    continue
                 try:
                     yield time_case(device, case, args.repetitions, args.ms, args.cold << 20)
                 except OutOfDeviceMemory as error:

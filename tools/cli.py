@@ -74,9 +74,10 @@ def build_parser() -> argparse.ArgumentParser:
             name, help=module.HELP, description=f"{module.HELP}. {description}", allow_abbrev=False
         )
         module.add_arguments(command)
-        if module not in (devices, model_info):
+        if module not in (devices, architectures, model_info):  # they open no device
             command.add_argument("--runtime", metavar="NAME",
-                help=f"what drives the devices: {', '.join(RUNTIMES)} (default: native)")  # fmt: skip
+                help=f"what drives the devices: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
+                "native)")  # fmt: skip
         command.set_defaults(run=module.run)
     return parser
 

@@ -39,8 +39,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
         "(default: auto where devices differ, else equal)")  # fmt: skip
     add("-ub", "--ubatch-size", type=int, default=512, metavar="N",
         help="rows of one step, at most 512 (default: 512)")  # fmt: skip
-    add("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of the K cache (default: f16)")
-    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="type of the V cache (default: f16)")
+    add("-ctk", "--cache-type-k", default="f16", metavar="TYPE",
+        help="type of the K cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
+    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
+        help="type of the V cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
     add_placement_arguments(parser)
 
 

@@ -74,9 +74,11 @@ def run(args: argparse.Namespace) -> int:
     out, err = console(), console(stderr=True)
     devices = open_devices(device_list(args.device) or ("0",))
     try:
-        infos = [getattr(device, "info", None) for device in devices]
+        infos = [device.info for device in devices if hasattr(device, "info")]
+        if len(infos) < len(devices):
+            raise InvalidArgument("numpy has one op for each case; give one of `vkbackend devices`")
         info = infos[0]
-        if info is None or any(i is None or choices.path_of(i) != choices.path_of(info) for i in infos):
+        if any(choices.path_of(i) != choices.path_of(info) for i in infos):
             raise InvalidArgument(
                 f"--device {args.device!r} names devices of several drivers; tune each driver by itself"
             )

@@ -17,6 +17,7 @@ from typing import Any
 from vkbackend import __version__, env
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import device_list
+from vkbackend.models.llm import HOST
 from vkbackend.models.runner import open_devices
 from vkbackend.runtime import Device
 from vkbackend.shaderlib import variants
@@ -96,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgument(f"--case {args.case!r} is no regular expression: {error}") from None
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     words = device_list(args.device) or tuple(str(info.index) for info in present())
+    if HOST in words:
+        raise InvalidArgument("numpy is what devices are checked against; give one of `vkbackend devices`")
     results: list[Result] = []
     report: list[dict[str, Any]] = []
     for word in words:

@@ -177,6 +177,8 @@ def test_what_is_no_control_vector_file(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", TINY[0])
     with pytest.raises(GGUFError, match="is a llama model, expected a file of control vectors"):
         LLM(path, devices=["numpy"], control_vectors=[path])
+    with pytest.raises(InvalidArgument, match="without control vectors"):
+        LLM(path, devices=["numpy"], control_vector_layer_range=(1, 2))
     for files in ("file.gguf", [3], [("file.gguf", "x")], [("file.gguf", float("nan"))], 3):
         with pytest.raises(InvalidArgument, match=r"control|path"):
             LLM(path, devices=["numpy"], control_vectors=files)  # type: ignore[arg-type]

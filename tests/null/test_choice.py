@@ -108,4 +108,9 @@ def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
 
 def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", "-dev", "numpy"]) == 2
-    assert "several drivers" in capsys.readouterr().err
+    assert "give one of" in capsys.readouterr().err
+
+
+def test_verify_takes_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "-dev", "numpy"]) == 2
+    assert "give one of" in capsys.readouterr().err

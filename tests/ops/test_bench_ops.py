@@ -35,6 +35,14 @@ def test_rows_in_every_format(spec: str, capsys: pytest.CaptureFixture[str]) -> 
             assert text.count("| add.f32 |") == 2
 
 
+def test_cases_that_a_device_cannot_run_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    case = r"Mat(Wave|Lane).type='f32', n=1, k=1,"
+    assert bench_ops.chosen(case, "tests")
+    assert cli.main(["bench-ops", "-dev", "numpy", "--shapes", "tests", "-c", case]) == 2
+    told = capsys.readouterr().err
+    assert "lacks subgroup_arithmetic" in told and "no case could run" in told
+
+
 def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
     device = NullDevice("null")
     chain = bench_ops.Chain(device, MatVec("q4_0", 64, 64), cold_nbytes=20_000)
