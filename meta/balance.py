@@ -21,13 +21,15 @@ Shares = tuple[float, ...]  # one per device, in any unit; whole sixteenths wher
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a split asks of each device, in bytes: `held` in its memory (weights, KV cache), `read` of its own
-    memory and `host` of pinned host memory for one token; and the all-reduces of one token, in order."""
+    """What a split asks of each device, in bytes: `held` in its memory (weights, caches, scratch), `read` of
+    its own memory and `host` of pinned host memory for one token; and the all-reduces of one token, in order.
+    `in_turn`: a token goes through whole layers of one device after another."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
     host: tuple[int, ...]
     reduces: tuple[int, ...] = ()  # bytes of each
+    in_turn: bool = False
 
 
 class Budget(Protocol):
@@ -140,7 +142,8 @@ def fitted(
 def times(
     cost: Cost, speeds: Sequence[Speed], resources: Sequence[Hashable], reduce_s: Callable[[int], float]
 ) -> Times:
-    """Predicted time of a token: devices on different resources read at the same time, those on one in turn.
+    """Predicted time of a token: devices on different resources read at the same time (unless the cost says
+    in turn), those on one in turn.
 
     `reduce_s`: seconds of one all-reduce of so many bytes.
     """
@@ -148,7 +151,8 @@ def times(
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
         busy: dict[Hashable, float] = {}
         for n, rate, resource in zip(nbytes, rates, resources, strict=True):
-            busy[resource] = busy.get(resource, 0.0) + n / rate
+            key = None if cost.in_turn else resource
+            busy[key] = busy.get(key, 0.0) + n / rate
         return 1e3 * max(busy.values())
 
     return Times(

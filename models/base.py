@@ -217,7 +217,8 @@ class Model(Protocol):
 
 
 def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
-    """A positive integer hyper-parameter (a per-layer array is accepted where all layers agree)."""
+    """A positive integer hyper-parameter (a per-layer array is accepted where all layers agree); 0 stands for
+    the default, where there is one."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
         values = {int(v) for v in gguf.ints(name)}
@@ -227,7 +228,7 @@ def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) 
             )
         value = values.pop()
     else:
-        value = gguf.u32(name) if default is None else gguf.u32(name, default)
+        value = gguf.u32(name) if default is None else gguf.u32(name, default) or default
     return _counted(gguf, name, int(value), limit)
 
 
@@ -265,7 +266,7 @@ def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
     file's period, else this one)."""
     name = f"{gguf.architecture}.attention.sliding_window_pattern"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
-        flags = [bool(flag) for flag in gguf.get(name)]
+        flags = [bool(flag) for flag in gguf.get(name)] or [il % period < period - 1 for il in range(n_layer)]
         if len(flags) < n_layer:
             raise GGUFError(f"{gguf.paths[0]}: {name} has {len(flags)} values for {n_layer} layers")
         return tuple(flags[:n_layer])
@@ -315,9 +316,9 @@ def read_rope(
     """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope);
     sections as RopeTable has them."""
     arch = gguf.architecture
-    kind = gguf.string(f"{arch}.rope.scaling.type", "none")
+    kind = gguf.string(f"{arch}.rope.scaling.type", "none") or "none"
     factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))
-    if kind == "none" and f"{arch}.rope.scaling.type" not in gguf.metadata and factor not in (0.0, 1.0):
+    if kind == "none" and is_off(gguf.get(f"{arch}.rope.scaling.type", "")) and factor not in (0.0, 1.0):
         kind = "linear"  # older files give the factor alone
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedModel(
@@ -328,7 +329,7 @@ def read_rope(
         raise GGUFError(f"{gguf.paths[0]}: {arch}.rope.dimension_sections are {sections}, expected 3 or 4")
     return RopeTable(
         n_rot=n_rot,
-        freq_base=float(gguf.f32(f"{arch}.rope.freq_base", 10_000.0)),
+        freq_base=read_float(gguf, "rope.freq_base", 10_000.0),
         freq_factors=freq_factors,
         scaling=kind if factor and kind != "longrope" else "none",  # longrope: all in its factors
         factor=factor or 1.0,

@@ -32,26 +32,35 @@ LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this 
 
 
 def cost_function(
-    model: Model, types: Mapping[str, str], options: Options, limits: Sequence[Limits]
+    model: Model,
+    types: Mapping[str, str],
+    options: Options,
+    limits: Sequence[Limits],
+    n_ubatch: int = MAX_ROWS,
 ) -> Callable[[Shares], Cost]:
     """Shares (one per device, in any unit) -> what that split of the model asks of the devices.
 
     `limits` of the devices in order. A device without a share is left out and costs nothing. The all-reduces
-    are those of one decoded token, traced once for each set of devices with a share.
+    are those of one decoded token, traced once for each set of devices with a share; so is the scratch of the
+    device that needs most, which then counts for each.
     """
-    traced: dict[tuple[bool, ...], tuple[int, ...]] = {}
+    traced: dict[tuple[bool, ...], tuple[tuple[int, ...], int]] = {}
 
     def cost(shares: Shares) -> Cost:
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
         busy = tuple(share > 0 for share in shares)
         if busy not in traced:
-            traced[busy] = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
-        whole = cost_of(model, layout, traced[busy])
+            shape = step_shape(model, layout, options, n_ubatch)
+            steps = step_sizes(model, layout, limits, shape)
+            found = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
+            traced[busy] = found, max(steps.scratch(d) for d in range(layout.n_devices))
+        reduces, scratch = traced[busy]
+        whole = cost_of(model, layout, reduces)
         held, read, host = (
             tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
-            for nbytes in (whole.held, whole.read, whole.host)
+            for nbytes in ([n + scratch for n in whole.held], whole.read, whole.host)
         )
-        return Cost(held, read, host, whole.reduces)
+        return Cost(held, read, host, whole.reduces, in_turn=options.split_mode == "layer")
 
     return cost
 

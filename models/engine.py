@@ -366,4 +366,6 @@ class Engine:
         for sequence in failed:
             self._events.append(Event(sequence.request.id, error=ErrorData.of(error)))
             if sequence in self._running:
+                # The step may have left a recurrent state neither old nor new.
+                sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
                 self._release(sequence)

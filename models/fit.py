@@ -110,18 +110,18 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
     if found is None:
         if (cache := unreadable(planned, budgets)) is None:
             return
-        budget, largest = cache
+        budget, size = cache
         raise OutOfDeviceMemory(
-            f"{budget.name}: the KV cache of one layer would take {largest / 2**20:.0f} MiB, and the device "
-            f"reads {budget.max_binding / 2**20:.0f} MiB at once; "
+            f"{budget.name}: the KV cache of one layer would take {mib(size)}, and the device "
+            f"reads {mib(budget.max_binding)} at once; "
             f"{advice(options, sizes_of, budgets, n_layer)}",
-            requested=largest,
+            requested=size,
             budget=budget.max_binding,
         )
     held = found.held(planned)
-    parts = ", ".join(f"{nbytes / 2**20:.0f} MiB of {NAMES[home]}" for home, nbytes in held.items())
+    parts = ", ".join(f"{mib(nbytes)} of {NAMES[home]}" for home, nbytes in held.items())
     raise OutOfDeviceMemory(
-        f"{found.name} would hold {parts}, and has {found.nbytes / 2**20:.0f} MiB; "
+        f"{found.name} would hold {parts}, and has {mib(found.nbytes)}; "
         f"{advice(options, sizes_of, budgets, n_layer)}",
         requested=sum(held.values()),
         budget=found.nbytes,
@@ -129,7 +129,7 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 
 
 def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
-    """What would fit: a smaller context if that is enough, else fewer layers on the devices."""
+    """What would fit: a smaller context, other shares, fewer layers on the devices, caches on the host."""
 
     def fits(changed: Options) -> bool:
         try:
@@ -139,14 +139,34 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
             return False
 
     ways = []
-    n_ctx = options.n_ctx
-    while n_ctx > 32 and not fits(replace(options, n_ctx=n_ctx)):
-        n_ctx //= 2
-    if fits(replace(options, n_ctx=n_ctx)):
+    n_ctx = largest(32, options.n_ctx, lambda n: fits(replace(options, n_ctx=n)))
+    if n_ctx:
         ways.append(f"a context of {n_ctx} (-c {n_ctx})")
+    n = len(sizes_of(options))
+    if n > 1 and options.split_mode == "tensor":
+        room = [sum(b.nbytes // len(b.members) for b in budgets if d in b.members) for d in range(n)]
+        for shares in ((1,) * n, tuple(round(16 * r / max(room)) for r in room)):
+            if fits(replace(options, tensor_split=shares)):
+                text = ",".join(map(str, shares))
+                ways.append(f"other shares (-ts {text})")
+                break
     layers = next((n for n in range(n_layer, -1, -1) if fits(replace(options, n_gpu_layers=n))), None)
     if layers is not None:
         ways.append(f"{layers} layers on the devices (-ngl {layers})")
     if options.kv_offload and fits(replace(options, kv_offload=False)):
         ways.append("the KV cache on the host (-nkvo)")
     return f"it would fit with {', or '.join(ways)}" if ways else "use more devices or a smaller model"
+
+
+def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The largest multiple of `least` up to `most` that fits, where a smaller one fits whenever a larger one
+    does; 0 where none does."""
+    low, high = 0, most // least + 1  # in units of `least`: low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * least) else (low, middle)
+    return low * least
+
+
+def mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f}".removesuffix(".0") + " MiB"

@@ -106,7 +106,8 @@ class Model(gemma3.Model):
         scales = "layer_output_scale.weight", "ffn_gate_inp.scale"
         names = {f"blk.{il}.{name}" for il in range(self.n_layer) for name in scales}
         sharing = range(self.n_owners, self.n_layer)
-        return names | {f"blk.{il}.attn_{k}.weight" for il in sharing for k in ("k", "v", "k_norm")}
+        ends = "k.weight", "v.weight", "k_norm.weight", "k.bias", "v.bias"
+        return names | {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
 
     def weights(self) -> list[WeightSpec]:
         n, wide = self.n_embd_layer, self.n_embd_layer * self.n_layer

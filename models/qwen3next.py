@@ -78,12 +78,11 @@ class Model(Decoder):
     def _read_recurrent(self, gguf: GGUF) -> list[bool]:
         """Which layers are delta nets."""
         key = f"{gguf.architecture}.attention.recurrent_layers"
-        if key in gguf.metadata:
-            named = [bool(value) for value in np.ravel(gguf.metadata[key])]
+        if named := [bool(value) for value in np.ravel(gguf.get(key, []))]:
             if len(named) < self.n_layer:
                 raise GGUFError(f"{gguf.paths[0]}: {key} has {len(named)} values for {self.n_layer} layers")
             return named[: self.n_layer]
-        interval = int(gguf.u32(f"{gguf.architecture}.full_attention_interval", 4))
+        interval = int(gguf.u32(f"{gguf.architecture}.full_attention_interval", 4)) or 4
         return [(il + 1) % interval != 0 for il in range(self.n_layer)]
 
     # ---- weights ----

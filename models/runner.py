@@ -136,7 +136,8 @@ class Runner:
     def _balanced(self, types: dict[str, str], options: Options) -> Options:
         """The options with the shares that balance the devices' measured speeds under their memory."""
         devices = self.mesh.devices
-        cost = cost_function(self.model, types, options, [device.limits for device in devices])
+        limits = [device.limits for device in devices]
+        cost = cost_function(self.model, types, options, limits, self.n_ubatch)
         self.prediction = auto_split(devices, cost, budgets_of(devices))
         for line in self.prediction.lines(self.device_names()):
             env.log(1, line)

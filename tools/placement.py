@@ -17,7 +17,9 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("placement and split").add_argument
     add(
         "-ngl",
+        "--gpu-layers",
         "--n-gpu-layers",
+        dest="n_gpu_layers",
         type=int,
         metavar="N",
         help="layers on the devices, counted from the output; the others stay in host memory, from which "

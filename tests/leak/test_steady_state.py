@@ -52,3 +52,19 @@ def test_open_and_close_does_not_grow(shared: Path, devices: list[str]) -> None:
     for _ in range(20):
         round_trip()
     assert rss_bytes() <= 1.05 * before, f"{before} bytes resident before, {rss_bytes()} after 20 rounds"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")])
+def test_ten_thousand_steps_do_not_grow(shared: Path, devices: list[str]) -> None:
+    runner = Runner(shared / "models" / "stories260K-Q8_0.gguf", devices=devices, n_ctx=512)
+    meshed = runner.mesh.devices
+    decode(runner, 0, 500)
+    gc.collect()
+    before, made = rss_bytes(), [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed]
+    for _ in range(20):
+        decode(runner, 0, 500)
+    gc.collect()
+    assert [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed] == made
+    assert rss_bytes() <= 1.02 * before, f"{before} bytes resident at first, {rss_bytes()} in the end"
+    runner.close()

@@ -13,7 +13,7 @@ from models.oracles.fixture import N_VOCAB, write
 from models.oracles.fixtures import build
 
 from vkbackend import LLM
-from vkbackend.errors import GGUFError, InvalidArgument, StateError, UnsupportedModel
+from vkbackend.errors import GGUFError, InvalidArgument, OutOfDeviceMemory, StateError, UnsupportedModel
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.recurrent_state import SlotStates, StatePlan
@@ -204,3 +204,28 @@ def test_a_file_without_the_state_is_refused(path: Path, tmp_path: Path) -> None
             save_file(changed, file, about)
             with pytest.raises(StateError, match=names[0]):
                 llm.load_state(file)
+
+
+def test_a_failed_step_leaves_a_slot_that_works(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_llm(path, n_slots=2) as llm:
+        engine = llm._engine._engine  # type: ignore[union-attr]
+        run, calls = engine.runner.mesh.run, iter(range(100))
+
+        def failing(step: Any) -> None:
+            if next(calls) == 3:
+                raise OutOfDeviceMemory("injected", requested=1, budget=0)
+            run(step)
+
+        monkeypatch.setattr(engine.runner.mesh, "run", failing)
+        with pytest.raises(OutOfDeviceMemory, match="injected"):
+            llm.generate(PROMPT, max_tokens=8, temperature=0, ignore_eos=True, slot=0)
+        copied = llm.copy_slot(0, 1)
+        if copied:
+            llm.save_state(tmp_path / "after.safetensors", slot=0)
+        tokens = [
+            llm.generate(PROMPT, max_tokens=8, temperature=0, ignore_eos=True, slot=slot).tokens
+            for slot in (0, 1)
+        ]
+        assert tokens[0] == tokens[1]

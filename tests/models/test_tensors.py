@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.oracles.fixture import Fixture, write
+from models.oracles.fixtures import build
 from models.tiny_models import Tiny, tensors, write_tiny
 
 from vkbackend.errors import GGUFError, UnsupportedModel
@@ -15,6 +17,7 @@ from vkbackend.models.base import is_off
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.llm import LLM
+from vkbackend.models.registry import load_model
 from vkbackend.models.runner import Runner
 
 TOKENS = list(range(12))
@@ -90,9 +93,38 @@ def test_values_that_are_on(value: Any) -> None:
         {"attention.scale": 0.0, "rope.scaling.factor": 0.0, "expert_count": 0},
         {"attention.clamp_kqv": -math.inf, "attention.scale": -math.inf, "expert_weights_scale": 0.0},
         {"attention.sliding_window": 0, "nextn_predict_layers": 0, "rope.scaling.attn_factor": 0.0},
+        {"rope.dimension_count": 0, "rope.scaling.type": ""},
         {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},  # of no meaning in llama
     ],
 )
 def test_keys_at_their_off_value_mean_absent(tmp_path: Path, keys: dict[str, Any]) -> None:
     plain = write_tiny(tmp_path / "plain.gguf", Tiny("llama"))
     assert np.array_equal(logits(write_tiny(tmp_path / "off.gguf", Tiny("llama", keys=keys))), logits(plain))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("qwen35", {"full_attention_interval": 0}),  # four, as the fixture has it
+        ("gemma4", {"attention.key_length_swa": 0}),
+    ],
+    ids=str,
+)
+def test_defaults_of_architectures(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
+    """A key at its off value reads as the file without it."""
+    off, absent = build(name), build(name)
+    off.keys |= keys
+    for key, value in keys.items():
+        if value:
+            absent.keys[key] = value
+        else:
+            absent.keys.pop(key, None)
+
+    def outcome(made: Fixture, path: str) -> str:
+        try:
+            with GGUF.open(write(made, tmp_path / path)) as gguf:
+                return repr([weight for weight in load_model(gguf).weights()])
+        except GGUFError as error:
+            return str(error).partition(": ")[2]
+
+    assert outcome(off, "off.gguf") == outcome(absent, "absent.gguf")

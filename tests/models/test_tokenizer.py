@@ -124,8 +124,9 @@ def test_round_trip_of_prose(real: Tokenizer, shared: Path) -> None:
 def test_round_trip_of_any_text(shared: Path, text: str) -> None:
     for name in VOCABULARIES:
         tokenizer = load(shared / f"vocab/ggml-vocab-{name}.gguf")
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text
+        # SPM writes a space as U+2581, so the two are one character to it.
+        want = text.replace("\u2581", " ") if name == "llama-spm" else text
+        assert tokenizer.decode(tokenizer.encode(text)) == want
 
 
 # ---- merging by score ----

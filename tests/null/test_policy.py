@@ -4,10 +4,13 @@ worse."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -189,3 +192,40 @@ def test_refusals() -> None:
         plan_model([layer], 100, 2, None, "best")
     with pytest.raises(PlanError, match="no whole unit of 256"):
         plan_model([Layer(Attention(8, 4, 64, 64), FeedForward(128, 256))], 100, 2)
+
+
+def shares_of(model: Any, block: int, n_devices: int, n_ff: int, dim: str, il: int) -> list[int]:
+    """What each device gets of a dimension of layer `il` of one of the oracle's models."""
+    layers = [
+        Layer(
+            Attention(model.n_head, model.kv(i), model.k(i), model.v(i), block),
+            FeedForward(n_ff, block),
+            "swa" if model.is_swa(i) else "",
+        )
+        for i in range(model.n_layer)
+    ]
+    plans, _ = plan_model(layers, 1000, n_devices, None, "llama.cpp")
+    return [end - begin for begin, end in plans[il].ranges[dim]]
+
+
+def test_llama_cpp_policy_equals_the_golden_splits(oracle: ModuleType, shared: Path) -> None:
+    """Every range of the attention, FFN and experts in the table of whole models, but for recurrent ones."""
+    text = (shared / "oracles" / "split_golden.txt").read_text()
+    checked = 0
+    for head, body in re.findall(r"^(\S+ \S+ n=\d)\n((?:  .*\n?)*)", text, re.MULTILINE):
+        name, dtype, n = head.split()
+        model, block = oracle.MODELS[name], {"Q8_0": 32, "Q4_K": 256, "F16": 1}[dtype]
+        if model.recr:
+            continue
+        how, n_ff = (model, block, int(n[2:])), model.n_ff or model.n_ff_exp
+        for line in body.splitlines():
+            if found := re.match(r"  L(\d+) +attn\S* kv-heads (\[.*?\]) wo", line):
+                got = shares_of(*how, n_ff, "kv_heads", int(found[1]))
+                assert got == json.loads(found[2]), (head, line)
+                checked += 1
+            if found := re.match(r"  (ffn|exps) \d+: (.*)", line):
+                width = model.n_ff_exp if found[1] == "exps" else n_ff
+                for il, want in re.findall(r"L(\d+)(\[.*?\])", found[2]):
+                    assert shares_of(*how, width, "ffn", int(il)) == json.loads(want), (head, line)
+                    checked += 1
+    assert checked >= 100

@@ -53,6 +53,8 @@ GIVEN: list[Rule] = [
     ("MUL_MAT columns of W x split alike", lambda: rules.linear(WIDTH, COLUMNS), SUM),
     ("MUL_MAT_ID rows, then columns of each expert", lambda: rules.moe(
         MIRRORED, MIRRORED, EXPERTS[0], EXPERTS[0], EXPERTS[1]), SUM),
+    ("CONCAT of heads, split alike", lambda: rules.concat(HEADS[0], HEADS[0], 8, 8),
+     split(1, ((0, 2), (2, 4)), [16])),
     ("ROPE, positions mirrored", lambda: rules.per_head("rope", WIDTH, 8), WIDTH),
     ("SET_ROWS into a cache split alike", lambda: rules.elementwise("kv_store", WIDTH, WIDTH), WIDTH),
     ("FLASH_ATTN all mirrored", shared, MIRRORED),
@@ -84,6 +86,7 @@ REFUSED: list[tuple[str, Callable[[], State]]] = [
     ("MUL_MAT of split tokens", lambda: rules.linear(split(0, A), MIRRORED)),
     ("MUL_MAT_ID experts cut otherwise in down", lambda: rules.moe(
         MIRRORED, MIRRORED, EXPERTS[0], EXPERTS[0], split_experts(2, [A, B]))),
+    ("CONCAT of heads, split otherwise", lambda: rules.concat(HEADS[0], HEADS[1], 8, 8)),
     ("ROPE through a head", lambda: rules.per_head("rope", WIDTH, 32)),
     ("ROPE of a partial", lambda: rules.per_head("rope", SUM, 8)),
     ("SET_ROWS into a cache split otherwise", lambda: rules.elementwise("kv_store", WIDTH, OTHER)),
@@ -97,7 +100,7 @@ REFUSED: list[tuple[str, Callable[[], State]]] = [
 
 # What the reference has rules for and no model here needs: without an op no state can arise from it.
 ABSENT = """
-concat reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm group_norm
+reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm group_norm
 argsort soft_max clamp leaky_relu fill sub div out_prod set diag conv_2d pool_2d upscale arange tri solve_tri
 ssm_scan win_part rwkv_wkv gated_linear_attn lightning_indexer
 """.split()
