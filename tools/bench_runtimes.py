@@ -155,7 +155,14 @@ def per_token(path: str, spec: str, counts: Sequence[int], n_tokens: int) -> Non
                 buffers = sum(sum(device.nbytes.values()) for device in runners[r].mesh.devices) / 2**20
                 us = 1e6 * min(reduce_s[r][1:])
                 rows.append((n, way, 1e3 * min(seconds[r][1:]), us, buffers, processes[r]))
-    columns = ("devices", "runtime", "ms per token", "us per reduce", "MiB of buffers", "MiB of processes")
+    columns = (
+        "devices",
+        "runtime",
+        "ms per token",
+        "us per reduce",
+        "MiB of buffers",
+        "MiB of worker processes",
+    )
     table("per token", columns, rows)
 
 

@@ -46,9 +46,10 @@ KOMPUTE_ORDER = "VKBACKEND_KOMPUTE_ORDER"
 
 
 def kompute_order() -> str:
-    """VKBACKEND_KOMPUTE_ORDER=submit: order dependent dispatches by submissions, not by synced words."""
-    order = os.environ.get(KOMPUTE_ORDER, "") or "word"
-    if order not in ("word", "submit"):
+    """VKBACKEND_KOMPUTE_ORDER: how dependent dispatches are ordered, "word" (by synced words), "submit" (by
+    submissions) or "" (as the driver allows)."""
+    order = os.environ.get(KOMPUTE_ORDER, "")
+    if order not in ("", "word", "submit"):
         raise InvalidArgument(f"{KOMPUTE_ORDER}={order!r}: there are word and submit")
     return order
 

@@ -4,7 +4,8 @@ Order: kp records no barrier between dispatches, so one word is synced to the ho
 barrier: that waits for compute before its copy, and kp's own barrier in front of a dispatch waits for copies
 before compute; the two form one chain (Vulkan 1.3, 7.2, execution dependencies). Its memory side covers the
 buffers these barriers name, not all that was written: this relies on drivers doing the cache work of a buffer
-barrier for all memory, as Mesa's do. Fences cover all memory: VKBACKEND_KOMPUTE_ORDER=submit uses them alone.
+barrier for all memory, and is done on those that are known to (WORD_DRIVERS, of Mesa and SwiftShader). Fences
+cover all memory: all other drivers get a submission at every barrier.
 Devices run in parallel, and with deadlines, because each has a process of its own (kompute_worker.py): kp
 holds the GIL while it waits, and waits for ever. Staging buffers are shared with that process, which carries
 what a segment reads and writes there to and from the device's memory.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -46,6 +48,7 @@ from vkbackend.runtime import Device
 from vkbackend.spirv import storage_only
 from vkbackend.vk import C, check
 
+_open: weakref.WeakSet[KomputeDevice] = weakref.WeakSet()
 MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp counts bytes in 32 bits
 
 
@@ -71,7 +74,13 @@ class KomputeDevice(Device):
         try:
             family = compute_family(info.physical)[0]  # type: ignore[index]
             code = storage_only(shaderlib.spirv("copy_words", "f32"))
-            opened = self.call("open", position(info), family, code)
+            try:
+                opened = self.call("open", position(info), family, code)
+            except DeviceLost as error:  # the worker ended before it had a device: kp did not load
+                raise UnsupportedFeature(
+                    f"{self.name}: the kompute worker could not open the device ({error}); if kp itself does "
+                    "not load, make its environment again: bash tools/setup.sh --kompute"
+                ) from error
             if opened != info.name:
                 raise UnsupportedFeature(
                     f"{self.name}: kp opened {opened}, not {info.name}; the two list devices in another order"
@@ -80,6 +89,7 @@ class KomputeDevice(Device):
             self.close()
             raise
         self.made("kp.Manager")
+        _open.add(self)
         env.log(1, f"{self.name}: {info.name}, {info.driver} {info.driver_version}, kompute")
 
     def made(self, kind: str, n: int = 1) -> None:
@@ -167,10 +177,14 @@ class KomputeDevice(Device):
 
     def _check_fits(self, nbytes: int, home: Home, label: str) -> None:
         """Refuse what kp would fail to allocate without saying so."""
-        local = home not in (Home.STAGING, Home.HOST)
-        heaps = [h.nbytes for h in self.info.heaps if h.device_local or not local]
-        budget = max(heaps or [h.nbytes for h in self.info.heaps])
-        taken = sum(n for h, n in self.nbytes.items() if (h not in (Home.STAGING, Home.HOST)) == local)
+        hosts = (Home.STAGING, Home.HOST)
+        local, every = home not in hosts, self.info.heaps
+        heaps = [h for h in every if h.device_local == local] or every
+        budget = max(h.budget or h.nbytes for h in heaps)
+        # Logical devices of one physical device share its heaps; where there is one heap, all homes do.
+        twins = [other for other in _open if other.info.uuid == self.info.uuid]
+        apart = len(every) > 1
+        taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
         for limit, why in (
             (self.limits.max_allocation_nbytes, "can be bound at once"),
             (budget - taken, "are left of the heap"),

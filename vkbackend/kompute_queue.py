@@ -17,11 +17,21 @@ if TYPE_CHECKING:
     from vkbackend.kompute import KomputeDevice
 
 
+# Drivers that are known to do a buffer barrier's cache work for all memory, by how their names begin.
+WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
+
+
+def order_of(driver: str) -> str:
+    """How dependent dispatches are ordered on a driver of that name: "word" or "submit" (see kompute.py)."""
+    trusted = any(driver.lower().startswith(name.lower()) for name in WORD_DRIVERS)
+    return env.kompute_order() or ("word" if trusted else "submit")
+
+
 class KomputeExecutable(Executable):
     """Sequences in the worker, one per submission. `timed` keeps a timestamp behind every command."""
 
     def __init__(self, device: KomputeDevice, recording: Recording, timed: bool) -> None:
-        if env.kompute_order() == "submit":
+        if order_of(device.info.driver) == "submit":
             commands = [Cut() if c == Barrier(Scope.DEVICE) else c for c in recording.commands]
             recording = Recording(recording.name, commands)
         self._device, self.recording = device, recording

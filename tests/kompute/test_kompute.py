@@ -65,8 +65,8 @@ device.close()
 
 
 @pytest.fixture
-def device() -> Iterator[KomputeDevice]:
-    opened = open_device(device_infos()[0], "Vulkan0", "kompute")
+def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
+    opened = open_device(request.param, runtime="kompute")
     assert isinstance(opened, KomputeDevice)
     yield opened
     opened.close()

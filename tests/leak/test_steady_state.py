@@ -59,7 +59,8 @@ def test_open_and_close_does_not_grow(shared: Path, devices: list[str]) -> None:
 def test_ten_thousand_steps_do_not_grow(shared: Path, devices: list[str]) -> None:
     runner = Runner(shared / "models" / "stories260K-Q8_0.gguf", devices=devices, n_ctx=512)
     meshed = runner.mesh.devices
-    decode(runner, 0, 500)
+    for _ in range(3):  # drivers fill pools of their own for a while
+        decode(runner, 0, 500)
     gc.collect()
     before, made = rss_bytes(), [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed]
     for _ in range(20):
