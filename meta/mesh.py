@@ -64,7 +64,7 @@ class Mesh:
         self.devices, self._wire = list(devices), wire
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s = 0, 0.0
-        self._ahead, self._wanted, self._keep_values = ahead, provider, keep_values or env.debug() >= 5
+        self._ahead, self.wanted, self._keep_values = ahead, provider, keep_values or env.debug() >= 5
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._provider: Provider | None = None
         self._pages: list[HostPages] = []
@@ -131,7 +131,7 @@ class Mesh:
             self._inputs.append(shape.inputs(d, host, local, region))
             self._arenas.append(device.buffer(sizes.arenas[d], Home.SCRATCH, "scratch"))
         if sizes.slot:
-            self._provider = make_provider(self.devices, sizes.slot, self._wanted)
+            self._provider = make_provider(self.devices, sizes.slot, self.wanted)
         self._shape, self._build = shape, build
 
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:

@@ -234,6 +234,19 @@ def check_provider(wanted: str) -> None:
         )
 
 
+def slots_nbytes(wanted: str, n_devices: int, slot_nbytes: int) -> list[int]:
+    """Bytes of staging per device that the provider of that name will take, pages counted for the first
+    device; for auto those of pages."""
+    if n_devices == 1 or not slot_nbytes:
+        return [0] * n_devices
+    slot = _slot_size(slot_nbytes)
+    if wanted == "host-sum":
+        return [4 * slot] * n_devices
+    many = n_devices >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
+    gathers = wanted == "scatter" or (wanted == "auto" and many)
+    return [2 * (n_devices + gathers) * slot] + [0] * (n_devices - 1)
+
+
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
     """`wanted` (one of PROVIDERS), or with auto imported pages where every device takes them (scattering
     large reduces over many devices), else the host sum. Raises InvalidArgument, UnsupportedFeature."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
+from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.models.base import Model
 from vkbackend.models.layout import Options, largest_cache, lay_out, sizes, totals
@@ -73,14 +74,17 @@ def host_free_nbytes() -> int | None:
         return None
 
 
-def sizes_with(model: Model, types: Mapping[str, str], n_devices: int, steps: StepSizes) -> Sizes:
+def sizes_with(
+    model: Model, types: Mapping[str, str], n_devices: int, steps: StepSizes, provider: str = "auto"
+) -> Sizes:
     """Bytes per device and home under changed options; what `steps` need stays as it is."""
+    slots = slots_nbytes(provider, n_devices, steps.slot)
 
     def sizes_of(changed: Options) -> list[dict[str, int]]:
         layout = lay_out(model, types, n_devices, changed)
         held = sizes(layout)
         for d, n in enumerate(held):
-            n["scratch"], n["staging"] = steps.scratch(d), steps.staging(d) + 2 * steps.slot
+            n["scratch"], n["staging"] = steps.scratch(d), steps.staging(d) + slots[d]
             n["cache"] = largest_cache(layout, d)
         held[0]["shared"] = totals(layout, model, changed)["shared"]
         return held

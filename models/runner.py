@@ -158,7 +158,8 @@ class Runner:
         shape = self._shape = step_shape(model, layout, options, self.n_ubatch, self._halves())
         steps = step_sizes(model, layout, limits, shape, **mesh.how)
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
-        check_fit(mesh.devices, options, sizes_with(model, types, n, steps), model.n_layer)
+        sizes = sizes_with(model, types, n, steps, mesh.wanted)
+        check_fit(mesh.devices, options, sizes, model.n_layer)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), progress)
         self.kv = KVCache(mesh, layout, options)
         self._ropes = model.ropes(self.n_ctx)

@@ -80,7 +80,10 @@ if [ "$kompute" ]; then
     wait "$kompute" || made=$?
     sed 's/^setup:/test: kompute:/' "$log"
     case $made in
-        0) .venv-kompute/bin/pytest --runtime kompute -m runtimes </dev/null || status=$? ;;
+        0)
+            .venv-kompute/bin/pytest --runtime kompute -m runtimes </dev/null || status=$?
+            [ $# = 0 ] || .venv-kompute/bin/pytest --runtime kompute tests/ops </dev/null || status=$?
+            ;;
         3) echo "test: the kompute runtime is NOT tested: see above" ;;
         *) status=1 && echo "test: FAILED to set up the kompute runtime: see above" >&2 ;;
     esac

@@ -58,3 +58,22 @@ def test_storage_only(op: str, variant: str, n_more: int) -> None:
         at += length
     assert set(found[34].values()) == {0}
     assert sorted(found[33].values()) == list(range(len(OPS[op].args) + n_more))
+
+
+@pytest.mark.parametrize(
+    ("driver", "given", "order"),
+    [
+        ("llvmpipe", "", "word"),
+        ("SwiftShader driver", "", "word"),
+        ("radv", "", "word"),
+        ("NVIDIA", "", "submit"),
+        ("NVIDIA", "word", "word"),
+        ("llvmpipe", "submit", "submit"),
+    ],
+)
+def test_order_on_a_driver(monkeypatch: pytest.MonkeyPatch, driver: str, given: str, order: str) -> None:
+    """Synced words on drivers known to take a buffer barrier for all memory, submissions on others."""
+    from vkbackend.kompute_queue import order_of
+
+    monkeypatch.setenv("VKBACKEND_KOMPUTE_ORDER", given)
+    assert order_of(driver) == order
