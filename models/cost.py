@@ -41,24 +41,26 @@ def cost_function(
     """Shares (one per device, in any unit) -> what that split of the model asks of the devices.
 
     `limits` of the devices in order. A device without a share is left out and costs nothing. The all-reduces
-    are those of one decoded token, traced once for each set of devices with a share; so is the scratch of the
-    device that needs most, which then counts for each.
+    are those of one decoded token, traced once for each set of devices with a share. Scratch is traced once
+    (seconds for a large model): that of the device that needs most, and more in proportion on fewer devices.
     """
-    traced: dict[tuple[bool, ...], tuple[tuple[int, ...], int]] = {}
+    traced: dict[tuple[bool, ...], tuple[int, ...]] = {}
+    scratch = 0  # of all devices, were each the one that needs most
 
     def cost(shares: Shares) -> Cost:
+        nonlocal scratch
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
         busy = tuple(share > 0 for share in shares)
+        if not scratch:
+            steps = step_sizes(model, layout, limits, step_shape(model, layout, options, n_ubatch))
+            scratch = sum(busy) * max(steps.scratch(d) for d in range(layout.n_devices))
         if busy not in traced:
-            shape = step_shape(model, layout, options, n_ubatch)
-            steps = step_sizes(model, layout, limits, shape)
-            found = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
-            traced[busy] = found, max(steps.scratch(d) for d in range(layout.n_devices))
-        reduces, scratch = traced[busy]
-        whole = cost_of(model, layout, reduces)
+            traced[busy] = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
+        own = scratch // sum(busy)
+        whole = cost_of(model, layout, traced[busy])
         held, read, host = (
             tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
-            for nbytes in ([n + scratch for n in whole.held], whole.read, whole.host)
+            for nbytes in ([n + own for n in whole.held], whole.read, whole.host)
         )
         return Cost(held, read, host, whole.reduces, in_turn=options.split_mode == "layer")
 

@@ -1,5 +1,5 @@
 """A logical Vulkan device: memory, transfers and a queue, behind the runtime seam. Every result is
-checked."""
+checked. Long because what is made in one place is given back in the same."""
 
 from __future__ import annotations
 
