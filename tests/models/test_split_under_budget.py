@@ -1,4 +1,4 @@
-"""The automatic split under memory budgets counts scratch too, and the refusal names shares that would fit."""
+"""The automatic split under budgets counts scratch too; a refusal names shares that would fit."""
 
 from __future__ import annotations
 
