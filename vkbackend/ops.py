@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from vkbackend.buffer import View
-from vkbackend.choices import row_class
 from vkbackend.limits import Limits
 from vkbackend.ops_attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops_attention import CELL_BLOCK as CELL_BLOCK
@@ -38,6 +37,13 @@ from vkbackend.ops_experts import tile_count as tile_count
 from vkbackend.ops_experts import tile_size as tile_size
 from vkbackend.ops_heads import concat as concat
 from vkbackend.ops_heads import mat_heads as mat_heads
+from vkbackend.ops_matrix import MAX_VEC_ROWS as MAX_VEC_ROWS
+from vkbackend.ops_matrix import mat as mat
+from vkbackend.ops_matrix import mat_lane as mat_lane
+from vkbackend.ops_matrix import mat_mul as mat_mul
+from vkbackend.ops_matrix import mat_op as mat_op
+from vkbackend.ops_matrix import mat_vec as mat_vec
+from vkbackend.ops_matrix import mat_wave as mat_wave
 from vkbackend.ops_moe import Gating as Gating
 from vkbackend.ops_moe import add_id as add_id
 from vkbackend.ops_moe import moe_logits as moe_logits
@@ -51,14 +57,11 @@ from vkbackend.ops_recurrent import delta_work as delta_work
 from vkbackend.ops_recurrent import l2_norm as l2_norm
 from vkbackend.ops_recurrent import ssm_conv as ssm_conv
 from vkbackend.opspec import OPS as OPS
-from vkbackend.opspec import floor_pow2, fold, record, rows_of
-from vkbackend.opspec import prefers_lanes as prefers_lanes
-from vkbackend.opspec import prefers_waves as prefers_waves
+from vkbackend.opspec import fold, record, rows_of
 from vkbackend.recording import Recording
 
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
-MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
 MAX_TOP_K = 64  # candidates of a row that sampling may ask of a device
 MAX_SLOTS = 32  # partials of one sum: a bit each in a push constant
 
@@ -114,104 +117,6 @@ def rms_norm(
         label=label,
         flops=4 * n * n_rows,
     )
-
-
-def mat(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
-) -> None:
-    """y[r, i] = sum over k of w[i, k] * x[r, k]: by the op that suits the device and the rows of x."""
-    op = _MATRIX_OPS[mat_op(limits, rows_of(x, w.shape[1]))]
-    op(rec, limits, w, x, y, y_stride=y_stride, label=label)
-
-
-def mat_op(limits: Limits, n_rows: int) -> str:
-    """The op for that many rows of x: the one measured to be fastest, else by the rules of opspec.py."""
-    measured = dict(limits.choices).get(row_class(n_rows))
-    if measured and limits.features.issuperset(OPS[measured].needs):
-        return measured
-    if prefers_lanes(limits):
-        return "mat_lane"
-    if n_rows > MAX_VEC_ROWS:
-        return "mat_mul"
-    return "mat_wave" if prefers_waves(limits) else "mat_vec"
-
-
-def mat_vec(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
-) -> None:
-    """w [n, k] of any weight type times 1..8 rows x [n_rows, k].
-
-    Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written.
-    """
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
-    assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_vec serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
-    n, k = w.shape
-    if limits.is_cpu:  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
-        local, tpr = 32, 1
-    else:  # at least two rounds of 4 elements for each thread of a row
-        local, tpr = 128, min(64, max(4, floor_pow2(k // 8)))
-    consts = {"LOCAL": local, "TPR": tpr, "N": n_rows}
-    groups = (*fold(limits, -(-n // (local // tpr))), 1)
-    record(rec, "mat_vec", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
-
-
-def mat_mul(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
-) -> None:
-    """As mat_vec for any number of rows, in tiles of 64 rows of w by 16 or 32 rows of x."""
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
-    n, k = w.shape
-    rn = 2 if n_rows <= 16 else 4
-    groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
-    consts = {"LOCAL": 128, "RN": rn}
-    record(rec, "mat_mul", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
-
-
-def mat_wave(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
-) -> None:
-    """As mat_vec, where threads of a subgroup can add up among themselves."""
-    assert limits.features.issuperset(OPS["mat_wave"].needs), limits.features
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
-    assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_wave serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
-    n, k = w.shape
-    local = 128
-    per_group = max(2, 2 * local // limits.subgroup_size)
-    consts = {"LOCAL": local, "ROWS": per_group, "N": n_rows}
-    groups = (*fold(limits, -(-n // per_group)), 1)
-    record(rec, "mat_wave", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
-
-
-def mat_lane(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
-) -> None:
-    """As mat_vec for any number of rows, on devices whose invocations are SIMD lanes (see prefers_lanes)."""
-    assert limits.features.issuperset(OPS["mat_lane"].needs), limits.features
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
-    n, k = w.shape
-    local, per_thread = 32, min(n_rows, MAX_VEC_ROWS)
-    groups = (*fold(limits, -(-n // local)), -(-n_rows // per_thread))
-    consts = {"LOCAL": local, "N": per_thread, "SUBGROUP": min(limits.subgroup_size, local)}
-    record(rec, "mat_lane", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
-
-
-_MATRIX_OPS = {"mat_vec": mat_vec, "mat_wave": mat_wave, "mat_lane": mat_lane, "mat_mul": mat_mul}
-
-
-def _mat_push(
-    limits: Limits, w: View, x: View, y: View, y_stride: int | None
-) -> tuple[dict[str, int | float], int]:
-    n, k = w.shape
-    n_rows = rows_of(x, k)
-    y_stride = n if y_stride is None else y_stride
-    assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by rows"
-    assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (
-        w.shape,
-        x.shape,
-        y.shape,
-        y_stride,
-    )
-    return {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}, n_rows
 
 
 # ---- attention ----

@@ -207,13 +207,6 @@ def floor_pow2(value: int) -> int:
     return 1 << (max(value, 1).bit_length() - 1)
 
 
-def prefers_waves(limits: Limits) -> bool:
-    """Whether mat_wave suits better than mat_vec, whose threads meet in shared memory: on GPUs with subgroups
-    wide enough for a row."""
-    has_all = limits.features.issuperset(OPS["mat_wave"].needs)
-    return not limits.is_cpu and has_all and limits.subgroup_size >= 16
-
-
 def prefers_lanes(limits: Limits) -> bool:
     """Whether mat_lane is the fastest matrix op: 5 to 10 times the others on lavapipe (8 lanes), half as fast
     as they are on SwiftShader (4 lanes)."""

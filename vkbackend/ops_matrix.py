@@ -1,0 +1,119 @@
+"""Products with one matrix, of the same contract as ops.py, where callers find them.
+
+`mat` picks the op that suits the device and the rows of x; each of the others is one shader.
+"""
+
+from __future__ import annotations
+
+from vkbackend.buffer import View
+from vkbackend.choices import row_class
+from vkbackend.limits import Limits
+from vkbackend.opspec import OPS, floor_pow2, fold, prefers_lanes, record, rows_of
+from vkbackend.recording import Recording
+
+MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
+
+
+def mat(
+    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+) -> None:
+    """y[r, i] = sum over k of w[i, k] * x[r, k]: by the op that suits the device and the rows of x."""
+    op = _MATRIX_OPS[mat_op(limits, rows_of(x, w.shape[1]))]
+    op(rec, limits, w, x, y, y_stride=y_stride, label=label)
+
+
+def mat_op(limits: Limits, n_rows: int) -> str:
+    """The op for that many rows of x: the one measured to be fastest, else by the rules of opspec.py."""
+    measured = dict(limits.choices).get(row_class(n_rows))
+    if measured and limits.features.issuperset(OPS[measured].needs):
+        return measured
+    if prefers_lanes(limits):
+        return "mat_lane"
+    if n_rows > MAX_VEC_ROWS:
+        return "mat_mul"
+    return "mat_wave" if prefers_waves(limits) else "mat_vec"
+
+
+def prefers_waves(limits: Limits) -> bool:
+    """Whether mat_wave suits better than mat_vec, whose threads meet in shared memory: on GPUs with subgroups
+    wide enough for a row."""
+    has_all = limits.features.issuperset(OPS["mat_wave"].needs)
+    return not limits.is_cpu and has_all and limits.subgroup_size >= 16
+
+
+def mat_vec(
+    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+) -> None:
+    """w [n, k] of any weight type times 1..8 rows x [n_rows, k].
+
+    Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written.
+    """
+    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_vec serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
+    n, k = w.shape
+    if limits.is_cpu:  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
+        local, tpr = 32, 1
+    else:  # at least two rounds of 4 elements for each thread of a row
+        local, tpr = 128, min(64, max(4, floor_pow2(k // 8)))
+    consts = {"LOCAL": local, "TPR": tpr, "N": n_rows}
+    groups = (*fold(limits, -(-n // (local // tpr))), 1)
+    record(rec, "mat_vec", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+
+
+def mat_mul(
+    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+) -> None:
+    """As mat_vec for any number of rows, in tiles of 64 rows of w by 16 or 32 rows of x."""
+    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    n, k = w.shape
+    rn = 2 if n_rows <= 16 else 4
+    groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
+    consts = {"LOCAL": 128, "RN": rn}
+    record(rec, "mat_mul", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+
+
+def mat_wave(
+    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+) -> None:
+    """As mat_vec, where threads of a subgroup can add up among themselves."""
+    assert limits.features.issuperset(OPS["mat_wave"].needs), limits.features
+    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_wave serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
+    n, k = w.shape
+    local = 128
+    per_group = max(2, 2 * local // limits.subgroup_size)
+    consts = {"LOCAL": local, "ROWS": per_group, "N": n_rows}
+    groups = (*fold(limits, -(-n // per_group)), 1)
+    record(rec, "mat_wave", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+
+
+def mat_lane(
+    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+) -> None:
+    """As mat_vec for any number of rows, on devices whose invocations are SIMD lanes (see prefers_lanes)."""
+    assert limits.features.issuperset(OPS["mat_lane"].needs), limits.features
+    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    n, k = w.shape
+    local, per_thread = 32, min(n_rows, MAX_VEC_ROWS)
+    groups = (*fold(limits, -(-n // local)), -(-n_rows // per_thread))
+    consts = {"LOCAL": local, "N": per_thread, "SUBGROUP": min(limits.subgroup_size, local)}
+    record(rec, "mat_lane", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+
+
+_MATRIX_OPS = {"mat_vec": mat_vec, "mat_wave": mat_wave, "mat_lane": mat_lane, "mat_mul": mat_mul}
+
+
+def _mat_push(
+    limits: Limits, w: View, x: View, y: View, y_stride: int | None
+) -> tuple[dict[str, int | float], int]:
+    n, k = w.shape
+    n_rows = rows_of(x, k)
+    y_stride = n if y_stride is None else y_stride
+    assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by rows"
+    assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (
+        w.shape,
+        x.shape,
+        y.shape,
+        y_stride,
+    )
+    return {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}, n_rows
