@@ -2,26 +2,20 @@
 of it.
 
 A thin client of the engine: it checks arguments, owns the tokenizer, and turns events into text. Several
-threads may use one `LLM`; whoever waits for an answer drives the engine for all of them. (More than 400
-lines, because what users read is here in full.)
+threads may use one `LLM`.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from itertools import count
 from typing import Any, Self
 
 import numpy as np
 
-from vkbackend import env
-from vkbackend.errors import GGUFError, Timeout, UnsupportedModel, VkbackendError
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.answers import Answers, Mailbox
 from vkbackend.models.arguments import (
     MAX_AHEAD,
     device_list,
@@ -35,13 +29,11 @@ from vkbackend.models.arguments import (
     whole_number,
     word,
 )
+from vkbackend.models.completion import Chunk, Completion, report
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.messages import (
-    Cancel,
     CopySlot,
     EngineOptions,
-    ErrorData,
-    Event,
     Generate,
     LoadState,
     Logits,
@@ -49,10 +41,9 @@ from vkbackend.models.messages import (
     Progress,
     Request,
     SaveState,
-    Timings,
     check_tokens,
 )
-from vkbackend.models.remote import ANSWER_MARGIN_S, EngineClient, LocalEngine, RemoteEngine
+from vkbackend.models.remote import LocalEngine, RemoteEngine
 from vkbackend.models.sampling import SamplingParams
 from vkbackend.models.stop_text import StopText
 from vkbackend.models.tokenizer import Tokenizer
@@ -61,39 +52,6 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 MAX_CONTEXT = 1 << 24
 MAX_LAYERS = 1 << 16
 HOST = "numpy"  # the name of the device that is the host itself
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One piece of a stream: the text that `token` completed, maybe empty. The last has finish_reason and
-    timings. `slot` is the one the sequence runs in.
-    """
-
-    text: str
-    token: int | None  # None only where max_tokens is 0
-    finish_reason: str | None = (
-        None  # "stop": a stop token or string; "length": max_tokens or the end of the context
-    )
-    timings: dict[str, float] | None = None
-    slot: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished generation. `tokens` are the generated ids, a stop token included; `seed` repeats the run;
-    `slot` holds the sequence until another one runs there.
-
-    timings: prompt_n (tokens of the prompt that were computed), prompt_ms, prompt_tokens_per_second,
-    decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host time of one all-reduce).
-    """
-
-    text: str
-    tokens: list[int]
-    finish_reason: str
-    timings: dict[str, float]
-    prompt_tokens: list[int]
-    seed: int
-    slot: int = 0
 
 
 class LLM:
@@ -151,13 +109,7 @@ class LLM:
         control_vector_layer_range: tuple[int, int] | None = None,
         n_snapshots: int = 2,
     ) -> None:
-        self._engine: EngineClient | None = None
-        self._closed = False
-        self._failed: ErrorData | None = None
-        self._mail: dict[int, deque[Event]] = {}  # by request: what nobody has read yet
-        self._ids = count()
-        self._driving = False
-        self._news = threading.Condition()
+        self._mailbox: Mailbox | None = None
         names = device_list(devices)
         options = EngineOptions(
             path=path_string(path),
@@ -196,12 +148,12 @@ class LLM:
             except (UnsupportedModel, GGUFError) as error:
                 self._no_tokenizer = str(error)
                 self._stop_ids = _end_ids(gguf)
-        self._engine = (RemoteEngine if process else LocalEngine)(options, progress)
-        self.n_ctx, self.n_vocab = self._engine.info.n_ctx, self._engine.info.n_vocab
-        self.n_slots = self._engine.info.n_slots
-        self.device_names = list(self._engine.info.devices)
-        self.prediction = list(self._engine.info.prediction)
-        self.notes = list(self._engine.info.notes)
+        engine = (RemoteEngine if process else LocalEngine)(options, progress)
+        self._mailbox = Mailbox(engine)
+        self.n_ctx, self.n_vocab, self.n_slots = engine.info.n_ctx, engine.info.n_vocab, engine.info.n_slots
+        self.device_names = list(engine.info.devices)
+        self.prediction = list(engine.info.prediction)
+        self.notes = list(engine.info.notes)
 
     # ---- text ----
 
@@ -233,7 +185,7 @@ class LLM:
         ids = self._prompt(tokens)
         result = np.empty((len(ids), self.n_vocab), np.float32)
         n_rows = 0
-        for event in _Answers(self, lambda id_: Logits(id_, ids)):
+        for event in self._ask(lambda id_: Logits(id_, ids)):
             assert event.logits is not None
             result[n_rows : n_rows + len(event.logits)] = event.logits
             n_rows += len(event.logits)
@@ -245,15 +197,16 @@ class LLM:
         """Continue a text or token ids; the options are those of `stream`."""
         request = self._request(prompt, max_tokens, **options)
         chunks = list(self._stream(*request))
+        ids, _, params, *_ = request
         last = chunks[-1]
-        assert last.finish_reason is not None and last.timings is not None
+        assert last.finish_reason is not None and last.timings is not None and params.seed is not None
         return Completion(
             text="".join(chunk.text for chunk in chunks),
             tokens=[chunk.token for chunk in chunks if chunk.token is not None],
             finish_reason=last.finish_reason,
             timings=last.timings,
-            prompt_tokens=list(request[0]),
-            seed=_seed(request[2]),
+            prompt_tokens=list(ids),
+            seed=params.seed,
             slot=last.slot,
         )
 
@@ -322,7 +275,7 @@ class LLM:
     ) -> Iterator[Chunk]:
         text = StopText(stops)
         decoder = self._tokenizer.stream(at_start=False) if self._tokenizer else None
-        events = _Answers(self, lambda id_: Generate(id_, ids, max_tokens, params, stop_ids, slot))
+        events = self._ask(lambda id_: Generate(id_, ids, max_tokens, params, stop_ids, slot))
         try:
             for event in events:
                 piece = ""
@@ -334,7 +287,7 @@ class LLM:
                     piece += decoder.flush()
                 piece = text.push(piece, last=event.done)
                 reason = "stop" if text.found else event.finish_reason
-                timings = _report(event.timings) if reason else None
+                timings = report(event.timings) if reason else None
                 yield Chunk(piece, event.token, reason, timings, event.slot or 0)
                 if text.found:
                     return
@@ -356,7 +309,7 @@ class LLM:
         slot, path = self._slot(slot), os.path.abspath(path_string(path, "a file to save to"))
         first = whole_number("first", first, 0, MAX_CONTEXT)
         last = last if last is None else whole_number("last", last, 0, MAX_CONTEXT, ", or None for all")
-        list(_Answers(self, lambda id_: SaveState(id_, path, slot, first, last)))
+        list(self._ask(lambda id_: SaveState(id_, path, slot, first, last)))
 
     def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
         """Put a saved state into a slot; returns the tokens of the sequence that the slot then holds.
@@ -368,7 +321,7 @@ class LLM:
         what it had; InvalidArgument where a sequence is at work in it.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string(path, "a saved state"))
-        (event,) = _Answers(self, lambda id_: LoadState(id_, path, slot))
+        (event,) = self._ask(lambda id_: LoadState(id_, path, slot))
         assert event.tokens is not None
         return list(event.tokens)
 
@@ -379,7 +332,7 @@ class LLM:
         InvalidArgument where a sequence is at work in the target.
         """
         source, target = self._slot(source), self._slot(target)
-        (event,) = _Answers(self, lambda id_: CopySlot(id_, source, target))
+        (event,) = self._ask(lambda id_: CopySlot(id_, source, target))
         assert event.tokens is not None
         return list(event.tokens)
 
@@ -388,7 +341,7 @@ class LLM:
 
     def memory(self) -> list[dict[str, Any]]:
         """Per device, in order: {"device", "weights", "kv", "scratch", "staging"}, the last four in bytes."""
-        (event,) = _Answers(self, Memory)
+        (event,) = self._ask(Memory)
         assert event.memory is not None
         return event.memory
 
@@ -398,43 +351,13 @@ class LLM:
         check_tokens(ids, self.n_vocab, self.n_ctx)
         return ids
 
-    # ---- talking to the engine ----
-
-    def _open_engine(self) -> EngineClient:
-        self._check_open()
-        assert self._engine is not None
-        return self._engine
+    def _ask(self, make: Callable[[int], Request]) -> Answers:
+        assert self._mailbox is not None
+        return self._mailbox.ask(make)
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
-        if self._failed:
-            raise self._failed.exception()
-
-    def _next_event(self, mail: deque[Event]) -> Event:
-        """The next event of a request. One thread at a time drives the engine, outside the lock; the others
-        wait.
-        """
-        while True:
-            with self._news:
-                while self._driving and not mail:
-                    self._news.wait()
-                if mail:
-                    return mail.popleft()
-                engine = self._open_engine()
-                self._driving = True
-            events: list[Event] = []
-            try:
-                events = engine.poll()
-            except VkbackendError as error:
-                self._failed = ErrorData.of(error)
-            finally:
-                with self._news:
-                    self._driving = False
-                    for event in events:
-                        if (unread := self._mail.get(event.id)) is not None:
-                            unread.append(event)
-                    self._news.notify_all()
+        assert self._mailbox is not None
+        self._mailbox.open_engine()
 
     # ---- the end ----
 
@@ -442,16 +365,8 @@ class LLM:
         """Release devices, memory and the engine's process. May be called twice; what is in work ends with an
         error.
         """
-        self._closed = True  # from here on nobody starts a step
-        deadline = time.monotonic() + env.timeout_s() + ANSWER_MARGIN_S
-        with self._news:
-            while self._driving and time.monotonic() < deadline:
-                self._news.wait(0.1)
-            if self._driving:
-                raise Timeout("another thread is still in a step of this LLM; close it when that has ended")
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        if self._mailbox is not None:
+            self._mailbox.close()
 
     def __enter__(self) -> Self:
         return self
@@ -462,34 +377,6 @@ class LLM:
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
-
-
-class _Answers:
-    """The events of one request, which is posted now and cancelled if it is closed before its last event."""
-
-    def __init__(self, llm: LLM, make: Callable[[int], Request]) -> None:
-        self._llm, self._id = llm, next(llm._ids)
-        self._mail, self._done = deque[Event](), False
-        engine = llm._open_engine()
-        llm._mail[self._id] = self._mail
-        engine.post(make(self._id))
-
-    def __iter__(self) -> Iterator[Event]:
-        try:
-            while not self._done:
-                event = self._llm._next_event(self._mail)
-                self._done = event.done
-                if event.error:
-                    raise event.error.exception()
-                yield event
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Takes no lock: the garbage collector may finalize a stream inside any step."""
-        engine = self._llm._engine
-        if self._llm._mail.pop(self._id, None) is not None and not self._done and engine is not None:
-            engine.post(Cancel(self._id))
 
 
 def unlike(names: Sequence[str] | None) -> bool:
@@ -503,25 +390,3 @@ def _end_ids(gguf: GGUF) -> frozenset[int]:
         eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
         return frozenset() if eos is None else frozenset([eos])
     return frozenset()
-
-
-def _seed(params: SamplingParams) -> int:
-    assert params.seed is not None  # drawn when the parameters were made
-    return params.seed
-
-
-def _report(timings: Timings | None) -> dict[str, float]:
-    """Timings in the units of the public API; a rate over no time is 0."""
-    t = timings or Timings()
-    raw = asdict(t)
-    rates = {
-        f"{part}_tokens_per_second": raw[f"{part}_n"] / raw[f"{part}_s"] if raw[f"{part}_s"] else 0.0
-        for part in ("prompt", "decode")
-    }
-    return {
-        "prompt_n": t.prompt_n, "prompt_ms": 1e3 * t.prompt_s,
-        "prompt_tokens_per_second": rates["prompt_tokens_per_second"],
-        "decode_n": t.decode_n, "decode_ms": 1e3 * t.decode_s,
-        "decode_tokens_per_second": rates["decode_tokens_per_second"],
-        "n_reduces": t.n_reduces, "reduce_us": 1e6 * t.reduce_s / t.n_reduces if t.n_reduces else 0.0,
-    }  # fmt: skip

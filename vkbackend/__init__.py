@@ -21,7 +21,8 @@ from vkbackend.errors import (
 )
 
 if TYPE_CHECKING:
-    from vkbackend.models.llm import LLM, Chunk, Completion
+    from vkbackend.models.completion import Chunk, Completion
+    from vkbackend.models.llm import LLM
 
 __version__ = "0.1.0"
 
@@ -41,7 +42,11 @@ __all__ = [
     "VkbackendError",
 ]
 
-_LAZY = {"LLM": "vkbackend.models.llm", "Completion": "vkbackend.models.llm", "Chunk": "vkbackend.models.llm"}
+_LAZY = {
+    "LLM": "vkbackend.models.llm",
+    "Completion": "vkbackend.models.completion",
+    "Chunk": "vkbackend.models.completion",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -53,7 +53,7 @@ def make(model: Path) -> Iterator[Make]:
 
 def engine_of(llm: LLM) -> Any:
     """The scheduler inside an LLM that runs in this process."""
-    return llm._engine._engine  # type: ignore[union-attr]
+    return llm._mailbox.engine._engine  # type: ignore[union-attr]
 
 
 # ---- text ----
@@ -160,7 +160,7 @@ def test_closing_a_stream_frees_its_slot(make: Make) -> None:
         end(stream)
         del stream
         assert llm.generate([1, 9], 4, temperature=0, ignore_eos=True).tokens == continuation([1, 9], 4)
-    assert not llm._mail and not engine_of(llm).busy
+    assert not llm._mailbox.mail and not engine_of(llm).busy
 
 
 def test_logits_wait_their_turn(make: Make) -> None:
@@ -283,7 +283,7 @@ def test_bad_prompts(make: Make, prompt: Any, message: str) -> None:
     for call in (llm.generate, llm.stream, *([llm.logits] if not isinstance(prompt, str) else [])):
         with pytest.raises(InvalidArgument, match=message):
             call(prompt)
-    assert not engine_of(llm).runner.steps and not llm._mail
+    assert not engine_of(llm).runner.steps and not llm._mailbox.mail  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
