@@ -7,7 +7,7 @@ long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -115,25 +115,25 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     state = split.linear(x.state, w.state)
     holders = _holders(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
-    for d, out in enumerate(y.views):
-        if out is not None:
-            _matmul(graph, d, w, x.views[d], out)
+    biased: Sequence[int] = ()  # the devices that add the bias: of a PARTIAL sum one writer
     if bias:
         y.state = split.add_bias(y.state, bias.state)
-        for d in y.state.writers[:1] or _holders(y):
-            recording, limits, out = graph.recordings[d], graph.devices[d].limits, y.on(d)
-            device_ops.add_bias(recording, limits, out, bias.whole(d), out, label=bias.name)
+        biased = y.state.writers[:1] or _holders(y)
+    for d, out in enumerate(y.views):
+        if out is not None:
+            _matmul(graph, d, w, x.views[d], out, bias.whole(d) if bias and d in biased else None)
     return y
 
 
-def _matmul(graph: Graph, d: int, w: Weight, x: View | None, out: View) -> None:
+def _matmul(graph: Graph, d: int, w: Weight, x: View | None, out: View, bias: View | None = None) -> None:
     recording, limits, width = graph.recordings[d], graph.devices[d].limits, out.shape[-1]
     assert x is not None
     for first, piece in w.pieces[d]:
         # A piece of the rows fills its own columns of every row of the result.
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
-        device_ops.mat(recording, limits, piece, x, target, y_stride=width, label=w.name)
+        own = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
+        device_ops.mat(recording, limits, piece, x, target, bias=own, y_stride=width, label=w.name)
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:

@@ -3,7 +3,7 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// y[r, i] = sum over k of w[i, k] * x[r, k]: a thread has a row of w and N rows of x. For software devices, where an
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices, where an
 // invocation is a SIMD lane and every read of a buffer costs as much as dozens of sums: a block of w is read into
 // registers once, word by word, and the threads of a subgroup read SUBGROUP neighbours of x and hand them round.
 // By address, because a binding's bounds are checked lane by lane. No shared memory, no barrier.
@@ -16,8 +16,9 @@ layout(constant_id = 2) const uint SUBGROUP = 8; // threads of a subgroup, a pow
 layout(push_constant) uniform Push {
     Words w;
     Floats x;
+    Floats b;
     FloatsOut y;
-    uint k, n, n_rows, y_stride;
+    uint k, n, n_rows, y_stride, has_bias;
 };
 #define HOLD
 #include "lib/dequant.glsl"
@@ -30,8 +31,9 @@ void main() {
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;
     lane_dot(row_start(min(row, n - 1), k), k); // surplus threads repeat the last row and write nothing
     if (row < n) {
+        const float bias = has_bias != 0 ? b.at[row] : 0.0;
         [[unroll]] for (uint r = 0; r < N; ++r) {
-            if (first_r + r < n_rows) y.at[(first_r + r) * y_stride + row] = sum[r];
+            if (first_r + r < n_rows) y.at[(first_r + r) * y_stride + row] = sum[r] + bias;
         }
     }
 }

@@ -1,18 +1,19 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] for many rows of x. A workgroup of 16 x 8 threads makes a tile of 64 rows
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x. A workgroup of 16 x 8 threads makes a tile of 64 rows
 // of w by 8 RN rows of x, each thread 4 by RN values of it, from slices of 32 k in shared memory (12.3 KiB).
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..4
 
 layout(push_constant) uniform Push {
-    uint w_off, x_off, y_off;
-    uint k, n, n_rows, y_stride;
+    uint w_off, x_off, b_off, y_off;
+    uint k, n, n_rows, y_stride, has_bias;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
-layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 2) readonly buffer B { float b[]; };
+layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 
 const uint TM = 64; // rows of w in a tile
@@ -35,7 +36,7 @@ void main() {
     const uint tn = thread / M_THREADS;
 
     vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile
-    for (uint b = 0; b < RN; ++b) sum[b] = vec4(0.0);
+    for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
         for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 neighbouring threads read a row's 32 elements
@@ -54,17 +55,17 @@ void main() {
         for (uint kk = 0; kk < TK; ++kk) {
             const uint at = kk * W_STRIDE + tm;
             const vec4 wv = vec4(w_tile[at], w_tile[at + 16], w_tile[at + 32], w_tile[at + 48]);
-            for (uint b = 0; b < RN; ++b) sum[b] += wv * x_tile[kk * X_STRIDE + tn + b * N_THREADS];
+            for (uint c = 0; c < RN; ++c) sum[c] += wv * x_tile[kk * X_STRIDE + tn + c * N_THREADS];
         }
         barrier();
     }
 
-    for (uint b = 0; b < RN; ++b) {
-        const uint r = first_r + tn + b * N_THREADS;
+    for (uint c = 0; c < RN; ++c) {
+        const uint r = first_r + tn + c * N_THREADS;
         if (r >= n_rows) continue;
         for (uint a = 0; a < 4; ++a) {
             const uint i = first_i + tm + a * M_THREADS;
-            if (i < n) y[y_off + r * y_stride + i] = sum[b][a];
+            if (i < n) y[y_off + r * y_stride + i] = sum[c][a] + (has_bias != 0 ? b[b_off + i] : 0.0);
         }
     }
 }

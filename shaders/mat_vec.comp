@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] for the N rows of x. TPR threads share a row of w, 4 elements each at a
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 4 elements each at a
 // time, neighbours reading neighbouring words; their sums meet in a tree in shared memory.
 #include "lib/types.glsl"
 
@@ -8,12 +8,13 @@ layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL
 layout(constant_id = 2) const uint N = 1; // 1..8
 
 layout(push_constant) uniform Push {
-    uint w_off, x_off, y_off;
-    uint k, n, n_rows, y_stride;
+    uint w_off, x_off, b_off, y_off;
+    uint k, n, n_rows, y_stride, has_bias;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
-layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 2) readonly buffer B { float b[]; };
+layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 
 shared float tree[N * LOCAL];
@@ -52,8 +53,9 @@ void main() {
         }
     }
     if (lane == 0 && row < n) {
+        const float bias = has_bias != 0 ? b[b_off + row] : 0.0;
         for (uint r = 0; r < N; ++r) {
-            y[y_off + r * y_stride + row] = TPR > 1 ? tree[r * LOCAL + thread] : sum[r];
+            y[y_off + r * y_stride + row] = (TPR > 1 ? tree[r * LOCAL + thread] : sum[r]) + bias;
         }
     }
 }

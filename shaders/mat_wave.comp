@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] for the N rows of x. A subgroup has two rows of w at a time, its threads 4
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup has two rows of w at a time, its threads 4
 // elements of each, neighbours reading neighbouring words; sums meet in the subgroup: no shared memory, no barrier.
 #include "lib/types.glsl"
 
@@ -10,12 +10,13 @@ layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
 
 layout(push_constant) uniform Push {
-    uint w_off, x_off, y_off;
-    uint k, n, n_rows, y_stride;
+    uint w_off, x_off, b_off, y_off;
+    uint k, n, n_rows, y_stride, has_bias;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
-layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 2) readonly buffer B { float b[]; };
+layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 
 void main() {
@@ -43,8 +44,10 @@ void main() {
             for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
         }
 #endif
+        vec2 bias = vec2(0.0);
+        if (has_bias != 0) bias = vec2(b[b_off + row], b[b_off + min(row + 1, n - 1)]);
         for (uint r = 0; r < N; ++r) {
-            const vec2 total = subgroupAdd(sum[r]);
+            const vec2 total = subgroupAdd(sum[r]) + bias;
             if (lane == 0) {
                 y[y_off + r * y_stride + row] = total.x;
                 if (row + 1 < end) y[y_off + r * y_stride + row + 1] = total.y;

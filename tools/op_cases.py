@@ -81,7 +81,7 @@ class RmsNorm(Case):
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """w [n, k] by x [rows, k]; `pad` elements lie between the rows of y."""
+    """w [n, k] by x [rows, k] (+ a bias); `pad` elements lie between the rows of y."""
 
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
@@ -90,6 +90,7 @@ class MatVec(Case):
     rows: int = 1
     pad: int = 0
     scale: float = 1.0
+    bias: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.n + self.pad
@@ -98,9 +99,13 @@ class MatVec(Case):
             "x": uniform(rng, self.rows, self.k),
             "y": output(self.rows * stride),
         }
-        return Setup(
-            tensors, lambda rec, limits, v: self.op(rec, limits, v["w"], v["x"], v["y"], y_stride=stride)
-        )
+        if self.bias:
+            tensors["bias"] = uniform(rng, self.n)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            self.op(rec, limits, v["w"], v["x"], v["y"], bias=v.get("bias"), y_stride=stride)
+
+        return Setup(tensors, record)
 
     @property
     def op(self) -> Callable[..., None]:
@@ -388,7 +393,7 @@ def _cases() -> _Sweep:
         MatVec("f32", 1, 1),
         MatVec("f32", 31, 2051, 8),
         MatVec("f16", 33, 2051, 1),
-        MatVec("f16", 5, 3, 3, pad=2),
+        MatVec("f16", 5, 3, 3, pad=2, bias=True),
         MatVec("f16", 64, 96, scale=5e-5),  # subnormal halves
         MatVec("q8_0", 33, 32),  # rows of 34 bytes
         MatVec("q8_0", 17, 96, 5, pad=7),
@@ -399,7 +404,7 @@ def _cases() -> _Sweep:
     ]
     s.quick += [
         MatMul("f32", 1, 1, 9),
-        MatMul("f32", 65, 67, 33, pad=3),
+        MatMul("f32", 65, 67, 33, pad=3, bias=True),
         MatMul("f16", 64, 2051, 17),
         MatMul("q8_0", 63, 32, 16),
         MatMul("q8_0", 576, 1536, 40),
@@ -407,11 +412,11 @@ def _cases() -> _Sweep:
     ]
     s.quick += [
         MatWave("f32", 1, 1),
-        MatWave("f16", 33, 2051, 8, pad=3),
+        MatWave("f16", 33, 2051, 8, pad=3, bias=True),
         MatWave("q8_0", 65, 96, 3),
         MatWave("q4_0", 129, 576),
         MatLane("f32", 1, 1),
-        MatLane("f32", 33, 67, 9, pad=3),
+        MatLane("f32", 33, 67, 9, pad=3, bias=True),
         MatLane("f16", 5, 2051, 3),
         MatLane("q8_0", 31, 96, 17, pad=1),
         MatLane("q4_0", 129, 576, 2),

@@ -15,11 +15,19 @@ MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of m
 
 
 def mat(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
 ) -> None:
-    """y[r, i] = sum over k of w[i, k] * x[r, k]: by the op that suits the device and the rows of x."""
+    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]): by the op that suits the device and x's rows."""
     op = _MATRIX_OPS[mat_op(limits, rows_of(x, w.shape[1]))]
-    op(rec, limits, w, x, y, y_stride=y_stride, label=label)
+    op(rec, limits, w, x, y, bias=bias, y_stride=y_stride, label=label)
 
 
 def mat_op(limits: Limits, n_rows: int) -> str:
@@ -42,13 +50,22 @@ def prefers_waves(limits: Limits) -> bool:
 
 
 def mat_vec(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
 ) -> None:
     """w [n, k] of any weight type times 1..8 rows x [n_rows, k].
 
-    Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written.
+    Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written. bias f32
+    [n] is added to every row.
     """
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_vec serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
     n, k = w.shape
     if limits.is_cpu:  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
@@ -57,63 +74,91 @@ def mat_vec(
         local, tpr = 128, min(64, max(4, floor_pow2(k // 8)))
     consts = {"LOCAL": local, "TPR": tpr, "N": n_rows}
     groups = (*fold(limits, -(-n // (local // tpr))), 1)
-    record(rec, "mat_vec", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    record(rec, "mat_vec", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
 def mat_mul(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
 ) -> None:
     """As mat_vec for any number of rows, in tiles of 64 rows of w by 16 or 32 rows of x."""
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
     n, k = w.shape
     rn = 2 if n_rows <= 16 else 4
     groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
     consts = {"LOCAL": 128, "RN": rn}
-    record(rec, "mat_mul", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    record(rec, "mat_mul", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
 def mat_wave(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
 ) -> None:
     """As mat_vec, where threads of a subgroup can add up among themselves."""
     assert limits.features.issuperset(OPS["mat_wave"].needs), limits.features
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_wave serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
     n, k = w.shape
     local = 128
     per_group = max(2, 2 * local // limits.subgroup_size)
     consts = {"LOCAL": local, "ROWS": per_group, "N": n_rows}
     groups = (*fold(limits, -(-n // per_group)), 1)
-    record(rec, "mat_wave", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    record(rec, "mat_wave", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
 def mat_lane(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, y_stride: int | None = None, label: str = ""
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
 ) -> None:
     """As mat_vec for any number of rows, on devices whose invocations are SIMD lanes (see prefers_lanes)."""
     assert limits.features.issuperset(OPS["mat_lane"].needs), limits.features
-    push, n_rows = _mat_push(limits, w, x, y, y_stride)
+    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
     n, k = w.shape
     local, per_thread = 32, min(n_rows, MAX_VEC_ROWS)
     groups = (*fold(limits, -(-n // local)), -(-n_rows // per_thread))
     consts = {"LOCAL": local, "N": per_thread, "SUBGROUP": min(limits.subgroup_size, local)}
-    record(rec, "mat_lane", w.dtype, (w, x, y), push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    record(rec, "mat_lane", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
 _MATRIX_OPS = {"mat_vec": mat_vec, "mat_wave": mat_wave, "mat_lane": mat_lane, "mat_mul": mat_mul}
 
 
-def _mat_push(
-    limits: Limits, w: View, x: View, y: View, y_stride: int | None
-) -> tuple[dict[str, int | float], int]:
+def _mat_args(
+    limits: Limits, w: View, x: View, bias: View | None, y: View, y_stride: int | None
+) -> tuple[tuple[View, ...], dict[str, int | float], int]:
+    """(args, push constants, rows of x). Whether there is a bias is a push constant: the branch costs nothing
+    beside the product, and another pipeline takes long to compile."""
     n, k = w.shape
     n_rows = rows_of(x, k)
     y_stride = n if y_stride is None else y_stride
     assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by rows"
+    assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
     assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (
         w.shape,
         x.shape,
         y.shape,
         y_stride,
     )
-    return {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}, n_rows
+    push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
+    return (w, x, bias or x, y), push | {"has_bias": int(bias is not None)}, n_rows

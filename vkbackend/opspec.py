@@ -58,16 +58,22 @@ OPS: dict[str, OpSpec] = {
     for spec in (
         _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
         _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W"),
-        _spec("mat_vec", "w:r x:r y:w", "k n n_rows y_stride", "TPR N"),
-        _spec("mat_wave", "w:r x:r y:w", "k n n_rows y_stride", "ROWS N", needs="subgroup_arithmetic"),
+        _spec("mat_vec", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "TPR N"),
+        _spec(
+            "mat_wave",
+            "w:r x:r b:r y:w",
+            "k n n_rows y_stride has_bias",
+            "ROWS N",
+            needs="subgroup_arithmetic",
+        ),
         _spec(
             "mat_lane",
-            "w:r x:r y:w",
-            "k n n_rows y_stride",
+            "w:r x:r b:r y:w",
+            "k n n_rows y_stride has_bias",
             "N SUBGROUP",
             needs="buffer_address subgroup_shuffle",
         ),
-        _spec("mat_mul", "w:r x:r y:w", "k n n_rows y_stride", "RN"),
+        _spec("mat_mul", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN"),
         _spec("rope", "x:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows", "HALF_SPLIT"),
         _spec("kv_store", "x:r cells:r cache:w", "width n_rows blocks_per_slot", "TYPE", step=True),
         _spec(

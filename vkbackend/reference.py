@@ -85,9 +85,14 @@ def rms_norm(
     y.reshape(n_rows, n)[:] = rows * _f64(w, n) if has_w else rows
 
 
-def mat_vec(w: Array, x: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, **_: Any) -> None:
-    """y[r, i] = sum over k of w[i, k] * x[r, k]; row r of y starts at r * y_stride."""
+def mat_vec(
+    w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
+    **_: Any,
+) -> None:  # fmt: skip
+    """y[r, i] = sum over k of w[i, k] * x[r, k], + b[i] with has_bias; row r of y starts at r * y_stride."""
     product = _f64(x, n_rows, k) @ _f64(w, n, k).T
+    if has_bias:
+        product += _f64(b, n)
     flat = y.reshape(-1)
     for r in range(n_rows):
         flat[r * y_stride : r * y_stride + n] = product[r]

@@ -59,11 +59,11 @@ def test_rms_norm_has_unit_mean_square() -> None:
 
 
 def test_mat_vec_by_scalars() -> None:
-    w, x, y = f32(3, 5), f32(2, 5), np.full(20, np.nan, np.float32)
-    reference.mat_vec(w, x, y, k=5, n=3, n_rows=2, y_stride=10)
+    w, x, b, y = f32(3, 5), f32(2, 5), f32(3), np.full(20, np.nan, np.float32)
+    reference.mat_vec(w, x, b, y, k=5, n=3, n_rows=2, y_stride=10, has_bias=1)
     for r in range(2):
         for i in range(3):
-            want = math.fsum(float(w[i, j]) * float(x[r, j]) for j in range(5))
+            want = math.fsum([*(float(w[i, j]) * float(x[r, j]) for j in range(5)), float(b[i])])
             assert y[10 * r + i] == pytest.approx(want, rel=1e-6)
     assert np.isnan(y).sum() == 20 - 6
     assert reference.mat_mul is reference.mat_vec
