@@ -4,7 +4,6 @@ twin it may be. Tests check them, benchmarks time them. Long because every op ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,7 +16,13 @@ from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
-from vkbackend.tools import op_cases_attention, op_cases_heads, op_cases_moe, op_cases_recurrent
+from vkbackend.tools import (
+    op_cases_attention,
+    op_cases_heads,
+    op_cases_matrix,
+    op_cases_moe,
+    op_cases_recurrent,
+)
 from vkbackend.tools.op_setup import (
     Case,
     Setup,
@@ -77,66 +82,6 @@ class RmsNorm(Case):
             tensors,
             lambda rec, limits, v: ops.rms_norm(rec, limits, v["x"], v.get("w"), v["y"], eps=1e-5),
         )
-
-
-@dataclass(frozen=True)
-class MatVec(Case):
-    """w [n, k] by x [rows, k] (+ a bias); `pad` elements lie between the rows of y."""
-
-    tolerance: ClassVar[float] = 1e-9
-    type: str = "f32"
-    n: int = 16
-    k: int = 64
-    rows: int = 1
-    pad: int = 0
-    scale: float = 1.0
-    bias: bool = False
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        stride = self.n + self.pad
-        tensors = {
-            "w": weights(rng, self.type, self.n, self.k, scale=self.scale),
-            "x": uniform(rng, self.rows, self.k),
-            "y": output(self.rows * stride),
-        }
-        if self.bias:
-            tensors["bias"] = uniform(rng, self.n)
-
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            self.op(rec, limits, v["w"], v["x"], v["y"], bias=v.get("bias"), y_stride=stride)
-
-        return Setup(tensors, record)
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_vec
-
-
-@dataclass(frozen=True)
-class MatMul(MatVec):
-    rows: int = 9
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_mul
-
-
-@dataclass(frozen=True)
-class MatWave(MatVec):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_wave"].needs
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_wave
-
-
-@dataclass(frozen=True)
-class MatLane(MatVec):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_lane"].needs
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_lane
 
 
 @dataclass(frozen=True)
@@ -389,38 +334,7 @@ def _cases() -> _Sweep:
     ]
     s.quick += [RmsNorm(n, rows) for n, rows in ((1, 1), (31, 5), (256, 3), (257, 2), (4096, 2))]
     s.quick += [RmsNorm(128, 40, has_w=False)]
-    s.quick += [
-        MatVec("f32", 1, 1),
-        MatVec("f32", 31, 2051, 8),
-        MatVec("f16", 33, 2051, 1),
-        MatVec("f16", 5, 3, 3, pad=2, bias=True),
-        MatVec("f16", 64, 96, scale=5e-5),  # subnormal halves
-        MatVec("q8_0", 33, 32),  # rows of 34 bytes
-        MatVec("q8_0", 17, 96, 5, pad=7),
-        MatVec("q8_0", 576, 1536),
-        MatVec("q8_0", 32, 64, scale=6e-3),  # subnormal scales
-        MatVec("q4_0", 127, 32, 8),
-        MatVec("q4_0", 129, 576),
-    ]
-    s.quick += [
-        MatMul("f32", 1, 1, 9),
-        MatMul("f32", 65, 67, 33, pad=3, bias=True),
-        MatMul("f16", 64, 2051, 17),
-        MatMul("q8_0", 63, 32, 16),
-        MatMul("q8_0", 576, 1536, 40),
-        MatMul("q4_0", 129, 96, 31),
-    ]
-    s.quick += [
-        MatWave("f32", 1, 1),
-        MatWave("f16", 33, 2051, 8, pad=3, bias=True),
-        MatWave("q8_0", 65, 96, 3),
-        MatWave("q4_0", 129, 576),
-        MatLane("f32", 1, 1),
-        MatLane("f32", 33, 67, 9, pad=3, bias=True),
-        MatLane("f16", 5, 2051, 3),
-        MatLane("q8_0", 31, 96, 17, pad=1),
-        MatLane("q4_0", 129, 576, 2),
-    ]
+    s.quick += op_cases_matrix.quick()
     s.quick += [
         Rope(1, 2, 2, 1),
         Rope(3, 64, 64, 7),
@@ -462,13 +376,8 @@ def _cases() -> _Sweep:
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
         k = 288 if 288 % block == 0 else 3 * block
-        s.wide += [MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)]
-        s.wide += [MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
         s.wide += [Embed(kind, k, pieces=3), Embed(kind, 11 * block, 31), Embed(kind, 4096, rows=1, used=1)]
-        s.wide += [MatWave(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 8)]
-        s.wide += [MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)]
-        s.wide += [MatVec(kind, 2880, 2880 // block * block, 2), MatVec(kind, 6, 4096, 3)]
-        s.wide += [MatMul(kind, 64, 4096, 128), MatVec(kind, 16, k, scale=1e-3)]
+        s.wide += op_cases_matrix.wide(kind)
     return s
 
 
@@ -480,28 +389,16 @@ def _format_cases() -> list[Case]:
         k = 3 * block if block > 1 else 31
         cases += [
             Embed(kind, k),
-            MatVec(kind, 5, k),
-            MatMul(kind, 3, k),
-            MatLane(kind, 5, k),
+            *op_cases_matrix.some_of(kind, k),
             op_cases_heads.one_of(kind, k),
-            MatWave(kind, 5, k),
             *op_cases_moe.some_of(kind),
         ]
     return cases
 
 
 def _bench_cases() -> list[Case]:
-    """The matrices of a layer of a 0.6B model (n_embd 1024) and of one small enough for every cache."""
-    cases: list[Case] = []
-    for kind in shaderlib.weight_types():
-        cases += [MatVec(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
-        cases += [MatVec(kind, 1024, 3072), MatVec(kind, 256, 256), MatVec(kind, 16_384, 1024)]
-        cases += [MatMul(kind, 3072, 1024, rows) for rows in (16, 32, 128)]
-        cases += [MatMul(kind, 256, 256, 16)]
-        cases += [MatWave(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
-        cases += [MatLane(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8, 16, 32, 128)]
-        cases += [MatLane(kind, 1024, 3072), MatLane(kind, 256, 256), MatLane(kind, 256, 256, 16)]
-        cases += op_cases_moe.bench(kind)
+    kinds = shaderlib.weight_types()
+    cases = [case for kind in kinds for case in (*op_cases_matrix.bench(kind), *op_cases_moe.bench(kind))]
     return [*cases, *op_cases_attention.bench()]
 
 

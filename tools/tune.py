@@ -23,7 +23,7 @@ from vkbackend.ops import OPS, mat_op
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
-from vkbackend.tools.op_cases import MatLane, MatMul, MatVec, MatWave
+from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatVec, MatWave
 
 HELP = "Measure which ops suit the devices"
 ROWS = {"one": 1, "few": 4, "many": 32}  # what stands for each class

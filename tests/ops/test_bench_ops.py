@@ -12,7 +12,8 @@ from conftest import device_infos
 from vkbackend.errors import InvalidArgument
 from vkbackend.executors import NullDevice
 from vkbackend.tools import bench_ops, cli
-from vkbackend.tools.op_cases import Add, MatVec
+from vkbackend.tools.op_cases import Add
+from vkbackend.tools.op_cases_matrix import MatVec
 
 DEVICES = ["numpy", *(str(info.index) for info in device_infos()[:1])]
 
