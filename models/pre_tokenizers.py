@@ -22,12 +22,25 @@ _BAILING = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
 
-# Words that begin with capitals and end in small letters, each part optional but not both.
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|%s"
+
+def _cased(suffix: str, digits: str, but: str = "") -> str:
+    """Words that begin with capitals and end in small letters, each part optional but not both."""
+    upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
+    lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}|{digits}"
+
+
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
-_TEKKEN = _CASED % ("", "", r"\p{N}") + _CASED_END
-_GPT4O = _CASED % (_SUFFIX + "?", _SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
+_TEKKEN = _cased("", r"\p{N}") + _CASED_END
+_GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
+# Han apart from all else; here the model's own engine does fold case.
+_KIMI = (
+    r"\p{Han}+|"
+    + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    + _SPACES
+)
 
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 # Letters of the scripts that have case, as of Unicode 10.
@@ -85,6 +98,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _bailing),
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _gpt4o),
+    "kimi-k2": PreTokenizer((_KIMI,), ignore_merges=True),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
         (

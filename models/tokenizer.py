@@ -1,7 +1,8 @@
 """Text to token ids and back, from the vocabulary a GGUF file carries.
 
-SPM (`tokenizer.ggml.model` "llama") merges by score (spm.py); BPE ("gpt2") runs in the `tokenizers` library
-over a pre-tokenizer of pre_tokenizers.py. Decoding is ours and incremental. Knows no model, no network.
+SPM (`tokenizer.ggml.model` "llama") merges by score (spm.py); BPE ("gpt2", over a pre-tokenizer of
+pre_tokenizers.py, and Gemma 4's "gemma4", over characters) runs in the `tokenizers` library. Decoding is ours
+and incremental. Knows no model, no network.
 """
 
 import codecs
@@ -40,6 +41,8 @@ _END_TEXTS = frozenset(
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
 MAX_TEXT = 1 << 22  # characters; the regular expression engine gives up, untidily, at 10,000,000 steps back
 _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
+_LINES = re.compile(r"[^\n]+|\n+")
+_KINDS = {"llama": "SPM", "gpt2": "BPE", "gemma4": "BPE of Gemma 4"}  # tokenizer.ggml.model
 
 
 def _byte_characters() -> dict[str, int]:
@@ -57,12 +60,14 @@ class Tokenizer:
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
-        if model not in ("llama", "gpt2"):
+        if model not in _KINDS:
             found = "it has none" if model in (None, "none", "no_vocab") else f"it is of kind {model!r}"
-            raise UnsupportedModel(
-                f"{path}: no usable tokenizer: {found}, 'llama' (SPM) and 'gpt2' (BPE) are known; give ids"
-            )
-        self._path, self._spm = path, model == "llama"
+            known = ", ".join(f"{name!r} ({kind})" for name, kind in _KINDS.items())
+            raise UnsupportedModel(f"{path}: no usable tokenizer: {found}; known are {known}: give token ids")
+        self._path, self._spaced = path, model != "gpt2"  # tokens with spaces as U+2581, and bytes
+        self._end_texts = _END_TEXTS
+        if model == "gemma4":  # a tag of HTML to it; and it waits for what a tool answers
+            self._end_texts = _END_TEXTS - {"</s>"} | {"<|tool_response>"}
         self._tokens = gguf.strings("tokenizer.ggml.tokens")
         self.n_vocab = len(self._tokens)
         self._ids = {text: i for i, text in enumerate(self._tokens) if text}
@@ -71,11 +76,12 @@ class Tokenizer:
             raise GGUFError(f"{path}: 'tokenizer.ggml.tokens' holds {twice!r} twice")
         self._types = self._read_types(gguf)
 
-        default_bos, default_eos = (1, 2) if self._spm else (None, None)
+        default_bos, default_eos = (1, 2) if model == "llama" else (None, None)
         self.bos_id = self._special_id(gguf, "bos", default_bos)
         self.eos_id = self._special_id(gguf, "eos", default_eos)
         self.stop_ids = self._find_stop_ids(gguf)
-        self._encode_text = self._build_spm(gguf) if self._spm else self._build_bpe(gguf)
+        build = {"llama": self._build_spm, "gpt2": self._build_bpe, "gemma4": self._build_gemma4}[model]
+        self._encode_text = build(gguf)
         for name, given, token_id in (("bos", self.add_bos, self.bos_id), ("eos", self.add_eos, self.eos_id)):
             if given and token_id is None:
                 raise GGUFError(
@@ -107,7 +113,7 @@ class Tokenizer:
                 raise GGUFError(
                     f"{self._path}: byte token {i} is {self._tokens[i]!r}, expected '<0x00>'..'<0xFF>'"
                 )
-        for text in _END_TEXTS & self._ids.keys():
+        for text in self._end_texts & self._ids.keys():
             out[self._ids[text]] = TokenType.CONTROL
         return out
 
@@ -127,7 +133,7 @@ class Tokenizer:
         return value
 
     def _find_stop_ids(self, gguf: GGUF) -> frozenset[int]:
-        stop = {self._ids[text] for text in _END_TEXTS & self._ids.keys()}
+        stop = {self._ids[text] for text in self._end_texts & self._ids.keys()}
         if {"<|return|>", "<|call|>", "<|end|>"} <= self._ids.keys():
             stop.discard(self._ids["<|end|>"])  # ends a message there, not the turn
         named = (self.eos_id, self._special_id(gguf, "eot"), self._special_id(gguf, "eom"))
@@ -144,13 +150,40 @@ class Tokenizer:
         self._check_length("scores", len(scores))
         if any(map(math.isnan, scores)):
             raise GGUFError(f"{self._path}: 'tokenizer.ggml.scores' holds NaN")
-        unknown = self._special_id(gguf, "unknown", 0)
+        merger = SpmMerger(self._ids, scores, self._byte_ids(self._special_id(gguf, "unknown", 0)))
+        return lambda text: merger.encode(text.replace(" ", SPACE))
+
+    def _byte_ids(self, unknown: int | None) -> list[int]:
+        """What stands for each byte of a character that is no token."""
         byte_ids = [self._ids.get(f"<0x{b:02X}>", unknown) for b in range(256)]
         known = [i for i in byte_ids if i is not None]
         if len(known) < 256:
             raise GGUFError(f"{self._path}: the vocabulary has neither all byte tokens nor an unknown token")
-        merger = SpmMerger(self._ids, scores, known)
-        return lambda text: merger.encode(text.replace(" ", SPACE))
+        return known
+
+    def _build_gemma4(self, gguf: GGUF) -> Callable[[str], list[int]]:
+        """Lines are not cut into words, and a run of line feeds that is a token is taken whole."""
+        self._read_flags(gguf, add_bos=True, space_prefix=False)
+        self.add_bos = self.bos_id is not None  # whatever the file says: the first ones got it wrong
+        unknown = self._special_id(gguf, "unknown")
+        self._byte_ids(unknown)
+        backend = Backend(
+            BPE(
+                vocab=self._ids,
+                merges=self._read_merges(gguf),
+                byte_fallback=True,
+                unk_token=None if unknown is None else self._tokens[unknown],
+            )
+        )
+
+        def encode(text: str) -> list[int]:
+            out: list[int] = []
+            for line in _LINES.findall(text.replace(" ", SPACE)):
+                whole = self._ids.get(line) if line[0] == "\n" else None
+                out += (whole,) if whole is not None else backend.encode(line, add_special_tokens=False).ids
+            return out
+
+        return encode
 
     def _build_bpe(self, gguf: GGUF) -> Callable[[str], list[int]]:
         name = gguf.string("tokenizer.ggml.pre", "default")
@@ -160,17 +193,21 @@ class Tokenizer:
                 f"{self._path}: pre-tokenizer {name!r} is not known; known are {known}: give token ids"
             )
         self._read_flags(gguf, add_bos=pre.add_bos, space_prefix=False)
+        merges = self._read_merges(gguf)
+        backend = Backend(BPE(vocab=self._ids, merges=merges, ignore_merges=pre.ignore_merges))
+        cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
+        return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+
+    def _read_merges(self, gguf: GGUF) -> list[tuple[str, str]]:
         merges: list[tuple[str, str]] = []
         for merge in dict.fromkeys(gguf.strings("tokenizer.ggml.merges")):
             left, _, right = merge.partition(" ")
             if left not in self._ids or right not in self._ids or left + right not in self._ids:
                 raise GGUFError(f"{self._path}: merge {merge!r} does not join two tokens into a third one")
             merges.append((left, right))
-        backend = Backend(BPE(vocab=self._ids, merges=merges, ignore_merges=pre.ignore_merges))
-        cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
-        return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+        return merges
 
     # ---- text to ids ----
 
@@ -261,7 +298,7 @@ class Tokenizer:
             return bytes([int(text[3:5], 16)])
         if kind != TokenType.NORMAL:
             return b""
-        if self._spm:
+        if self._spaced:
             return text.replace(SPACE, " ").encode()
         # A character outside the byte alphabet stands for itself: some vocabularies add such normal tokens.
         return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in text)

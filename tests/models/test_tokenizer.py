@@ -383,7 +383,7 @@ def test_duplicate_merges_keep_the_first_rank(build: Build) -> None:
 
 @settings(max_examples=150, deadline=2000)
 @given(
-    st.sampled_from(["llama", "gpt2"]),
+    st.sampled_from(["llama", "gpt2", "gemma4"]),
     st.lists(
         st.one_of(st.text(max_size=4), st.binary(max_size=4), st.sampled_from(byte_tokens())), max_size=12
     ),
@@ -449,6 +449,11 @@ def test_pre_tokenizers(byte_level: Tokenizer) -> None:
         ("deepseek-llm", "x 日 ab  \n", ["x", " ", "日", " ab", "  ", "\n"]),
         ("deepseek-coder", "if (日)12", ["if", " (", "日", ")", "1", "2"]),
         ("gpt-4o", "HelloWorld's 1234", ["Hello", "World's", " ", "123", "4"]),
+        (
+            "kimi-k2",
+            "helloWorld漢字abc'S 1234!/\n",
+            ["hello", "World", "漢字", "abc'S", " ", "123", "4", "!/\n"],
+        ),
         ("tekken", "HelloWorld's 12", ["Hello", "World", "'s", " ", "1", "2"]),
         ("qwen35", "e\u0301x", ["e\u0301x"]),
         ("qwen2", "e\u0301x", ["e", "\u0301x"]),

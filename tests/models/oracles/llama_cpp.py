@@ -29,7 +29,7 @@ CONTEXT = {
     104: (F16, F32),  # K
     108: (F16, F32),  # V
 }
-N_GPU_LAYERS = 16
+N_GPU_LAYERS, VOCAB_ONLY = 16, 72
 ERROR = 4  # of ggml_log_level
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -82,6 +82,18 @@ def _library() -> ctypes.CDLL:
     lib.llama_set_adapter_cvec.argtypes = [
         ctypes.c_void_p, np.ctypeslib.ndpointer(np.float32), ctypes.c_size_t, *[ctypes.c_int32] * 3
     ]  # fmt: skip
+    lib.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
+    lib.llama_model_get_vocab.restype = ctypes.c_void_p
+    lib.llama_tokenize.argtypes = [
+        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32,
+        ctypes.c_bool, ctypes.c_bool
+    ]  # fmt: skip
+    lib.llama_token_to_piece.argtypes = [
+        ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p, *[ctypes.c_int32] * 2, ctypes.c_bool
+    ]  # fmt: skip
+    lib.llama_vocab_is_eog.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    lib.llama_vocab_is_eog.restype = lib.llama_vocab_get_add_bos.restype = ctypes.c_bool
+    lib.llama_vocab_get_add_bos.argtypes = [ctypes.c_void_p]
     lib.llama_free.argtypes = lib.llama_model_free.argtypes = [ctypes.c_void_p]
     lib.llama_log_set.argtypes = [_LOG, ctypes.c_void_p]
     lib.llama_log_set(_log, None)
@@ -136,3 +148,36 @@ def logits(
     lib.llama_free(context)
     lib.llama_model_free(model)
     return np.stack(rows)
+
+
+class Vocabulary:
+    """What llama.cpp makes of the vocabulary of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._lib = _library()
+        params = self._lib.llama_model_default_params()
+        params.set(VOCAB_ONLY, 0x00010000, 0x00010001)  # four switches: this one, and the third that is on
+        self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise ValueError(f"llama.cpp does not load {path.name}")
+        self._vocab = self._lib.llama_model_get_vocab(self._model)
+        self.add_bos = bool(self._lib.llama_vocab_get_add_bos(self._vocab))
+
+    def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        raw = text.encode()
+        ids = (ctypes.c_int32 * (len(raw) + 8))()
+        n = self._lib.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), add_special, parse_special)
+        assert n >= 0, n
+        return ids[:n]
+
+    def piece(self, token: int) -> bytes:
+        """With the text of special tokens."""
+        buffer = ctypes.create_string_buffer(256)
+        n = self._lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
+        return buffer.raw[:n]
+
+    def ends(self, token: int) -> bool:
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def close(self) -> None:
+        self._lib.llama_model_free(self._model)
