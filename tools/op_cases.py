@@ -381,19 +381,20 @@ def _cases() -> _Sweep:
     return s
 
 
-def _format_cases() -> list[Case]:
+def _format_cases() -> _Sweep:
     """Every weight type in every op that reads weights; rows of three blocks begin at every alignment."""
-    cases: list[Case] = []
+    s = _Sweep()
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
         k = 3 * block if block > 1 else 31
-        cases += [
+        s.quick += [
             Embed(kind, k),
             *op_cases_matrix.some_of(kind, k),
             op_cases_heads.one_of(kind, k),
             *op_cases_moe.some_of(kind),
         ]
-    return cases
+        s.wide += op_cases_matrix.some_of_gpus(kind, k)
+    return s
 
 
 def _bench_cases() -> list[Case]:
@@ -402,7 +403,8 @@ def _bench_cases() -> list[Case]:
     return [*cases, *op_cases_attention.bench()]
 
 
-FORMAT_CASES: list[Case] = _format_cases()
-CASES: list[Case] = [*_cases().quick, *FORMAT_CASES]
+_QUICK_FORMATS, _WIDE_FORMATS = _format_cases().quick, _format_cases().wide
+FORMAT_CASES: list[Case] = [*_QUICK_FORMATS, *_WIDE_FORMATS]
+CASES: list[Case] = [*_cases().quick, *_QUICK_FORMATS]
 BENCH_CASES: list[Case] = _bench_cases()
-WIDE_CASES: list[Case] = _cases().wide
+WIDE_CASES: list[Case] = [*_cases().wide, *_WIDE_FORMATS]

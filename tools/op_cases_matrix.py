@@ -58,6 +58,13 @@ class MatMul(MatVec):
 
 
 @dataclass(frozen=True)
+class MatTile(MatMul):
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_tile
+
+
+@dataclass(frozen=True)
 class MatWave(MatVec):
     needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_wave"].needs
 
@@ -94,6 +101,8 @@ def quick() -> list[Case]:
         MatMul("q8_0", 63, 32, 16),
         MatMul("q8_0", 576, 1536, 40),
         MatMul("q4_0", 129, 96, 31),
+        MatTile("f32", 1, 1, 9),
+        MatTile("f16", 67, 35, 33, pad=3, bias=True),
         MatWave("f32", 1, 1),
         MatWave("f16", 33, 2051, 8, pad=3, bias=True),
         MatWave("q8_0", 65, 96, 3),
@@ -113,6 +122,8 @@ def wide(kind: str) -> list[Case]:
     return [
         *(MatVec(kind, n, k, rows) for n in (1, 31, 32, 33) for rows in range(1, 9)),
         *(MatMul(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
+        *(MatTile(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)),
+        MatTile(kind, 8065, k, 65),  # tiles of 128 x 64, for which lavapipe compiles 15 s
         *(MatWave(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 8)),
         *(MatLane(kind, n, 2 * k, rows) for n in (1, 31, 33) for rows in (1, 3, 9, 25)),
         MatVec(kind, 2880, 2880 // block * block, 2),
@@ -127,6 +138,11 @@ def some_of(kind: str, k: int) -> list[Case]:
     return [MatVec(kind, 5, k), MatMul(kind, 3, k), MatLane(kind, 5, k), MatWave(kind, 5, k)]
 
 
+def some_of_gpus(kind: str, k: int) -> list[Case]:
+    """The same for the ops that CPUs leave to GPUs, whose pipelines take a CPU long to compile."""
+    return [MatTile(kind, 3, k)]
+
+
 def bench(kind: str) -> list[Case]:
     """The matrices of a layer of a 0.6B model (n_embd 1024) and of one small enough for every cache."""
     return [
@@ -136,6 +152,7 @@ def bench(kind: str) -> list[Case]:
         MatVec(kind, 16_384, 1024),
         *(MatMul(kind, 3072, 1024, rows) for rows in (16, 32, 128)),
         MatMul(kind, 256, 256, 16),
+        *(MatTile(kind, 3072, 1024, rows) for rows in (16, 128, 512)),
         *(MatWave(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)),
         *(MatLane(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8, 16, 32, 128)),
         MatLane(kind, 1024, 3072),

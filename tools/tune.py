@@ -23,14 +23,20 @@ from vkbackend.ops import OPS, mat_op
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
-from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatVec, MatWave
+from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatTile, MatVec, MatWave
 
 HELP = "Measure which ops suit the devices"
-ROWS = {"one": 1, "few": 4, "many": 32}  # what stands for each class
+ROWS = {"one": 1, "few": 4, "many": 128}  # what stands for each class
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
-CASES = {"mat_vec": MatVec, "mat_wave": MatWave, "mat_lane": MatLane, "mat_mul": MatMul}
+CASES = {
+    "mat_vec": MatVec,
+    "mat_wave": MatWave,
+    "mat_lane": MatLane,
+    "mat_mul": MatMul,
+    "mat_tile": MatTile,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

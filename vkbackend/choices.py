@@ -21,7 +21,7 @@ ROWS = {"one": 1, "few": 8, "many": 1 << 31}  # classes of rows of x and the mos
 CANDIDATES = {
     "one": ("mat_vec", "mat_wave", "mat_lane"),
     "few": ("mat_vec", "mat_wave", "mat_lane"),
-    "many": ("mat_mul", "mat_lane"),
+    "many": ("mat_mul", "mat_tile", "mat_lane"),
 }
 Table = dict[str, str]  # class of rows -> op
 _FORMAT = 1

@@ -42,6 +42,7 @@ from vkbackend.ops_matrix import mat as mat
 from vkbackend.ops_matrix import mat_lane as mat_lane
 from vkbackend.ops_matrix import mat_mul as mat_mul
 from vkbackend.ops_matrix import mat_op as mat_op
+from vkbackend.ops_matrix import mat_tile as mat_tile
 from vkbackend.ops_matrix import mat_vec as mat_vec
 from vkbackend.ops_matrix import mat_wave as mat_wave
 from vkbackend.ops_moe import Gating as Gating

@@ -12,6 +12,7 @@ from vkbackend.opspec import OPS, floor_pow2, fold, prefers_lanes, record, rows_
 from vkbackend.recording import Recording
 
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
+BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
 
 
 def mat(
@@ -38,7 +39,7 @@ def mat_op(limits: Limits, n_rows: int) -> str:
     if prefers_lanes(limits):
         return "mat_lane"
     if n_rows > MAX_VEC_ROWS:
-        return "mat_mul"
+        return "mat_tile" if prefers_tiles(limits) else "mat_mul"
     return "mat_wave" if prefers_waves(limits) else "mat_vec"
 
 
@@ -47,6 +48,11 @@ def prefers_waves(limits: Limits) -> bool:
     wide enough for a row."""
     has_all = limits.features.issuperset(OPS["mat_wave"].needs)
     return not limits.is_cpu and has_all and limits.subgroup_size >= 16
+
+
+def prefers_tiles(limits: Limits) -> bool:
+    """Whether mat_tile suits better than mat_mul: on GPUs; SwiftShader needs up to twice the time for it."""
+    return not limits.is_cpu and limits.subgroup_size > 1
 
 
 def mat_vec(
@@ -141,7 +147,41 @@ def mat_lane(
     record(rec, "mat_lane", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
 
 
-_MATRIX_OPS = {"mat_vec": mat_vec, "mat_wave": mat_wave, "mat_lane": mat_lane, "mat_mul": mat_mul}
+def mat_tile(
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
+) -> None:
+    """As mat_mul, in tiles of 64 or 128 rows of w by 16, 32 or 64 rows of x."""
+    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
+    n, k = w.shape
+    rm, rn = tile_of(n, n_rows)
+    groups = (*fold(limits, -(-n // (16 * rm))), -(-n_rows // (8 * rn)))
+    consts = {"LOCAL": 128, "RM": rm, "RN": rn}
+    record(rec, "mat_tile", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
+
+
+def tile_of(n: int, n_rows: int) -> tuple[int, int]:
+    """Rows of w and of x for each of 16 x 8 threads: 8 x 8 where enough such tiles are left to occupy a GPU,
+    else 4 by no more than the rows of x need."""
+    if n_rows > 32 and -(-n // 128) * -(-n_rows // 64) >= BUSY_TILES:
+        return 8, 8
+    return 4, 2 if n_rows <= 16 else 4
+
+
+_MATRIX_OPS = {
+    "mat_vec": mat_vec,
+    "mat_wave": mat_wave,
+    "mat_lane": mat_lane,
+    "mat_mul": mat_mul,
+    "mat_tile": mat_tile,
+}
 
 
 def _mat_args(

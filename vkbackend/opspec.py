@@ -74,6 +74,7 @@ OPS: dict[str, OpSpec] = {
             needs="buffer_address subgroup_shuffle",
         ),
         _spec("mat_mul", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN"),
+        _spec("mat_tile", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RM RN"),
         _spec("rope", "x:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows", "HALF_SPLIT"),
         _spec("kv_store", "x:r cells:r cache:w", "width n_rows blocks_per_slot", "TYPE", step=True),
         _spec(

@@ -98,7 +98,7 @@ def mat_vec(
         flat[r * y_stride : r * y_stride + n] = product[r]
 
 
-mat_lane = mat_mul = mat_wave = mat_vec  # the same product for more rows
+mat_lane = mat_mul = mat_tile = mat_wave = mat_vec  # the same product for more rows
 
 
 def rope(

@@ -37,8 +37,8 @@ def chosen(limits: Limits, rows: int) -> str:
         (Limits.floor(), "mat_vec", "mat_mul"),
         (LAVAPIPE, "mat_lane", "mat_lane"),
         (SWIFTSHADER, "mat_vec", "mat_mul"),
-        (GPU, "mat_wave", "mat_mul"),
-        (replace(GPU, subgroup_size=8), "mat_vec", "mat_mul"),
+        (GPU, "mat_wave", "mat_tile"),
+        (replace(GPU, subgroup_size=8), "mat_vec", "mat_tile"),
     ],
 )
 def test_matrix(limits: Limits, few: str, many: str) -> None:

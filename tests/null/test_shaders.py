@@ -270,7 +270,7 @@ def test_op_cases_record_every_variant() -> None:
     from vkbackend.recording import Dispatch
 
     seen = set()
-    for case in op_cases.CASES:
+    for case in (*op_cases.CASES, *op_cases.FORMAT_CASES):
         placed = op_setup.Placed(NullDevice("null"), case.setup(np.random.default_rng(1)))
         needs = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
         recording = placed.record(replace(Limits.floor(), features=needs))
