@@ -160,9 +160,12 @@ class KomputeDevice(Device):
                 os.ftruncate(fd, nbytes)
                 buffer.host = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
             self.call("tensor", buffer.handle, nbytes // 4, visible, shared, fd=fd)
-        except DeviceLost as error:  # kp goes on with memory that it did not get, and ends its process
+        except Timeout:
+            raise
+        except (VkbackendError, OSError) as error:
+            # Mostly DeviceLost: kp goes on with memory that it did not get, and ends its process.
             raise OutOfDeviceMemory(
-                f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated; "
+                f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated ({error}); "
                 "use a smaller context or more devices",
                 requested=nbytes,
             ) from error
@@ -242,6 +245,11 @@ class KomputeDevice(Device):
             handles = tuple(view.buffer.handle for view in views)
             if codebook := codebook_of(command.op, command.variant):
                 handles += (self._codebook(codebook).handle,)
+            if len(handles) > (most := self.info.limits["max_storage_buffers"]):
+                raise UnsupportedFeature(
+                    f"{self.name} ({self.info.name}): {command.op} needs {len(handles)} storage buffers with "
+                    f"kompute, and a shader may bind {most} here; use the native runtime or another device"
+                )
             consts = tuple(value & 0xFFFFFFFF for _, value in command.consts)
             commands.append(
                 (

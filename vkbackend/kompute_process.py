@@ -59,6 +59,9 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
+        except BaseException:  # Ctrl-C may have come between two parts: what follows would be misread
+            self.kill()
+            raise
         return self._sent
 
     def forget(self, number: int) -> None:
@@ -80,6 +83,9 @@ class Process:
             received = pickle.loads(self._conn.recv_bytes())
         except (EOFError, OSError):
             raise self._death() from None
+        except BaseException:  # as in `send`
+            self.kill()
+            raise
         self._taken += 1
         return received
 

@@ -55,14 +55,19 @@ class Worker:
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
         """New memory; with `shared`, a descriptor of as many bytes follows, which both processes map."""
-        kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
-        self._tensors[number] = tensor = self._manager.tensor_t(np.zeros(n_words, np.uint32), kind)
-        if host:
-            self._mapped[number] = tensor.data()
-        if shared:
-            _, (fd,), _, _ = socket.recv_fds(self._sock, 1, 1)
-            self._shared[number] = np.frombuffer(mmap.mmap(fd, 4 * n_words), np.uint32)
-            os.close(fd)
+        # Whatever fails below: a descriptor left in the socket would be taken for the next request.
+        fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
+        try:
+            kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
+            tensor = self._manager.tensor_t(np.zeros(n_words, np.uint32), kind)
+            for fd in fds:
+                self._shared[number] = np.frombuffer(mmap.mmap(fd, 4 * n_words), np.uint32)
+            self._tensors[number] = tensor
+            if host:
+                self._mapped[number] = tensor.data()
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def free(self, number: int) -> None:
         for key in [key for key in self._algorithms if number in key[3]]:

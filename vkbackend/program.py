@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend import env, shaderlib
 from vkbackend.codebooks import Codebooks, codebook_of
+from vkbackend.errors import UnsupportedFeature
 from vkbackend.recording import Dispatch
 from vkbackend.vk import NULL, C, ffi, lib, new
 
@@ -60,6 +61,12 @@ class Programs:
 
     def _make_layout(self, n_storage: int, uniform: bool, codebook: str | None) -> Layout:
         device, n = self._device, n_storage + uniform
+        needed, most = n_storage + (codebook is not None), device.info.limits["max_storage_buffers"]
+        if needed > most:
+            raise UnsupportedFeature(
+                f"{device.name} ({device.info.name}): a shader needs {needed} storage buffers, and may bind "
+                f"{most} on this device; use another device"
+            )
         bindings = ffi.new("VkDescriptorSetLayoutBinding[]", n)
         for i in range(n):
             bindings[i].binding, bindings[i].descriptorCount = i, 1

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from device_sets import device_infos, needs_layer
 from vkbackend import ops, shaderlib
 from vkbackend.buffer import Home, View
 from vkbackend.capabilities import compute_family
-from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature
 from vkbackend.instance import position
 from vkbackend.kompute import KomputeDevice
 from vkbackend.meta import mesh as mesh_module
@@ -161,6 +163,64 @@ def test_an_interrupted_request_does_not_answer_the_next(
     device.queue.submit(executable, 0, 1)
     assert device.queue.wait(2, 10) and device.queue.completed() == 2
     executable.close()
+
+
+def test_an_allocation_that_fails_leaves_the_worker_in_step(
+    device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptor that comes with a request is not taken for the next one."""
+    call, before = device.call, (dict(device.nbytes), dict(device.counts))
+
+    def impossible(name: str, *args: Any, **options: Any) -> Any:
+        return call(name, args[0], -1, *args[2:], **options) if name == "tensor" else call(name, *args)
+
+    for home in (Home.STAGING, Home.WEIGHTS):
+        with monkeypatch.context() as patch, pytest.raises(OutOfDeviceMemory, match="negative dimensions"):
+            patch.setattr(device, "call", impossible)
+            device.buffer(4096, home, "impossible")
+    assert (dict(device.nbytes), dict(device.counts)) == before
+    view = View(device.buffer(4096, Home.STAGING, "after it"), 0, (1024,), "u32")
+    words = np.arange(1024, dtype=np.uint32)
+    device.write(view, words)
+    assert np.array_equal(device.read(view).view(np.uint32), words)
+
+
+def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
+    a, b = (View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab")
+    recording = Recording("copy")
+    ops.copy_words(recording, device.limits, a, b)
+    device.info = replace(device.info, limits=device.info.limits | {"max_storage_buffers": 1})
+    with pytest.raises(UnsupportedFeature, match="copy_words needs 2 storage buffers.* may bind 1 "):
+        device.build(recording)
+
+
+def test_a_device_that_is_held_up_holds_up_no_other() -> None:
+    """Whichever of two workers stands still: handing it work does not wait, the other's work ends meanwhile
+    and again and again, and it does its own as soon as it goes on."""
+    devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
+    executables = []
+    try:
+        for device in devices:
+            views = [View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab"]
+            recording = Recording("copy")
+            ops.copy_words(recording, device.limits, *views)
+            executables.append(device.build(recording))
+        for held, free in ((0, 1), (1, 0)):
+            pid = devices[held].pid  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                devices[held].queue.submit(executables[held], 0, 1)
+                before = devices[held].queue.completed()
+                for _ in range(3):
+                    devices[free].queue.submit(executables[free], 0, 1)
+                    assert devices[free].queue.wait(devices[free].queue.submitted, 30)
+                assert devices[held].queue.completed() == before < devices[held].queue.submitted
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert devices[held].queue.wait(devices[held].queue.submitted, 30)
+    finally:
+        for device in devices:
+            device.close()
 
 
 def step(runner: Runner, pos: int = 0) -> np.ndarray:
