@@ -15,6 +15,7 @@ import numpy as np
 from vkbackend.errors import InvalidArgument
 
 MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
+MAX_LAYERS = 1 << 16
 
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
@@ -51,6 +52,16 @@ def ahead_depth(text: str, name: str = "submit_ahead") -> int | None:
     return whole_number(name, int(text) if text.isdecimal() else text, 0, MAX_AHEAD, " or all")
 
 
+def layer_count(name: str, value: Any) -> int | str | None:
+    """Layers on the devices: a whole number (also as text), None for "all", or "auto", as many as fit."""
+    if value is None or value == "all":
+        return None
+    if value == "auto":
+        return "auto"
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    return whole_number(name, number, 0, MAX_LAYERS, ", all, or auto for as many as fit")
+
+
 def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | None:
     """Devices as words, from a list of indices and names or one comma-separated string."""
     if devices is None:
@@ -73,14 +84,28 @@ def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | 
 
 
 def override_list(items: Sequence[str | tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """(regex, target) pairs from such pairs or from words REGEX=TARGET."""
+    """(regex, target) pairs from such pairs or from words REGEX=TARGET,REGEX=TARGET,..."""
     pairs = []
+    words: list[str | tuple[str, str]] = []
     for item in [items] if isinstance(items, str) else items:
+        words += comma_separated(item) if isinstance(item, str) else [item]
+    for item in words:
         pair = item.rpartition("=")[::2] if isinstance(item, str) else tuple(item)
         if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
             raise InvalidArgument(f"override_tensor={item!r}: expected REGEX=CPU, REGEX=host or REGEX=INDEX")
         pairs.append((pair[0], pair[1]))
     return tuple(pairs)
+
+
+def comma_separated(text: str) -> list[str]:
+    """The words REGEX=TARGET of a list; a comma in a REGEX, as in {1,2}, separates none."""
+    words: list[str] = []
+    for part in text.split(","):
+        if words and "=" not in words[-1]:
+            words[-1] += f",{part}"
+        else:
+            words.append(part)
+    return words
 
 
 def share_list(

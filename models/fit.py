@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
 from vkbackend.meta.reduce import slots_nbytes
@@ -132,32 +133,47 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
     )
 
 
+def with_fitting_layers(
+    devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
+) -> Options:
+    """The options with as many layers on the devices as fit them and the host; none where not even one
+    does."""
+    budgets = budgets_of(devices) + host_budget(len(devices))
+    most = n_layer + 1  # the output counts as one
+    n = largest(1, most, lambda n: fits(replace(options, n_gpu_layers=n), sizes_of, budgets))
+    return replace(options, n_gpu_layers=None if n == most else n, fit_layers=False)
+
+
+def fits(options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> bool:
+    try:
+        planned = sizes_of(options)
+        return shortfall(planned, budgets) is None and unreadable(planned, budgets) is None
+    except VkbackendError:
+        return False
+
+
 def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
     """What would fit: a smaller context, other shares, fewer layers on the devices, caches on the host."""
 
-    def fits(changed: Options) -> bool:
-        try:
-            planned = sizes_of(changed)
-            return shortfall(planned, budgets) is None and unreadable(planned, budgets) is None
-        except VkbackendError:
-            return False
+    def fit(**changed: Any) -> bool:
+        return fits(replace(options, **changed), sizes_of, budgets)
 
     ways = []
-    n_ctx = largest(32, options.n_ctx, lambda n: fits(replace(options, n_ctx=n)))
+    n_ctx = largest(32, options.n_ctx, lambda n: fit(n_ctx=n))
     if n_ctx:
         ways.append(f"a context of {n_ctx} (-c {n_ctx})")
     n = len(sizes_of(options))
     if n > 1 and options.split_mode == "tensor":
         room = [sum(b.nbytes // len(b.members) for b in budgets if d in b.members) for d in range(n)]
         for shares in ((1,) * n, tuple(round(16 * r / max(room)) for r in room)):
-            if fits(replace(options, tensor_split=shares)):
+            if fit(tensor_split=shares):
                 text = ",".join(map(str, shares))
                 ways.append(f"other shares (-ts {text})")
                 break
-    layers = next((n for n in range(n_layer, -1, -1) if fits(replace(options, n_gpu_layers=n))), None)
+    layers = next((n for n in range(n_layer, -1, -1) if fit(n_gpu_layers=n)), None)
     if layers is not None:
         ways.append(f"{layers} layers on the devices (-ngl {layers})")
-    if options.kv_offload and fits(replace(options, kv_offload=False)):
+    if options.kv_offload and fit(kv_offload=False):
         ways.append("the KV cache on the host (-nkvo)")
     return f"it would fit with {', or '.join(ways)}" if ways else "use more devices or a smaller model"
 

@@ -32,9 +32,10 @@ class Options:
     """How a model is laid out. Names follow llama.cpp's flags.
 
     `n_gpu_layers` (None: all) leaves the first layers' weights and caches on the host; the output layer
-    counts as one and is the first to go to the devices. `override_tensor`: (regex, "CPU" | "host" | device
-    index) pairs, the first that matches a tensor's name wins. `split_mode`: tensor (slices of every
-    matrix), layer (whole layers, one device after another), none (`main_gpu` alone).
+    counts as one and is the first to go to the devices. `fit_layers`: as many as fit (fit.py decides).
+    `override_tensor`: (regex, "CPU" | "host" | device index) pairs, the first that matches a tensor's name
+    wins. `split_mode`: tensor (slices of every matrix), layer (whole layers, one device after another),
+    none (`main_gpu` alone).
     """
 
     tensor_split: tuple[float, ...] | None = None
@@ -42,6 +43,7 @@ class Options:
     main_gpu: int = 0
     policy: str = "balanced"
     n_gpu_layers: int | None = None
+    fit_layers: bool = False
     override_tensor: tuple[tuple[str, str], ...] = ()
     kv_offload: bool = True
     n_ctx: int = 512  # per slot

@@ -18,7 +18,9 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.answers import Answers, Mailbox
 from vkbackend.models.arguments import (
     MAX_AHEAD,
+    MAX_LAYERS,
     device_list,
+    layer_count,
     layer_range,
     override_list,
     path_string,
@@ -50,7 +52,6 @@ from vkbackend.models.tokenizer import Tokenizer
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24
-MAX_LAYERS = 1 << 16
 HOST = "numpy"  # the name of the device that is the host itself
 
 
@@ -66,12 +67,13 @@ class LLM:
     (bytes loaded, bytes in all). n_snapshots: states of recurrent layers that a slot keeps to go back to,
     where a request shares only the beginning of what is there.
 
-    Placement, independent of the split: n_gpu_layers (None: all) leaves the first layers in host memory,
-    override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or "REGEX=INDEX"), kv_offload=False
-    keeps the caches on the host. split_mode: "tensor", "layer" (whole layers one device after another) or
-    "none" (main_gpu alone). split_policy: "balanced", or "llama.cpp" for its arithmetic. reduce_type: what
-    partial sums travel as, "f32", "bf16", or "auto" (bf16 for large ones). reduce_provider: where they
-    meet, "pages", "scatter", "host-sum", or "auto" (what the devices can do and the size asks for).
+    Placement, independent of the split: n_gpu_layers (None or "all", "auto": as many as fit) leaves the
+    first layers in host memory, override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or
+    "REGEX=INDEX"; the first that matches wins), kv_offload=False keeps the caches on the host. split_mode:
+    "tensor", "layer" (whole layers one device after another) or "none" (main_gpu alone). split_policy:
+    "balanced", or "llama.cpp" for its arithmetic. reduce_type: what partial sums travel as, "f32", "bf16",
+    or "auto" (bf16 for large ones). reduce_provider: where they meet, "pages", "scatter", "host-sum", or
+    "auto" (what the devices can do and the size asks for).
     submit_ahead: segments handed to a device before they may run (None: the whole step). runtime: what
     drives the devices, "native" or "kompute" (None: VKBACKEND_RUNTIME, else native).
 
@@ -95,7 +97,7 @@ class LLM:
         process: bool = False,
         progress: Progress | None = None,
         *,
-        n_gpu_layers: int | None = None,
+        n_gpu_layers: int | str | None = None,
         override_tensor: Sequence[str | tuple[str, str]] = (),
         kv_offload: bool = True,
         split_mode: str = "tensor",
@@ -123,9 +125,7 @@ class LLM:
             n_snapshots=whole_number("n_snapshots", n_snapshots, 0, MAX_SNAPSHOTS),
             type_k=word("type_k", type_k),
             type_v=word("type_v", type_v),
-            n_gpu_layers=None
-            if n_gpu_layers is None
-            else whole_number("n_gpu_layers", n_gpu_layers, 0, MAX_LAYERS),
+            n_gpu_layers=layer_count("n_gpu_layers", n_gpu_layers),
             override_tensor=override_list(override_tensor),
             kv_offload=bool(kv_offload),
             split_mode=word("split_mode", split_mode),

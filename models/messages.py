@@ -34,7 +34,7 @@ class EngineOptions:
     n_snapshots: int = 2
     type_k: str = "f16"
     type_v: str = "f16"
-    n_gpu_layers: int | None = None
+    n_gpu_layers: int | str | None = None
     override_tensor: tuple[tuple[str, str], ...] = ()
     kv_offload: bool = True
     split_mode: str = "tensor"

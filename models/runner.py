@@ -15,7 +15,7 @@ from vkbackend import env
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.executors import NumpyDevice
-from vkbackend.meta.balance import Prediction, auto_split
+from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
@@ -23,7 +23,7 @@ from vkbackend.meta.speed import resource_of
 from vkbackend.models.base import Weights
 from vkbackend.models.control_vectors import marked, read_control_vectors
 from vkbackend.models.cost import cost_function, step_shape, step_sizes
-from vkbackend.models.fit import budgets_of, check_fit, sizes_with
+from vkbackend.models.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.kv_cache import KVCache
 from vkbackend.models.layout import Options, lay_out
@@ -45,6 +45,7 @@ def open_devices(specs: Sequence[str | int] | None, runtime: str | None = None) 
     `runtime` is the one that drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host
     itself, running the ops' numpy twins. Raises InvalidArgument, UnsupportedFeature.
     """
+    env.disabled()  # refuses unknown names, whatever drives the devices
     if specs is not None and not len(specs):
         raise InvalidArgument(
             "the device list is empty; give at least one device, or none at all for the best one"
@@ -152,13 +153,20 @@ class Runner:
     ) -> None:
         model, mesh, n = self.model, self.mesh, len(self.mesh.devices)
         self.layout = layout = lay_out(model, types, n, options)
-        env.log(1, "plan\n" + layout.table())
-
         limits = [device.limits for device in mesh.devices]
         shape = self._shape = step_shape(model, layout, options, self.n_ubatch, self._halves())
         steps = step_sizes(model, layout, limits, shape, **mesh.how)
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         sizes = sizes_with(model, types, n, steps, mesh.wanted)
+        if options.fit_layers:
+            self.options = options = with_fitting_layers(mesh.devices, options, sizes, model.n_layer)
+            self.layout = layout = lay_out(model, types, n, options)
+            held = model.n_layer + 1 if options.n_gpu_layers is None else options.n_gpu_layers
+            self.notes.append(f"{held} of {model.n_layer + 1} layers, the output counted, fit the devices")
+            if self.prediction and options.tensor_split:
+                cost = cost_function(model, types, options, limits, self.n_ubatch)
+                self.prediction = predict(mesh.devices, options.tensor_split, cost, budgets_of(mesh.devices))
+        env.log(1, "plan\n" + layout.table())
         check_fit(mesh.devices, options, sizes, model.n_layer)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), progress)
         self.kv = KVCache(mesh, layout, options)
@@ -293,6 +301,8 @@ def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
     """Options from keyword arguments; raises InvalidArgument for a value out of range."""
     if options.get("tensor_split") is not None:
         options = {**options, "tensor_split": tuple(options["tensor_split"])}
+    if options.get("n_gpu_layers") == "auto":
+        options = {**options, "n_gpu_layers": None, "fit_layers": True}
     opts = Options(**options, n_ubatch=n_ubatch)
     for name, value, low, high in (
         ("n_ctx", opts.n_ctx, 0, 1 << 24),
@@ -316,15 +326,15 @@ def with_a_share(
     devices: Sequence[str | int] | None, options: Options
 ) -> tuple[Sequence[str | int] | None, Options]:
     """The devices that will hold something: one without a share would only mirror work."""
+    if not options.main_gpu < (n := len(devices or [None])):
+        raise InvalidArgument(
+            f"main device {options.main_gpu} (-mg) is not one of the {n} that were given; the first is 0"
+        )
     if not devices:
         normalise(options.tensor_split, 1)
         return devices, options
     shares = normalise(options.tensor_split, len(devices))
     if options.split_mode == "none":
-        if not options.main_gpu < len(devices):
-            raise InvalidArgument(
-                f"main device {options.main_gpu} is not one of the {len(devices)} devices given"
-            )
         return [devices[options.main_gpu]], replace(options, tensor_split=None, main_gpu=0)
     if options.override_tensor or options.policy != "balanced":
         return devices, options  # indices, or llama.cpp's remainders, may still name it

@@ -165,13 +165,13 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = []
+    rows: list[Row] = []
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
-    if args.output != "json":
-        write(COLUMNS)
-        if args.output == "md":
-            write(["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"])
     for row in measure(args):
+        if args.output != "json" and not rows:
+            write(COLUMNS)
+            if args.output == "md":
+                write(["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"])
         rows.append(row)
         if args.output != "json":
             write(row.cells())

@@ -113,9 +113,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(bind_values(sys.argv[1:] if argv is None else argv))
     try:
         env.debug()
-        env.timeout_s()  # a bad value is told before the work begins
-        if runtime := getattr(args, "runtime", None):
-            os.environ[env.RUNTIME] = runtime_of(runtime)  # wherever devices are opened, also for measuring
+        for variable in (env.timeout_s, env.disabled, env.faults):
+            variable()  # a bad value is told before the work begins
+        if hasattr(args, "runtime"):
+            runtime = runtime_of(args.runtime)
+            if args.runtime:
+                os.environ[env.RUNTIME] = runtime  # wherever devices are opened, also for measuring
         code = args.run(args)
         sys.stdout.flush()
         return code or 0

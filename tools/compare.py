@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from vkbackend.errors import InvalidArgument, Timeout, UnsupportedFeature
-from vkbackend.models.arguments import device_list
+from vkbackend.models.arguments import device_list, layer_count
 from vkbackend.models.gguf import GGUF
 from vkbackend.tools.synthetic import Synthetic
 from vkbackend.tools.timing import Test, Timer, Timing
@@ -36,7 +36,8 @@ class LlamaCpp:
                 "--compare llama-cpp needs the llama-cpp-python package: pip install llama-cpp-python (with "
                 "CMAKE_ARGS=-DGGML_VULKAN=ON for its Vulkan backend)"
             )
-        layers = -1 if args.n_gpu_layers is None else args.n_gpu_layers
+        wanted = layer_count("--n-gpu-layers", args.n_gpu_layers)
+        layers = wanted if isinstance(wanted, int) else -1
         command = [sys.executable, "-m", "vkbackend.tools.llama_cpp_worker", str(gguf.paths[0]), str(n_ctx)]
         names = [name for name in device_list(args.device) or ("0",) if name.isdecimal()]
         environment = {**os.environ, "GGML_VK_VISIBLE_DEVICES": ",".join(dict.fromkeys(names))}

@@ -8,7 +8,7 @@ from typing import Any
 
 from vkbackend.meta.policy import POLICIES
 from vkbackend.meta.reduce import PROVIDERS, WIRES
-from vkbackend.models.arguments import ahead_depth, override_list
+from vkbackend.models.arguments import ahead_depth, layer_count, override_list
 from vkbackend.models.layout import SPLIT_MODES
 
 
@@ -20,17 +20,16 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-layers",
         "--n-gpu-layers",
         dest="n_gpu_layers",
-        type=int,
         metavar="N",
-        help="layers on the devices, counted from the output; the others stay in host memory, from which "
-        "every device reads its own slices (default: all)",
+        help="layers on the devices, counted from the output: a number, all, or auto for as many as fit; the "
+        "others stay in host memory, from which every device reads its own slices (default: all)",
     )
     add(
         "-ot",
         "--override-tensor",
         action="append",
         default=[],
-        metavar="REGEX=TARGET",
+        metavar="REGEX=TARGET,...",
         help="place the tensors whose names match: CPU or host for host memory, a device's place in --device "
         "for that device alone; may be given several times, the first match wins",
     )
@@ -44,7 +43,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         "matrix, layer: whole layers one device after another, none: --main-gpu alone (default: tensor)",
     )
     add("-mg", "--main-gpu", type=int, default=0, metavar="INDEX",
-        help="the device of split mode none, as its place in --device (default: 0)")  # fmt: skip
+        help="the device of split mode none, as its place in --device, from 0 (default: 0)")  # fmt: skip
     add(
         "--split-policy",
         default="balanced",
@@ -76,7 +75,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
 def placement_of(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `LLM` that these flags stand for."""
     return {
-        "n_gpu_layers": args.n_gpu_layers,
+        "n_gpu_layers": layer_count("--n-gpu-layers", args.n_gpu_layers),
         "override_tensor": override_list(args.override_tensor),
         "kv_offload": not args.no_kv_offload,
         "split_mode": args.split_mode,

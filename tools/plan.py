@@ -16,12 +16,12 @@ from typing import Any
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.plan import Plan
-from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.reduce import Reduce, check_provider
 from vkbackend.meta.split import Kind
 from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.base import Model
 from vkbackend.models.cost import cost_function, cost_of, step_shape, step_sizes, trace_reduces
-from vkbackend.models.fit import ON_DEVICE, budgets_of, check_fit, sizes_with
+from vkbackend.models.fit import ON_DEVICE, budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.layout import Layout, Options, lay_out, totals, weight_nbytes
 from vkbackend.models.registry import load_model
@@ -120,8 +120,8 @@ def report(args: argparse.Namespace) -> Report:
     auto = args.tensor_split == AUTO
     placement = placement_of(args)
     wire, policy = placement.pop("reduce_type"), placement.pop("split_policy")
-    for name in ("reduce_provider", "submit_ahead"):
-        placement.pop(name)  # they change no byte and no exchange
+    check_provider(provider := placement.pop("reduce_provider"))
+    placement.pop("submit_ahead")  # it changes no byte and no exchange
     options = checked_options(
         512,
         {
@@ -140,14 +140,20 @@ def report(args: argparse.Namespace) -> Report:
         kept, options = with_a_share(words, options)
         devices = open_devices(kept)
         try:
-            return _report(model, types, devices, options, auto, wire)
+            return _report(model, types, devices, options, auto, wire, provider)
         finally:
             for device in devices:
                 device.close()
 
 
 def _report(
-    model: Model, types: Mapping[str, str], devices: list[Device], options: Options, auto: bool, wire: str
+    model: Model,
+    types: Mapping[str, str],
+    devices: list[Device],
+    options: Options,
+    auto: bool,
+    wire: str,
+    provider: str,
 ) -> Report:
     limits, budgets = [device.limits for device in devices], budgets_of(devices)
     cost = cost_function(model, types, options, limits)
@@ -162,7 +168,12 @@ def _report(
 
     shape = step_shape(model, layout, options, 512)
     steps = step_sizes(model, layout, limits, shape, wire=wire)
-    planned = sizes_with(model, types, len(devices), steps)
+    planned = sizes_with(model, types, len(devices), steps, provider)
+    if options.fit_layers:
+        options = with_fitting_layers(devices, options, planned, model.n_layer)
+        layout = lay_out(model, types, len(devices), options)
+        cost = cost_function(model, types, options, limits)
+        prediction = predict(devices, prediction.tensor_split, cost, budgets)
     misfit = ""
     try:
         check_fit(devices, options, planned, model.n_layer)

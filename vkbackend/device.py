@@ -19,7 +19,7 @@ from vkbackend.capabilities import (
     free_nbytes,
     limits_of,
 )
-from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import instance
 from vkbackend.limits import Limits
 from vkbackend.memory import HostPages, aligned
@@ -27,7 +27,7 @@ from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
-from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, strings
+from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 from vkbackend.vulkan_transfers import VulkanTransfers
 
 CLOSE_S = 5  # how long closing waits for work in flight before it leaves the device alone
@@ -74,11 +74,6 @@ class VulkanDevice(Device):
             int, tuple[Any, Any, bool]
         ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
         self.transfers = VulkanTransfers(self)
-        if unknown := env.disabled() - info.features.keys():
-            raise InvalidArgument(
-                f"VKBACKEND_DISABLE names no feature: {', '.join(sorted(unknown))}; "
-                f"there are: {', '.join(sorted(info.features))}"
-            )
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
         self.programs: Any = None
         self.queue: Any = None
@@ -160,7 +155,7 @@ class VulkanDevice(Device):
     def check(self, result: int, what: str) -> None:
         """Raise the typed error of a failed call, naming this device; remembers a lost device."""
         if faults.planned and (injected := faults.struck(self.name, what)):
-            result = getattr(C, injected)
+            result = result_of(injected)
         if result == C.VK_ERROR_DEVICE_LOST:
             self.lost = True
         if result != C.VK_SUCCESS:

@@ -7,6 +7,7 @@ submissions; 4 shader variants built; 5 intermediate values by name.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -28,10 +29,24 @@ def debug() -> int:
     return _integer("DEBUG", 0)
 
 
+# Optional features by the names of capabilities.py, which probes every one of them on every device.
+FEATURES = frozenset(
+    "buffer_address cooperative_matrix cooperative_matrix_nv device_map float16 full_subgroups host_import "
+    "int8 int_dot memory_budget robust_buffer_access storage16 storage8 subgroup_arithmetic subgroup_max "
+    "subgroup_min subgroup_shuffle subgroup_size_control timeline".split()
+)
+
+
 def disabled() -> frozenset[str]:
     """VKBACKEND_DISABLE=timeline,host_import,...: optional features to leave unused even where a device has
-    them."""
-    return frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
+    them. Raises InvalidArgument for a name that is none, whatever drives the devices."""
+    names = frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
+    if unknown := names - FEATURES:
+        raise InvalidArgument(
+            f"VKBACKEND_DISABLE names no feature: {', '.join(sorted(unknown))}; "
+            f"there are: {', '.join(sorted(FEATURES))}"
+        )
+    return names
 
 
 RUNTIME = "VKBACKEND_RUNTIME"
@@ -71,9 +86,18 @@ def poison() -> bool:
     return os.environ.get("VKBACKEND_POISON", "") not in ("", "0")
 
 
-def faults() -> list[str]:
+def faults() -> list[tuple[str, str, int, str]]:
     """VKBACKEND_FAULT=DEVICE:CALL:NTH:RESULT,...: Vulkan calls to let fail (see vkbackend/faults.py)."""
-    return [item for item in os.environ.get("VKBACKEND_FAULT", "").split(",") if item]
+    found = []
+    for item in filter(None, os.environ.get("VKBACKEND_FAULT", "").split(",")):
+        device, call, nth, result = (item.split(":") + [""] * 4)[:4]
+        if item.count(":") != 3 or not nth.isdecimal() or not re.fullmatch(r"hang|VK_[A-Z_]+", result):
+            raise InvalidArgument(
+                f"VKBACKEND_FAULT={item!r}: expected DEVICE:CALL:NTH:RESULT, such as "
+                "Vulkan0:vkQueueSubmit:3:VK_ERROR_DEVICE_LOST"
+            )
+        found.append((device, call, int(nth), result))
+    return found
 
 
 def floor() -> bool:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vkbackend import env
-from vkbackend.errors import InvalidArgument
 
 
 @dataclass(slots=True)
@@ -35,13 +34,7 @@ class Fault:
 
 
 def _from_environment() -> list[Fault]:
-    faults = []
-    for item in env.faults():
-        parts = item.split(":")
-        if len(parts) != 4 or not parts[2].isdecimal():
-            raise InvalidArgument(f"VKBACKEND_FAULT={item!r}: expected DEVICE:CALL:NTH:RESULT")
-        faults.append(Fault(parts[0], parts[1], int(parts[2]), parts[3]))
-    return faults
+    return [Fault(*item) for item in env.faults()]
 
 
 planned: list[Fault] = _from_environment()

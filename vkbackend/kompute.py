@@ -46,7 +46,7 @@ from vkbackend.recording import (
 )
 from vkbackend.runtime import Device
 from vkbackend.spirv import storage_only
-from vkbackend.vk import C, check
+from vkbackend.vk import check, result_of
 
 _open: weakref.WeakSet[KomputeDevice] = weakref.WeakSet()
 MAX_TENSOR_NBYTES = (1 << 32) - 256  # kp counts bytes in 32 bits
@@ -143,7 +143,7 @@ class KomputeDevice(Device):
     def check(self, what: str) -> None:
         """Raise what an injected fault gives to a Vulkan call that kp makes for us."""
         if faults.planned and (injected := faults.struck(self.name, what)):
-            check(getattr(C, injected), f"{self.name} ({self.info.name}): {what}")
+            check(result_of(injected), f"{self.name} ({self.info.name}): {what}")
 
     # ---- memory ----
 
@@ -165,8 +165,8 @@ class KomputeDevice(Device):
         except (VkbackendError, OSError) as error:
             # Mostly DeviceLost: kp goes on with memory that it did not get, and ends its process.
             raise OutOfDeviceMemory(
-                f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated ({error}); "
-                "use a smaller context or more devices",
+                f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated "
+                f"({error}); use a smaller context or more devices",
                 requested=nbytes,
             ) from error
         finally:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
+from vkbackend.errors import (
+    DeviceLost,
+    InvalidArgument,
+    OutOfDeviceMemory,
+    Timeout,
+    UnsupportedFeature,
+    VkbackendError,
+)
 
 try:
     from vulkan import _vulkan as C
@@ -71,6 +78,16 @@ def check(result: int, what: str) -> None:
     if result in _UNSUPPORTED:
         raise UnsupportedFeature(f"{what}: {name}")
     raise VkbackendError(f"{what}: {name}")
+
+
+def result_of(name: str) -> int:
+    """The VkResult of a name; raises InvalidArgument."""
+    found = getattr(C, name, None) if name.startswith("VK_") else None
+    if found not in RESULT_NAMES:
+        raise InvalidArgument(
+            f"{name!r} is no error of Vulkan; there are: {', '.join(RESULT_NAMES.values())}"
+        )
+    return int(found)
 
 
 def new(struct: str, chain: Any = None, **fields: Any) -> Any:

@@ -190,7 +190,7 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
     recording = Recording("copy")
     ops.copy_words(recording, device.limits, a, b)
     device.info = replace(device.info, limits=device.info.limits | {"max_storage_buffers": 1})
-    with pytest.raises(UnsupportedFeature, match="copy_words needs 2 storage buffers.* may bind 1 "):
+    with pytest.raises(UnsupportedFeature, match=r"copy_words needs 2 storage buffers.* may bind 1 "):
         device.build(recording)
 
 

@@ -122,6 +122,7 @@ def test_layer_mode_on_vulkan(shared: Path) -> None:
         ({"override_tensor": (("(", "CPU"),)}, "no regular expression"),
         ({"split_mode": "rows"}, "split mode 'rows'.*none, layer, tensor"),
         ({"split_mode": "none", "main_gpu": 2}, "main device 2"),
+        ({"main_gpu": 2}, "main device 2"),
         ({"n_gpu_layers": -3}, "n_gpu_layers"),
         ({"policy": "best"}, "policy 'best'"),
         ({"wire": "f8"}, "reduce type 'f8'.*auto, f32, bf16"),
@@ -151,6 +152,19 @@ def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch:
             type_v="f32",
         )
     assert caught.value.requested > caught.value.budget == 3_400_000
+
+
+@pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
+def test_as_many_layers_as_fit(shared: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
+    """-ngl auto: the most with which nothing is refused; one more would be."""
+    monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
+    runner = same(shared, ["numpy"] * 2, n_gpu_layers="auto")
+    found = runner.options.n_gpu_layers
+    assert (6 if found is None else found) == held and not runner.options.fit_layers
+    assert f"{held} of 6 layers" in runner.notes[-1]
+    if held < 6:
+        with pytest.raises(OutOfDeviceMemory):
+            same(shared, ["numpy"] * 2, n_gpu_layers=held + 1)
 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, pytest.param(["0", "0"], marks=needs_device)], ids=str)

@@ -137,6 +137,26 @@ def test_model_that_does_not_fit(shared: Path, capsys: pytest.CaptureFixture[str
         (("-ot", "nothing=CPU"), "nothing"),
         (("-ctk", "q3"), "q3"),
         (("-c", "-1"), "-1"),
+        (("-ts", "nan,1"), "nan"),
+        (("-ts", "1,inf"), "inf"),
+        (("-ts", "-1,2"), "-1"),
+        (("-ts", "0,0"), "above 0"),
+        (("-mg", "2"), "2 (-mg) is not one of the 2"),
+        (("-mg", "-1", "-sm", "none"), "-1"),
+        (("-sm", "row"), "'row' is unknown; there are: none, layer, tensor"),
+        (("-ngl", "most"), "'most'"),
+        (("-ngl", "-1"), "'-1'"),
+        (("-ot", "ffn"), "'ffn'"),
+        (("-ot", "(=CPU"), "'('"),
+        (("-ot", "ffn=CPU,nothing=CPU"), "nothing=CPU"),
+        (("-ot", "ffn=2"), "ffn=2"),
+        (("-ot", "ffn=CUDA0"), "ffn=CUDA0"),
+        (("--reduce-type", "f8"), "'f8' is unknown; there are: auto, f32, bf16"),
+        (("--reduce-provider", "nccl"), "nccl"),
+        (("--submit-ahead", "some"), "some"),
+        (("--runtime", "cuda"), "cuda"),
+        (("-dev", "numpy,"), "''"),
+        (("-m", "nowhere.gguf"), "nowhere.gguf"),
     ],
 )
 def test_bad_values_are_named(
@@ -144,4 +164,35 @@ def test_bad_values_are_named(
 ) -> None:
     path = str(shared / "models" / DENSE)
     assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", *args]) == 2
-    assert named in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1 and named in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("VKBACKEND_DISABLE", "timeline,warp_drive", "warp_drive"),
+        ("VKBACKEND_RUNTIME", "cuda", "cuda"),
+        ("VKBACKEND_TIMEOUT", "soon", "soon"),
+        ("VKBACKEND_FAULT", "Vulkan0:vkQueueSubmit:often:VK_ERROR_DEVICE_LOST", "often"),
+        ("VKBACKEND_FAULT", "Vulkan0", "Vulkan0"),
+    ],
+)
+def test_bad_variables_are_named_whatever_drives_the_devices(
+    variable: str, value: str, named: str, shared: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert cli.main(["plan", "-m", str(shared / "models" / DENSE), "-dev", "numpy"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and variable.removeprefix("VKBACKEND_").lower() in err.lower()
+    assert named in err
+
+
+def test_lists_of_overrides_and_words_for_layers(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", str(shared / "models" / DENSE), "-dev", "numpy,numpy", "-ts", "1,1"]
+    both = plan(capsys, *command, "-ot", r"attn=CPU,blk\.\d{1,2}\.ffn_(up|gate)=host")
+    apart = plan(capsys, *command, "-ot", r"blk\.\d{1,2}\.ffn_(up|gate)=host", "-ot", "attn=CPU")
+    none = plan(capsys, *command)
+    assert both["devices"] == apart["devices"] != none["devices"]
+    assert plan(capsys, *command, "-ngl", "all")["devices"] == none["devices"]
+    assert plan(capsys, *command, "-ngl", "auto")["devices"] == none["devices"], "all fit"

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from vkbackend import errors
-from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
+from vkbackend.env import FEATURES
+from vkbackend.errors import (
+    DeviceLost,
+    InvalidArgument,
+    OutOfDeviceMemory,
+    Timeout,
+    UnsupportedFeature,
+    VkbackendError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,17 @@ def test_unknown_results_and_success(vk: Any) -> None:
     vk.check(vk.C.VK_SUCCESS, "vkFoo")
     with pytest.raises(VkbackendError, match="-123456"):
         vk.check(-123456, "vkFoo")
+
+
+def test_names_of_results(vk: Any) -> None:
+    assert vk.result_of("VK_ERROR_DEVICE_LOST") == vk.C.VK_ERROR_DEVICE_LOST
+    for name in ("VK_ERROR_FOO", "hang", "VK_SUCCESS", "VK_STRUCTURE_TYPE_SUBMIT_INFO", "ffi"):
+        with pytest.raises(InvalidArgument, match=f"'{name}' is no error of Vulkan"):
+            vk.result_of(name)
+
+
+def test_names_of_features_are_those_that_devices_are_probed_for(device: Any) -> None:
+    assert device.info.features.keys() == FEATURES
 
 
 def test_every_public_error_is_a_vkbackend_error() -> None:
