@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import Any
 
 from vkbackend import ops as device_ops
-from vkbackend.buffer import View
+from vkbackend.buffer import View, Virtual
+from vkbackend.formats import row_nbytes
 from vkbackend.meta import split
 from vkbackend.meta.split import MIRRORED, Kind
 from vkbackend.meta.tensor import Graph, Tensor, Weight
@@ -121,19 +122,29 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
         biased = y.state.writers[:1] or _holders(y)
     for d, out in enumerate(y.views):
         if out is not None:
-            _matmul(graph, d, w, x.views[d], out, bias.whole(d) if bias and d in biased else None)
+            _matmul(graph, d, w, x, out, bias.whole(d) if bias and d in biased else None)
     return y
 
 
-def _matmul(graph: Graph, d: int, w: Weight, x: View | None, out: View, bias: View | None = None) -> None:
+def _matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
     recording, limits, width = graph.recordings[d], graph.devices[d].limits, out.shape[-1]
-    assert x is not None
+    eight_bits = device_ops.reads_q8(limits, x.rows, w.dtype)
+    operand = _quantized(x, d) if eight_bits else x.on(d)
     for first, piece in w.pieces[d]:
         # A piece of the rows fills its own columns of every row of the result.
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
         own = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
-        device_ops.mat(recording, limits, piece, x, target, bias=own, y_stride=width, label=w.name)
+        device_ops.mat(recording, limits, piece, operand, target, bias=own, y_stride=width, label=w.name)
+
+
+def _quantized(x: Tensor, d: int) -> View:
+    """x in 8 bits on a device, made once for all the matrices that read it there."""
+    if d not in x.q8:
+        graph, own, label = x.graph, x.on(d), x.graph.label("quantize_q8")
+        x.q8[d] = View(Virtual(row_nbytes("q8", own.shape[1]) * x.rows, label), 0, own.shape, "q8")
+        device_ops.quantize_q8(graph.recordings[d], graph.devices[d].limits, own, x.q8[d], label=label)
+    return x.q8[d]
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
@@ -152,7 +163,7 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
             else View(inputs.logits.buffer, inputs.logits.offset, shape)
         )
         product = graph.scratch(shape, "logits") if softcap else out
-        _matmul(graph, d, w, x.views[d], product)
+        _matmul(graph, d, w, x, product)
         if softcap:
             device_ops.softcap(recording, limits, product, out, c=softcap, label=graph.label("softcap"))
         if graph.top_k:

@@ -131,15 +131,20 @@ def _read_rate(device: Device, home: Home) -> float:
     stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
     x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
     device.write(x, np.ones(WIDTH, np.float32))
-    recording, buffers = Recording("weight reading"), []
+    recording, buffers = Recording("weight reading"), [x.buffer]
+    operand = x
+    if ops.reads_q8(device.limits, 1, DTYPE):
+        operand = View(device.buffer(row_nbytes("q8", WIDTH), Home.SCRATCH, "x q8"), 0, (1, WIDTH), "q8")
+        ops.quantize_q8(recording, device.limits, x, operand)
+        buffers.append(operand.buffer)
     for _ in range(count):
         w = View(device.buffer(stored.nbytes, home, "w"), 0, shape, DTYPE)
         y = View(device.buffer(4 * shape[0], Home.SCRATCH, "y"), 0, (1, shape[0]))
         device.write(w, stored)
-        ops.mat(recording, device.limits, w, x, y)
+        ops.mat(recording, device.limits, w, operand, y)
         buffers += [w.buffer, y.buffer]
     seconds = _run_times(device, recording)
-    for buffer in (x.buffer, *buffers):
+    for buffer in buffers:
         device.free(buffer)  # type: ignore[arg-type]
     return count * stored.nbytes / float(np.median(seconds))
 

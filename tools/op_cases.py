@@ -21,6 +21,7 @@ from vkbackend.tools import (
     op_cases_heads,
     op_cases_matrix,
     op_cases_moe,
+    op_cases_quantized,
     op_cases_recurrent,
 )
 from vkbackend.tools.op_setup import (
@@ -372,7 +373,8 @@ def _cases() -> _Sweep:
     s.quick += op_cases_attention.quick()
     s.wide += op_cases_attention.wide()
     s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick(), *op_cases_heads.quick()]
-    s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide()]
+    s.quick += op_cases_quantized.quick()
+    s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide(), *op_cases_quantized.wide()]
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
         k = 288 if 288 % block == 0 else 3 * block
@@ -391,15 +393,19 @@ def _format_cases() -> _Sweep:
             Embed(kind, k),
             *op_cases_matrix.some_of(kind, k),
             op_cases_heads.one_of(kind, k),
+            *op_cases_quantized.one_of(kind),
             *op_cases_moe.some_of(kind),
         ]
-        s.wide += op_cases_matrix.some_of_gpus(kind, k)
+        s.wide += [*op_cases_matrix.some_of_gpus(kind, k), *op_cases_quantized.one_tiled(kind)]
     return s
 
 
 def _bench_cases() -> list[Case]:
-    kinds = shaderlib.weight_types()
-    cases = [case for kind in kinds for case in (*op_cases_matrix.bench(kind), *op_cases_moe.bench(kind))]
+    cases: list[Case] = []
+    for kind in shaderlib.weight_types():
+        cases += op_cases_matrix.bench(kind)
+        cases += [*op_cases_quantized.bench(kind), *op_cases_moe.bench(kind)]
+    cases += [op_cases_quantized.QuantizeQ8(k, rows) for k, rows in ((1024, 1), (4096, 1), (1024, 128))]
     return [*cases, *op_cases_attention.bench()]
 
 

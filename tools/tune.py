@@ -1,9 +1,9 @@
-"""`vkbackend tune`: measure which op multiplies matrices fastest, and remember it for the driver.
+"""`vkbackend tune`: measure which ops multiply matrices fastest, and remember that for the driver.
 
-Every op that the devices can run is timed on the same matrices, by 1, 4 and 32 rows. The table is kept per
-driver and version, for all its devices alike (their results must have the same bits), so give all of them at
-once: their times are added up. An op displaces the one that goes by the rules if it needs less than 0.9 of
-its time.
+Every op that the devices can run is timed on the same matrices, of all types that it has, by 1, 4 and 32
+rows. The table is kept per driver and version, for all its devices alike (their results must have the same
+bits), so give all of them at once: their times are added up. An op comes before the one that goes by the
+rules if it needs less than 0.9 of its time for the same matrices.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from vkbackend import choices
 from vkbackend.errors import InvalidArgument
 from vkbackend.limits import Limits
+from vkbackend.matrix_choice import mat_op, runs
 from vkbackend.models.arguments import device_list
 from vkbackend.models.runner import open_devices
-from vkbackend.ops import OPS, mat_op
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
 from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatTile, MatVec, MatWave
+from vkbackend.tools.op_cases_quantized import MatDot, MatMulDot
 
 HELP = "Measure which ops suit the devices"
 ROWS = {"one": 1, "few": 4, "many": 128}  # what stands for each class
-TYPES = ("f16", "q8_0", "q4_0", "q4_k")
+TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # the first is one that all ops of f32 activations have
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
 CASES = {
@@ -36,7 +38,10 @@ CASES = {
     "mat_lane": MatLane,
     "mat_mul": MatMul,
     "mat_tile": MatTile,
+    "mat_dot": MatDot,
+    "mat_mul_dot": MatMulDot,
 }
+Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,34 +50,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--forget", action="store_true", help="remove the driver's table instead, and go by the rules again")
 
 
-def times_of(device: Device, ms: float = 20.0) -> dict[str, dict[str, float]]:
-    """Microseconds by class of rows and op, summed over types and shapes."""
-    out: dict[str, dict[str, float]] = {}
-    for name, rows in ROWS.items():
-        able = [op for op in choices.CANDIDATES[name] if device.limits.features.issuperset(OPS[op].needs)]
-        cases = [(kind, n, k) for kind in TYPES for n, k in SHAPES]
-        out[name] = {
-            op: sum(
-                (row.us_cpu or row.us_min)
-                for row in (time_case(device, CASES[op](kind, n, k, rows), 3, ms) for kind, n, k in cases)
-            )
-            for op in able
+def times_of(device: Device, ms: float = 20.0) -> Times:
+    """What the ops that the device can run need, summed over shapes."""
+
+    def seconds(op: str, kind: str, rows: int) -> float:
+        timed = (time_case(device, CASES[op](kind, n, k, rows), 3, ms) for n, k in SHAPES)
+        return sum(row.us_cpu or row.us_min for row in timed)
+
+    return {
+        name: {
+            op: {kind: seconds(op, kind, rows) for kind in kinds}
+            for op in choices.CANDIDATES[name]
+            if (kinds := [kind for kind in TYPES if runs(device.limits, op, kind)])
         }
-    return out
+        for name, rows in ROWS.items()
+    }
 
 
-def winners(times: Iterable[dict[str, dict[str, float]]], limits: Limits) -> choices.Table:
-    """Of each class of rows the op of the least time, the rules' one unless that is clearly slower."""
-    total: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+def ranked(times: Iterable[Times], limits: Limits) -> choices.Table:
+    """The ops of each class of rows, the fastest first; the rules' ones stay unless they are clearly slower.
+
+    An op that lacks types is compared by those that it has.
+    """
+    total: Times = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for of_device in times:
         for name, by_op in of_device.items():
-            for op, us in by_op.items():
-                total[name][op] += us
+            for op, by_type in by_op.items():
+                for kind, us in by_type.items():
+                    total[name][op][kind] += us
     found: choices.Table = {}
     for name, by_op in total.items():
-        rule = mat_op(limits, ROWS[name])
-        best = min(by_op, key=by_op.__getitem__)
-        found[name] = best if by_op[best] < GAIN * by_op[rule] else rule
+        rules = {kind: mat_op(limits, ROWS[name], kind) for kind in TYPES}
+        plain = by_op[rules[TYPES[0]]]
+
+        def relative(op: str, by_op: Any = by_op, plain: Any = plain, rules: Any = rules) -> float:
+            gain = GAIN if op in rules.values() else 1.0
+            return gain * sum(by_op[op].values()) / sum(plain[kind] for kind in by_op[op])
+
+        found[name] = tuple(sorted(by_op, key=relative))
     return found
 
 
@@ -95,13 +110,14 @@ def run(args: argparse.Namespace) -> int:
         for device in devices:
             err.print(f"measuring {printable(device.name)}", markup=False)
             times.append(times_of(device))
-        found = winners(times, replace(devices[0].limits, choices=()))
+        found = ranked(times, replace(devices[0].limits, choices=()))
         rows = [
-            (name, op, us, "chosen" if found[name] == op else "")
+            (name, op, *(times[0][name][op].get(kind, "") for kind in TYPES))
             for name in found
-            for op, us in sorted(times[0][name].items())
+            for op in found[name]
         ]
-        out.print(table(printable(info.driver), ("rows", "op", "us", ""), rows))
+        title = f"{printable(info.driver)}: us, the fastest first"
+        out.print(table(title, ("rows", "op", *TYPES), rows))
         path = choices.save(info, found)
         err.print(f"kept in {printable(str(path))}", markup=False)
     finally:

@@ -1,7 +1,8 @@
-"""Which matrix op a driver runs fastest, as measured by `vkbackend tune` and kept in the cache folder.
+"""Which matrix ops a driver runs fastest, as measured by `vkbackend tune` and kept in the cache folder.
 
 One table per driver and version, because all devices of a driver must run the same ops to give the same bits.
-Without a table, or for ops that a device cannot run, ops.py goes by rules.
+It has all ops of a class of rows, the fastest first: the first that a device may run and that has the type of
+the weights is taken (matrix_choice.py). Without a table that goes by rules.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 ROWS = {"one": 1, "few": 8, "many": 1 << 31}  # classes of rows of x and the most of each
 CANDIDATES = {
-    "one": ("mat_vec", "mat_wave", "mat_lane"),
-    "few": ("mat_vec", "mat_wave", "mat_lane"),
-    "many": ("mat_mul", "mat_tile", "mat_lane"),
+    "one": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
+    "few": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
+    "many": ("mat_mul", "mat_tile", "mat_lane", "mat_mul_dot"),
 }
-Table = dict[str, str]  # class of rows -> op
-_FORMAT = 1
+Table = dict[str, tuple[str, ...]]  # class of rows -> ops, the fastest first
+_FORMAT = 2
 
 
 def row_class(n_rows: int) -> str:
@@ -43,7 +44,8 @@ def load(info: DeviceInfo) -> Table:
     try:
         stored = json.loads(path_of(info).read_text())
         table = stored["ops"] if stored["format"] == _FORMAT else {}
-        return {name: op for name, op in table.items() if op in CANDIDATES.get(name, ())}
+        known = {name: tuple(op for op in table.get(name, ()) if op in CANDIDATES[name]) for name in ROWS}
+        return {name: ops for name, ops in known.items() if ops}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 

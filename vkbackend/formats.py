@@ -1,7 +1,7 @@
 """Element and block formats: bytes per row of every dtype the shaders read, as GGUF stores it.
 
 Block layouts follow the GGML definitions (`block_q8_0`, `block_q4_0`, ...); sizes come from the `gguf`
-package.
+package. `q8` is our own, of activations (shaders/lib/q8.glsl): no file has it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ def block_of(dtype: str) -> tuple[int, int]:
     """(elements, bytes) of one block of `dtype`; raises KeyError for a name GGML does not have."""
     if dtype in _PLAIN:
         return 1, _PLAIN[dtype]
+    if dtype == "q8":
+        return 32, 40
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     elements, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[dtype.upper()]]
@@ -50,6 +52,10 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
         return raw.view(np.float16).astype(np.float32).reshape(shape)
     if dtype == "u32":
         return raw.view(np.uint32).reshape(shape)
+    if dtype == "q8":
+        rows = raw.reshape(-1, row_nbytes(dtype, shape[-1]))
+        codes, blocks = rows[:, : shape[-1]].view(np.int8), rows[:, shape[-1] :].view(np.float32)
+        return (codes * np.repeat(blocks[:, ::2], 32, axis=1)).reshape(shape)
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize as gguf_dequantize
 

@@ -22,7 +22,7 @@ class Limits:
     host_import_align: int = 4096  # address and size of host pages, bytes; at least a page
     subgroup_size: int = 1
     is_cpu: bool = False
-    choices: tuple[tuple[str, str], ...] = ()  # measured: class of rows -> matrix op (choices.py)
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # measured: class of rows -> ops (choices.py)
     features: frozenset[str] = frozenset()  # optional ones that shaders may use, named as in capabilities.py
 
     @classmethod

@@ -10,6 +10,9 @@ import math
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
+from vkbackend.matrix_choice import mat as mat
+from vkbackend.matrix_choice import mat_op as mat_op
+from vkbackend.matrix_choice import reads_q8 as reads_q8
 from vkbackend.ops_attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops_attention import CELL_BLOCK as CELL_BLOCK
 from vkbackend.ops_attention import attn_combine as attn_combine
@@ -38,10 +41,8 @@ from vkbackend.ops_experts import tile_size as tile_size
 from vkbackend.ops_heads import concat as concat
 from vkbackend.ops_heads import mat_heads as mat_heads
 from vkbackend.ops_matrix import MAX_VEC_ROWS as MAX_VEC_ROWS
-from vkbackend.ops_matrix import mat as mat
 from vkbackend.ops_matrix import mat_lane as mat_lane
 from vkbackend.ops_matrix import mat_mul as mat_mul
-from vkbackend.ops_matrix import mat_op as mat_op
 from vkbackend.ops_matrix import mat_tile as mat_tile
 from vkbackend.ops_matrix import mat_vec as mat_vec
 from vkbackend.ops_matrix import mat_wave as mat_wave
@@ -50,6 +51,9 @@ from vkbackend.ops_moe import add_id as add_id
 from vkbackend.ops_moe import moe_logits as moe_logits
 from vkbackend.ops_moe import moe_sum as moe_sum
 from vkbackend.ops_moe import moe_topk as moe_topk
+from vkbackend.ops_quantized import mat_dot as mat_dot
+from vkbackend.ops_quantized import mat_mul_dot as mat_mul_dot
+from vkbackend.ops_quantized import quantize_q8 as quantize_q8
 from vkbackend.ops_recurrent import delta_chunk as delta_chunk
 from vkbackend.ops_recurrent import delta_gates as delta_gates
 from vkbackend.ops_recurrent import delta_net as delta_net

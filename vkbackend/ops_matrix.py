@@ -1,58 +1,17 @@
-"""Products with one matrix, of the same contract as ops.py, where callers find them.
+"""Products with one matrix, of the same contract as ops.py, where callers find them: one shader each.
 
-`mat` picks the op that suits the device and the rows of x; each of the others is one shader.
+Which of them suits a device and the rows of x: matrix_choice.py. For activations of 8 bits: ops_quantized.py.
 """
 
 from __future__ import annotations
 
 from vkbackend.buffer import View
-from vkbackend.choices import row_class
 from vkbackend.limits import Limits
-from vkbackend.opspec import OPS, floor_pow2, fold, prefers_lanes, record, rows_of
+from vkbackend.opspec import OPS, floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording
 
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
 BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
-
-
-def mat(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    y: View,
-    *,
-    bias: View | None = None,
-    y_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]): by the op that suits the device and x's rows."""
-    op = _MATRIX_OPS[mat_op(limits, rows_of(x, w.shape[1]))]
-    op(rec, limits, w, x, y, bias=bias, y_stride=y_stride, label=label)
-
-
-def mat_op(limits: Limits, n_rows: int) -> str:
-    """The op for that many rows of x: the one measured to be fastest, else by the rules of opspec.py."""
-    measured = dict(limits.choices).get(row_class(n_rows))
-    if measured and limits.features.issuperset(OPS[measured].needs):
-        return measured
-    if prefers_lanes(limits):
-        return "mat_lane"
-    if n_rows > MAX_VEC_ROWS:
-        return "mat_tile" if prefers_tiles(limits) else "mat_mul"
-    return "mat_wave" if prefers_waves(limits) else "mat_vec"
-
-
-def prefers_waves(limits: Limits) -> bool:
-    """Whether mat_wave suits better than mat_vec, whose threads meet in shared memory: on GPUs with subgroups
-    wide enough for a row."""
-    has_all = limits.features.issuperset(OPS["mat_wave"].needs)
-    return not limits.is_cpu and has_all and limits.subgroup_size >= 16
-
-
-def prefers_tiles(limits: Limits) -> bool:
-    """Whether mat_tile suits better than mat_mul: on GPUs; SwiftShader needs up to twice the time for it."""
-    return not limits.is_cpu and limits.subgroup_size > 1
 
 
 def mat_vec(
@@ -71,7 +30,7 @@ def mat_vec(
     Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written. bias f32
     [n] is added to every row.
     """
-    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
+    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_vec serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
     n, k = w.shape
     if limits.is_cpu:  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
@@ -95,7 +54,7 @@ def mat_mul(
     label: str = "",
 ) -> None:
     """As mat_vec for any number of rows, in tiles of 64 rows of w by 16 or 32 rows of x."""
-    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
+    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
     n, k = w.shape
     rn = 2 if n_rows <= 16 else 4
     groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
@@ -116,7 +75,7 @@ def mat_wave(
 ) -> None:
     """As mat_vec, where threads of a subgroup can add up among themselves."""
     assert limits.features.issuperset(OPS["mat_wave"].needs), limits.features
-    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
+    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_wave serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
     n, k = w.shape
     local = 128
@@ -139,7 +98,7 @@ def mat_lane(
 ) -> None:
     """As mat_vec for any number of rows, on devices whose invocations are SIMD lanes (see prefers_lanes)."""
     assert limits.features.issuperset(OPS["mat_lane"].needs), limits.features
-    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
+    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
     n, k = w.shape
     local, per_thread = 32, min(n_rows, MAX_VEC_ROWS)
     groups = (*fold(limits, -(-n // local)), -(-n_rows // per_thread))
@@ -159,7 +118,7 @@ def mat_tile(
     label: str = "",
 ) -> None:
     """As mat_mul, in tiles of 64 or 128 rows of w by 16, 32 or 64 rows of x."""
-    args, push, n_rows = _mat_args(limits, w, x, bias, y, y_stride)
+    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
     n, k = w.shape
     rm, rn = tile_of(n, n_rows)
     groups = (*fold(limits, -(-n // (16 * rm))), -(-n_rows // (8 * rn)))
@@ -175,22 +134,13 @@ def tile_of(n: int, n_rows: int) -> tuple[int, int]:
     return 4, 2 if n_rows <= 16 else 4
 
 
-_MATRIX_OPS = {
-    "mat_vec": mat_vec,
-    "mat_wave": mat_wave,
-    "mat_lane": mat_lane,
-    "mat_mul": mat_mul,
-    "mat_tile": mat_tile,
-}
-
-
-def _mat_args(
-    limits: Limits, w: View, x: View, bias: View | None, y: View, y_stride: int | None
+def mat_args(
+    limits: Limits, w: View, x: View, bias: View | None, y: View, y_stride: int | None, x_type: str = "f32"
 ) -> tuple[tuple[View, ...], dict[str, int | float], int]:
     """(args, push constants, rows of x). Whether there is a bias is a push constant: the branch costs nothing
     beside the product, and another pipeline takes long to compile."""
     n, k = w.shape
-    n_rows = rows_of(x, k)
+    n_rows = rows_of(x, k, x_type)
     y_stride = n if y_stride is None else y_stride
     assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by rows"
     assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)

@@ -75,6 +75,15 @@ OPS: dict[str, OpSpec] = {
         ),
         _spec("mat_mul", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN"),
         _spec("mat_tile", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RM RN"),
+        _spec("quantize_q8", "x:r y:w", "k n_rows"),
+        _spec(
+            "mat_dot",
+            "w:r x:r b:r y:w",
+            "k n n_rows y_stride has_bias",
+            "ROWS N",
+            needs="int_dot subgroup_arithmetic",
+        ),
+        _spec("mat_mul_dot", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN", needs="int_dot"),
         _spec("rope", "x:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows", "HALF_SPLIT"),
         _spec("kv_store", "x:r cells:r cache:w", "width n_rows blocks_per_slot", "TYPE", step=True),
         _spec(
@@ -170,10 +179,10 @@ def fold(limits: Limits, count: int) -> tuple[int, int]:
     return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 
 
-def rows_of(view: View, width: int) -> int:
-    """Rows of `width` f32 elements in a view of any shape."""
+def rows_of(view: View, width: int, dtype: str = "f32") -> int:
+    """Rows of `width` elements, f32 unless said otherwise, in a view of any shape."""
     total = math.prod(view.shape)
-    assert view.dtype == "f32" and total % width == 0, f"{view!r} is not f32 rows of {width}"
+    assert view.dtype == dtype and total % width == 0, f"{view!r} is not {dtype} rows of {width}"
     return total // width
 
 

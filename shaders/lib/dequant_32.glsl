@@ -58,11 +58,15 @@ vec4 decode4(uint b, uint k) {
 const uint ROW_UNIT = 32;
 const uint BLOCK_NBYTES = 17;
 
-vec4 decode4(uint b, uint k) {
+float scale_of(uint b, uint k) {
     const uint e = u8_at(b);
-    const uvec4 q = nibbles4(b + 1, k);
-    const vec4 magnitude = vec4((uvec4(0xC8643210u) >> (4 * (q & 7u))) & 15u);
-    const float d = uintBitsToFloat(e < 2 ? 0x00200000u << e : (e - 1) << 23); // e < 2: a subnormal
-    return d * mix(magnitude, -magnitude, notEqual(q & 8u, uvec4(0)));
+    return uintBitsToFloat(e < 2 ? 0x00200000u << e : (e - 1) << 23); // e < 2: a subnormal
 }
+
+ivec4 values4(uvec4 q) {
+    const ivec4 magnitude = ivec4((uvec4(0xC8643210u) >> (4 * (q & 7u))) & 15u);
+    return mix(magnitude, -magnitude, notEqual(q & 8u, uvec4(0)));
+}
+
+vec4 decode4(uint b, uint k) { return scale_of(b, k) * vec4(values4(nibbles4(b + 1, k))); }
 #endif

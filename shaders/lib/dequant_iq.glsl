@@ -3,11 +3,11 @@
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
-vec4 values4(uvec4 q) {
+ivec4 values4(uvec4 q) {
     const uvec4 low = mix(uvec4(0xBFAD9881u), uvec4(0xF6EADDCFu), notEqual(q & 4u, uvec4(0)));
     const uvec4 high = mix(uvec4(0x26190D01u), uvec4(0x71594535u), notEqual(q & 4u, uvec4(0)));
     const uvec4 word = mix(low, high, notEqual(q & 8u, uvec4(0)));
-    return vec4(ivec4(word << (24 - 8 * (q & 3u))) >> 24);
+    return ivec4(word << (24 - 8 * (q & 3u))) >> 24;
 }
 #endif
 
@@ -46,7 +46,7 @@ uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7;
 const uint ROW_UNIT = 32;
 const uint BLOCK_NBYTES = 18;
 
-vec4 decode4(uint b, uint k) { return f16_at(b) * values4(nibbles4(b + 2, k)); }
+vec4 decode4(uint b, uint k) { return f16_at(b) * vec4(values4(nibbles4(b + 2, k))); }
 
 #elif defined(TYPE_IQ4_XS)
 // half d; u16 h, bits 2g the high bits of group g's scale; u8 s[4], a nibble each its low ones; nibbles q[8]
@@ -54,12 +54,14 @@ vec4 decode4(uint b, uint k) { return f16_at(b) * values4(nibbles4(b + 2, k)); }
 const uint ROW_UNIT = 256;
 const uint BLOCK_NBYTES = 136;
 
-vec4 decode4(uint b, uint k) {
+float scale_of(uint b, uint k) {
     const uint g = k / 32;
     const uint head = u32_at(b);
     const uint scale = ((u32_at(b + 4) >> (4 * g)) & 15u) | (((head >> (16 + 2 * g)) & 3u) << 4);
-    return unpackHalf2x16(head).x * (float(scale) - 32.0) * values4(nibbles4(b + 8 + 16 * g, k % 32));
+    return unpackHalf2x16(head).x * (float(scale) - 32.0);
 }
+
+vec4 decode4(uint b, uint k) { return scale_of(b, k) * vec4(values4(nibbles4(b + 8 + k / 32 * 16, k % 32))); }
 
 #elif defined(TYPE_IQ2_XXS)
 // half d; per group u8 entry[4]; u32: four times 7 signs, then a scale of 4 bits   d / 4 * (scale + 1/2) * +-value

@@ -1,5 +1,6 @@
 // K-quants: blocks of 256 elements in groups of 16 or 32 whose scales are codes themselves; part of dequant.glsl.
 // k = 128 i + 32 j + l counts thirds of an index below: i the half of the block, j the group in it, l the element.
+// scale_of and scale_min give the factor of the codes around element k, and what is subtracted from the product.
 
 #if defined(TYPE_Q2_K)
 // u8 s[16], scale low and min high, of 16 elements each; u8 q[64], bits 2j of byte 32 i + l; half d, m
@@ -7,11 +8,15 @@
 const uint ROW_UNIT = 256;
 const uint BLOCK_NBYTES = 84;
 
-vec4 decode4(uint b, uint k) {
+vec2 scale_min(uint b, uint k) {
     const uint s = u8_at(b + k / 16);
-    const vec2 dm = unpackHalf2x16(u32_at(b + 80));
+    return unpackHalf2x16(u32_at(b + 80)) * vec2(s & 15u, s >> 4);
+}
+
+vec4 decode4(uint b, uint k) {
     const vec4 q = vec4(codes4(u32_at(b + 16 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u));
-    return dm.x * float(s & 15u) * q - dm.y * float(s >> 4);
+    const vec2 s = scale_min(b, k);
+    return s.x * q - s.y;
 }
 
 #elif defined(TYPE_Q3_K)
@@ -20,13 +25,17 @@ vec4 decode4(uint b, uint k) {
 const uint ROW_UNIT = 256;
 const uint BLOCK_NBYTES = 110;
 
-vec4 decode4(uint b, uint k) {
+float scale_of(uint b, uint k) {
     const uint g = k / 16;
     const uint low = (u8_at(b + 96 + g % 8) >> (g / 8 * 4)) & 15u;
     const uint high = (u8_at(b + 104 + g % 4) >> (g / 4 * 2)) & 3u;
+    return f16_at(b + 108) * (float(low | (high << 4)) - 32.0);
+}
+
+vec4 decode4(uint b, uint k) {
     const uvec4 h = codes4(u32_at(b + k % 32), k / 32, 1u);
     const uvec4 q = codes4(u32_at(b + 32 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u);
-    return f16_at(b + 108) * (float(low | (high << 4)) - 32.0) * (vec4(q | (h << 2)) - 4.0);
+    return scale_of(b, k) * (vec4(q | (h << 2)) - 4.0);
 }
 
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
@@ -43,17 +52,22 @@ const uint BLOCK_NBYTES = 176;
 const uint CODES = 48;
 #endif
 
-vec4 decode4(uint b, uint k) {
+vec2 scale_min(uint b, uint k) {
     const uint g = k / 32;
     const uvec3 s = uvec3(u32_at(b + 4), u32_at(b + 8), u32_at(b + 12)) >> (g % 4 * 8);
     const uvec2 first = s.xy & 63u; // scale and min of groups 0..3
     const uvec2 last = (uvec2(s.z, s.z >> 4) & 15u) | ((s.xy >> 2) & 0x30u); // of groups 4..7
-    const vec2 scale_min = unpackHalf2x16(u32_at(b)) * vec2(g < 4 ? first : last);
+    return unpackHalf2x16(u32_at(b)) * vec2(g < 4 ? first : last);
+}
+
+vec4 decode4(uint b, uint k) {
+    const uint g = k / 32;
     uvec4 q = codes4(u32_at(b + CODES + k / 64 * 32 + k % 32), g % 2 * 4, 15u);
 #ifdef TYPE_Q5_K
     q |= codes4(u32_at(b + 16 + k % 32), g, 1u) << 4;
 #endif
-    return scale_min.x * vec4(q) - scale_min.y;
+    const vec2 s = scale_min(b, k);
+    return s.x * vec4(q) - s.y;
 }
 
 #elif defined(TYPE_Q6_K)
@@ -62,11 +76,12 @@ vec4 decode4(uint b, uint k) {
 const uint ROW_UNIT = 256;
 const uint BLOCK_NBYTES = 210;
 
+float scale_of(uint b, uint k) { return f16_at(b + 208) * float(int(u8_at(b + 192 + k / 16) << 24) >> 24); }
+
 vec4 decode4(uint b, uint k) {
     const uint i = k / 128;
     const uvec4 q = codes4(u32_at(b + i * 64 + k % 64), k / 64 % 2 * 4, 15u);
     const uvec4 h = codes4(u32_at(b + 128 + i * 32 + k % 32), k / 32 % 4 * 2, 3u);
-    const int scale = int(u8_at(b + 192 + k / 16) << 24) >> 24;
-    return f16_at(b + 208) * float(scale) * (vec4(q | (h << 4)) - 32.0);
+    return scale_of(b, k) * (vec4(q | (h << 4)) - 32.0);
 }
 #endif

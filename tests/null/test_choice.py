@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vkbackend import ops
+from vkbackend import choices, ops
 from vkbackend.buffer import Home, View
 from vkbackend.executors import NullDevice
 from vkbackend.limits import Limits
@@ -17,15 +17,17 @@ ALL = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
 SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
 GPU = Limits(subgroup_size=32, features=ALL - {"buffer_address"})
+FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
 
 def view(*shape: int, dtype: str = "f32") -> View:
     return View(NullDevice("null").buffer(1 << 20, Home.SCRATCH, "x"), 0, shape, dtype)
 
 
-def chosen(limits: Limits, rows: int) -> str:
+def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
     recording = Recording("choice")
-    ops.mat(recording, limits, view(64, 64), view(rows, 64), view(rows, 64))
+    x = view(rows, 64, dtype="q8" if ops.reads_q8(limits, rows, dtype) else "f32")
+    ops.mat(recording, limits, view(64, 64, dtype=dtype), x, view(rows, 64))
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     return dispatch.op
@@ -87,11 +89,22 @@ def test_experts(
     assert dispatch.op == (tiled if grouped else single)
 
 
+def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:
+    fast = "mat_dot", "mat_dot", "mat_mul_dot"
+    assert tuple(chosen(FAST_DOTS, rows, "q4_0") for rows in (1, 8, 9)) == fast
+    plain = "mat_wave", "mat_wave", "mat_tile"
+    assert tuple(chosen(FAST_DOTS, rows) for rows in (1, 8, 9)) == plain
+    assert tuple(chosen(GPU, rows, "q4_0") for rows in (1, 8, 9)) == plain
+    for off in ("int_dot", "int_dot_accelerated"):
+        without = replace(FAST_DOTS, features=FAST_DOTS.features - {off})
+        assert tuple(chosen(without, rows, "q4_0") for rows in (1, 8, 9)) == plain
+
+
 # ---- measured choices ----
 
 
 def test_what_was_measured_comes_before_the_rules() -> None:
-    measured = (("one", "mat_lane"), ("many", "mat_lane"))
+    measured = (("one", ("mat_lane",)), ("many", ("mat_lane",)))
     swift = replace(SWIFTSHADER, choices=measured)
     assert [chosen(swift, rows) for rows in (1, 2, 8, 9)] == ["mat_lane", "mat_vec", "mat_vec", "mat_lane"]
     unable = replace(swift, features=frozenset())
@@ -99,11 +112,28 @@ def test_what_was_measured_comes_before_the_rules() -> None:
 
 
 def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
-    times = {"one": {"mat_vec": 10.0, "mat_wave": 9.5}, "many": {"mat_mul": 10.0, "mat_lane": 5.0}}
-    other = {"one": {"mat_vec": 10.0, "mat_wave": 9.0}, "many": {"mat_mul": 1.0, "mat_lane": 4.8}}
-    assert tune.winners([times], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_lane"}
-    assert tune.winners([times, other], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_lane"}
-    assert tune.winners([other], SWIFTSHADER) == {"one": "mat_vec", "many": "mat_mul"}
+    def times(**us: float) -> tune.Times:
+        return {
+            name: {op: {"f16": us[op]} for op in ops_ if op in us}
+            for name, ops_ in choices.CANDIDATES.items()
+        }
+
+    first = times(mat_vec=10.0, mat_wave=9.5, mat_mul=10.0, mat_lane=5.0)
+    other = times(mat_vec=10.0, mat_wave=9.1, mat_mul=1.0, mat_lane=14.8)
+    assert tune.ranked([first], SWIFTSHADER)["one"] == ("mat_lane", "mat_vec", "mat_wave")
+    assert tune.ranked([first], SWIFTSHADER)["many"] == ("mat_lane", "mat_mul")
+    assert tune.ranked([first, other], SWIFTSHADER)["one"] == ("mat_vec", "mat_wave", "mat_lane")
+    assert tune.ranked([first, other], SWIFTSHADER)["many"] == ("mat_mul", "mat_lane")
+
+
+def test_ops_that_lack_types_are_compared_by_those_they_have() -> None:
+    slow = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 19.0}}}
+    assert tune.ranked([slow], GPU)["one"] == ("mat_wave", "mat_dot")
+    fast = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 17.0}}}
+    table = tune.ranked([fast], GPU)
+    assert table == {"one": ("mat_dot", "mat_wave")}
+    measured = replace(GPU, choices=tuple(table.items()))
+    assert [chosen(measured, 1, dtype) for dtype in ("q8_0", "f32")] == ["mat_dot", "mat_wave"]
 
 
 def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:

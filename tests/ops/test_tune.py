@@ -41,18 +41,18 @@ def test_tune_writes_what_devices_read(
     assert cli.main(["tune", "-dev", spec]) == 0
     shown = capsys.readouterr().out
     table = choices.load(info)
-    assert set(table) == set(choices.ROWS) and all(op in shown for op in table.values())
+    assert set(table) == set(choices.ROWS) and all(op in shown for found in table.values() for op in found)
     other = VulkanDevice(info)
     try:
         assert other.limits.choices == tuple(table.items())
         for name, rows in (("one", 1), ("few", 5), ("many", 9)):
-            assert ops.mat_op(other.limits, rows) == table[name]
+            assert ops.mat_op(other.limits, rows, "f32") == table[name][0]
     finally:
         other.close()
     path = choices.path_of(info)
-    for damaged in ("", "[]", '{"format": 1, "ops": [1]}', '{"format": 2, "ops": {"one": "mat_lane"}}'):
+    for damaged in ("", "[]", '{"format": 2, "ops": [1]}', '{"format": 1, "ops": {"one": "mat_lane"}}'):
         path.write_text(damaged)
         assert choices.load(info) == {}
-    path.write_text('{"format": 1, "ops": {"one": "mat_mul", "many": "mat_lane", "none": "add"}}')
-    assert choices.load(info) == {"many": "mat_lane"}
+    path.write_text('{"format": 2, "ops": {"one": ["mat_mul"], "many": ["add", "mat_lane"], "x": ["add"]}}')
+    assert choices.load(info) == {"many": ("mat_lane",)}
     assert cli.main(["tune", "-dev", spec, "--forget"]) == 0 and not path.exists()

@@ -1,0 +1,12 @@
+// Activations of 8 bits (quantize_q8): a row of k elements is k / 4 words of four int8, then two words for each block
+// of 32: the scale as a float, and the sums of the first and of the last 16 codes as two int16.
+
+uint q8_row_words(uint k) { return k / 32 * 10; }
+
+// Where the scale and sums of the block of element i are, in a row of k elements.
+uint q8_block(uint k, uint i) { return k / 4 + i / 32 * 2; }
+
+// The sum of the half of a block that begins with element i, a multiple of 16.
+int q8_sum16(uint sums, uint i) { return int(sums << (16 - (i & 16u))) >> 16; }
+
+int q8_sum32(uint sums) { return q8_sum16(sums, 0) + q8_sum16(sums, 16); }

@@ -1,0 +1,159 @@
+// Weights of the formats whose codes fit in int8, 16 elements at a time, for dot products of integers; behind
+// dequant.glsl, whose block descriptions hold here.
+//
+//     value = scale * (code - CODE_OFFSET) + low, low only with HAS_LOW
+//     Quants quants16(uint start, uint k)       elements k..k+15 of a row, k a multiple of 16
+//
+// and lib/q8.glsl's reader of activations. GROUP elements share scale and low: 16 or 32.
+#extension GL_EXT_spirv_intrinsics : require
+
+// OpSDot of packed vectors: the sum of the products of four int8 each.
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
+int dot4(int a, int b, spirv_literal int four_bytes);
+
+int dot16(uvec4 a, uvec4 b) {
+    return dot4(int(a.x), int(b.x), 0) + dot4(int(a.y), int(b.y), 0) + dot4(int(a.z), int(b.z), 0) +
+        dot4(int(a.w), int(b.w), 0);
+}
+
+struct Quants {
+    uvec4 codes; // int8 each, element k + i in byte i
+    float scale, low;
+};
+
+// 16 bytes from an address on.
+uvec4 u128_at(uint at) {
+    const uint first = at >> 2;
+    const uvec4 low = uvec4(word_at(first), word_at(first + 1), word_at(first + 2), word_at(first + 3));
+    if (BLOCK_NBYTES % 4 == 0) return low;
+    const uint shift = 8 * (at & 3u);
+    const uvec4 high = uvec4(low.yzw, word_at((at + 15) >> 2));
+    return (low >> shift) | ((high << 1) << (31 - shift));
+}
+
+uvec4 bytes_of(uvec4 words, uint shift, uint mask) { return (words >> shift) & (mask * 0x01010101u); }
+
+// 16 bits as bytes of 0 or 1.
+uvec4 spread16(uint bits) { return (((uvec4(bits) >> uvec4(0, 4, 8, 12)) & 15u) * 0x00204081u) & 0x01010101u; }
+
+#if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS) || defined(TYPE_MXFP4)
+// The values that 16 nibbles stand for.
+uvec4 looked_up(uvec4 words, uint shift) {
+    uvec4 out_words;
+    for (uint i = 0; i < 4; ++i) {
+        const uvec4 value = uvec4(values4(codes4(words[i], shift, 15u))) & 0xFFu;
+        out_words[i] = value.x | (value.y << 8) | (value.z << 16) | (value.w << 24);
+    }
+    return out_words;
+}
+#endif
+
+#if defined(TYPE_Q4_0)
+const uint GROUP = 32;
+const int CODE_OFFSET = 8;
+
+Quants quants(uint b, uint k) { return Quants(bytes_of(u128_at(b + 2), k / 4, 15u), f16_at(b), 0.0); }
+
+#elif defined(TYPE_Q4_1)
+const uint GROUP = 32;
+const int CODE_OFFSET = 0;
+#define HAS_LOW
+
+Quants quants(uint b, uint k) {
+    const vec2 dm = unpackHalf2x16(u32_at(b));
+    return Quants(bytes_of(u128_at(b + 4), k / 4, 15u), dm.x, dm.y);
+}
+
+#elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
+const uint GROUP = 32;
+#ifdef TYPE_Q5_0
+const int CODE_OFFSET = 16;
+#else
+const int CODE_OFFSET = 0;
+#define HAS_LOW
+#endif
+
+Quants quants(uint b, uint k) {
+    const uvec4 high = spread16(u32_at(b + HEAD) >> k) << 4;
+    const uvec4 codes = bytes_of(u128_at(b + HEAD + 4), k / 4, 15u) | high;
+#ifdef TYPE_Q5_0
+    return Quants(codes, f16_at(b), 0.0);
+#else
+    const vec2 dm = unpackHalf2x16(u32_at(b));
+    return Quants(codes, dm.x, dm.y);
+#endif
+}
+
+#elif defined(TYPE_Q8_0)
+const uint GROUP = 32;
+const int CODE_OFFSET = 0;
+
+Quants quants(uint b, uint k) { return Quants(u128_at(b + 2 + k), f16_at(b), 0.0); }
+
+#elif defined(TYPE_MXFP4)
+const uint GROUP = 32;
+const int CODE_OFFSET = 0;
+
+Quants quants(uint b, uint k) { return Quants(looked_up(u128_at(b + 1), k / 4), scale_of(b, k), 0.0); }
+
+#elif defined(TYPE_IQ4_NL)
+const uint GROUP = 32;
+const int CODE_OFFSET = 0;
+
+Quants quants(uint b, uint k) { return Quants(looked_up(u128_at(b + 2), k / 4), f16_at(b), 0.0); }
+
+#elif defined(TYPE_IQ4_XS)
+const uint GROUP = 32;
+const int CODE_OFFSET = 0;
+
+Quants quants(uint b, uint k) {
+    return Quants(looked_up(u128_at(b + 8 + k / 32 * 16), k % 32 / 4), scale_of(b, k), 0.0);
+}
+
+#elif defined(TYPE_Q2_K)
+const uint GROUP = 16;
+const int CODE_OFFSET = 0;
+#define HAS_LOW
+
+Quants quants(uint b, uint k) {
+    const vec2 s = scale_min(b, k);
+    return Quants(bytes_of(u128_at(b + 16 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u), s.x, -s.y);
+}
+
+#elif defined(TYPE_Q3_K)
+const uint GROUP = 16;
+const int CODE_OFFSET = 4;
+
+Quants quants(uint b, uint k) {
+    const uvec4 h = bytes_of(u128_at(b + k % 32), k / 32, 1u);
+    const uvec4 q = bytes_of(u128_at(b + 32 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u);
+    return Quants(q | (h << 2), scale_of(b, k), 0.0);
+}
+
+#elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
+const uint GROUP = 32;
+const int CODE_OFFSET = 0;
+#define HAS_LOW
+
+Quants quants(uint b, uint k) {
+    uvec4 codes = bytes_of(u128_at(b + CODES + k / 64 * 32 + k % 32), k / 32 % 2 * 4, 15u);
+#ifdef TYPE_Q5_K
+    codes |= bytes_of(u128_at(b + 16 + k % 32), k / 32, 1u) << 4;
+#endif
+    const vec2 s = scale_min(b, k);
+    return Quants(codes, s.x, -s.y);
+}
+
+#elif defined(TYPE_Q6_K)
+const uint GROUP = 16;
+const int CODE_OFFSET = 32;
+
+Quants quants(uint b, uint k) {
+    const uint i = k / 128;
+    const uvec4 q = bytes_of(u128_at(b + i * 64 + k % 64), k / 64 % 2 * 4, 15u);
+    const uvec4 h = bytes_of(u128_at(b + 128 + i * 32 + k % 32), k / 32 % 4 * 2, 3u);
+    return Quants(q | (h << 4), scale_of(b, k), 0.0);
+}
+#endif
+
+Quants quants16(uint start, uint k) { return quants(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT); }

@@ -1,0 +1,144 @@
+"""Test cases of the ops on 8-bit activations, as op_cases.py, whose lists include these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend import ops, reference, shaderlib
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording
+from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
+
+TYPES = tuple(shaderlib.manifest()["mat_dot"])  # of weights
+
+
+def quantized(x: np.ndarray) -> Tensor:
+    """f32 rows as q8."""
+    raw = np.zeros((len(x), row_nbytes("q8", x.shape[1])), np.uint8)
+    reference.quantize_q8(x, raw, k=x.shape[1], n_rows=len(x))
+    return Tensor(x.shape, "q8", raw)
+
+
+@dataclass(frozen=True)
+class QuantizeQ8(Case):
+    """Blocks of all magnitudes; with `special` of zeros, NaN, inf, the largest floats, and too small ones."""
+
+    tolerance: ClassVar[float] = 0.0
+    k: int = 64
+    rows: int = 1
+    special: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = rng.uniform(-1, 1, (self.rows, self.k)).astype(np.float32)
+        blocks = x.reshape(-1, 32)
+        blocks *= np.exp2(rng.integers(-30, 30, (len(blocks), 1))).astype(np.float32)
+        if self.special:
+            blocks[0], blocks[1, 5], blocks[2, 31] = 0, np.nan, -np.inf
+            for i, largest in ((3, 3e38), (4, 1e-36)):
+                blocks[i] = rng.uniform(-1, 1, 32) * largest
+            blocks[5], blocks[5, 0] = 0.5, 127  # ties
+            blocks[6], blocks[6, 7] = 1e-41, -1e-3  # subnormal numbers beside others
+        tensors = {
+            "x": Tensor(x.shape, "f32", x),
+            "y": Tensor(x.shape, "q8", written=True),
+        }
+        return Setup(tensors, lambda rec, limits, v: ops.quantize_q8(rec, limits, v["x"], v["y"]))
+
+
+@dataclass(frozen=True)
+class MatDot(Case):
+    """w [n, k] by x q8 [rows, k] (+ a bias); `pad` elements lie between the rows of y."""
+
+    tolerance: ClassVar[float] = 1e-9
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_dot"].needs
+    type: str = "q8_0"
+    n: int = 16
+    k: int = 64
+    rows: int = 1
+    pad: int = 0
+    bias: bool = False
+    nan: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        stride = self.n + self.pad
+        x = uniform(rng, self.rows, self.k).raw
+        assert x is not None
+        if self.nan:
+            x[-1, rng.integers(0, self.k)] = np.nan
+        tensors = {
+            "w": weights(rng, self.type, self.n, self.k),
+            "x": quantized(x),
+            "y": output(self.rows * stride),
+        }
+        if self.bias:
+            tensors["bias"] = uniform(rng, self.n)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            self.op(rec, limits, v["w"], v["x"], v["y"], bias=v.get("bias"), y_stride=stride)
+
+        return Setup(tensors, record)
+
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_dot
+
+
+@dataclass(frozen=True)
+class MatMulDot(MatDot):
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_dot"].needs
+    rows: int = 9
+
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_mul_dot
+
+
+def quick() -> list[Case]:
+    return [
+        QuantizeQ8(32),
+        QuantizeQ8(96, 7),
+        QuantizeQ8(256, 1, special=True),
+        QuantizeQ8(2048, 3),
+        MatDot("q8_0", 33, 32),
+        MatDot("q4_0", 129, 576, 8, bias=True),
+        MatDot("q4_k", 17, 768, 3, pad=5),
+        MatDot("q8_0", 5, 96, 2, nan=True),
+        MatMulDot("q8_0", 63, 32, 16),
+        MatMulDot("q4_1", 65, 96, 31, pad=3, bias=True),
+        MatMulDot("q6_k", 129, 256, 40),
+        MatMulDot("q4_0", 5, 96, 2, nan=True),
+    ]
+
+
+def one_of(kind: str) -> list[Case]:
+    """A product where the type has it; rows of three blocks begin at every alignment."""
+    return [MatDot(kind, 5, 3 * block_of(kind)[0])] if kind in TYPES else []
+
+
+def one_tiled(kind: str) -> list[Case]:
+    return [MatMulDot(kind, 3, 3 * block_of(kind)[0])] if kind in TYPES else []
+
+
+def wide() -> list[Case]:
+    cases: list[Case] = [QuantizeQ8(k, rows) for k in (32, 64, 160, 4096) for rows in (1, 2, 31)]
+    for kind in TYPES:
+        block = block_of(kind)[0]
+        k = 288 if 288 % block == 0 else 3 * block
+        cases += [MatDot(kind, n, k, rows) for n in (1, 31, 33) for rows in range(1, 9)]
+        cases += [MatDot(kind, n, k * 7, 1) for n in (2, 13)]
+        cases += [MatMulDot(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
+        cases += [MatDot(kind, 64, block, 2), MatMulDot(kind, 2880, 2880 // block * block, 20)]
+    return cases
+
+
+def bench(kind: str) -> list[Case]:
+    if kind not in TYPES:
+        return []
+    cases: list[Case] = [MatDot(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
+    cases += [MatDot(kind, 1024, 3072), MatDot(kind, 256, 256), MatDot(kind, 16_384, 1024)]
+    return [*cases, *(MatMulDot(kind, 3072, 1024, rows) for rows in (16, 32, 128))]

@@ -1,0 +1,86 @@
+"""Which op multiplies with a matrix: the one measured to be fastest on the driver (choices.py), else by
+rules."""
+
+from __future__ import annotations
+
+from vkbackend import shaderlib
+from vkbackend.buffer import View
+from vkbackend.choices import row_class
+from vkbackend.limits import Limits
+from vkbackend.ops_matrix import MAX_VEC_ROWS, mat_lane, mat_mul, mat_tile, mat_vec, mat_wave
+from vkbackend.ops_quantized import mat_dot, mat_mul_dot
+from vkbackend.opspec import OPS, prefers_lanes, rows_of
+from vkbackend.recording import Recording
+
+_OPS = {
+    "mat_vec": mat_vec,
+    "mat_wave": mat_wave,
+    "mat_lane": mat_lane,
+    "mat_mul": mat_mul,
+    "mat_tile": mat_tile,
+    "mat_dot": mat_dot,
+    "mat_mul_dot": mat_mul_dot,
+}
+_READ_Q8 = {"mat_dot", "mat_mul_dot"}
+
+
+def mat(
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
+) -> None:
+    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]): by the op that suits the device and x's rows.
+
+    x is q8 where `reads_q8` says so, else f32."""
+    op = mat_op(limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
+    _OPS[op](rec, limits, w, x, y, bias=bias, y_stride=y_stride, label=label)
+
+
+def reads_q8(limits: Limits, n_rows: int, dtype: str) -> bool:
+    """Whether that many rows of x go to a matrix of type `dtype` as 8-bit activations."""
+    return mat_op(limits, n_rows, dtype) in _READ_Q8
+
+
+def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
+    """The op for that many rows of x and weights of that type."""
+    measured = dict(limits.choices).get(row_class(n_rows), ())
+    return next(op for op in (*measured, *_by_rules(limits, n_rows)) if runs(limits, op, dtype))
+
+
+def runs(limits: Limits, op: str, dtype: str) -> bool:
+    """Whether the device can run the op, and the op has the type of weights."""
+    return limits.features.issuperset(OPS[op].needs) and dtype in shaderlib.manifest()[op]
+
+
+def _by_rules(limits: Limits, n_rows: int) -> tuple[str, ...]:
+    """Ops from the best down to one that every device runs."""
+    if prefers_lanes(limits):
+        return ("mat_lane",)
+    few = n_rows <= MAX_VEC_ROWS
+    dots = ("mat_dot" if few else "mat_mul_dot",) if prefers_dots(limits) else ()
+    if not few:
+        return (*dots, "mat_tile" if prefers_tiles(limits) else "mat_mul")
+    return (*dots, "mat_wave" if prefers_waves(limits) else "mat_vec")
+
+
+def prefers_dots(limits: Limits) -> bool:
+    """Whether dot products of integers have instructions of their own."""
+    return not limits.is_cpu and "int_dot_accelerated" in limits.features
+
+
+def prefers_waves(limits: Limits) -> bool:
+    """Whether mat_wave suits better than mat_vec, whose threads meet in shared memory: on GPUs with subgroups
+    wide enough for a row."""
+    has_all = limits.features.issuperset(OPS["mat_wave"].needs)
+    return not limits.is_cpu and has_all and limits.subgroup_size >= 16
+
+
+def prefers_tiles(limits: Limits) -> bool:
+    """Whether mat_tile suits better than mat_mul: on GPUs; SwiftShader needs up to twice the time for it."""
+    return not limits.is_cpu and limits.subgroup_size > 1
