@@ -16,9 +16,10 @@ from typing import Any
 
 from vkbackend import __version__, env
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.arguments import device_list
+from vkbackend.models.arguments import device_list, whole_number
 from vkbackend.models.llm import HOST
 from vkbackend.models.runner import open_devices
+from vkbackend.models.sampling import MAX_SEED
 from vkbackend.runtime import Device
 from vkbackend.shaderlib import variants
 from vkbackend.tools.console import console, printable, table, write_json
@@ -85,7 +86,7 @@ def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> l
                     result.worst = max(result.worst, error)
                     result.allowed = max(result.allowed, case.tolerance)
                     result.failures += [failure] if failure else []
-                if getattr(device, "lost", False):
+                if device.abandoned or getattr(device, "lost", False):
                     return list(found.values())
     return list(found.values())
 
@@ -95,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         pattern = re.compile(args.case)
     except re.error as error:
         raise InvalidArgument(f"--case {args.case!r} is no regular expression: {error}") from None
+    if args.seed is not None:
+        whole_number("--seed", args.seed, 0, MAX_SEED)
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     words = device_list(args.device) or tuple(str(info.index) for info in present())
     if HOST in words:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
+from vkbackend.opspec import PUSH_NBYTES
 from vkbackend.profiling import report_order, report_times
-from vkbackend.program import PUSH_NBYTES, Layout, descriptor_type
+from vkbackend.program import Layout, descriptor_type
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, push_constants, submissions
 from vkbackend.runtime import Executable
 from vkbackend.timestamps import Timestamps
@@ -195,6 +196,8 @@ class VulkanExecutable(Executable):
 
     def close(self) -> None:
         device = self._device
+        if device.abandoned:
+            return
         if self._timestamps:
             self._timestamps.close()
             self._timestamps = None

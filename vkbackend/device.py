@@ -284,7 +284,7 @@ class VulkanDevice(Device):
         return best
 
     def free_nbytes(self) -> int | None:
-        return free_nbytes(self.info)
+        return free_nbytes(self.info) if self.features["memory_budget"] else None
 
     def import_pages(self, pages: HostPages, label: str) -> Buffer:
         if not self.features.get("host_import"):
@@ -326,6 +326,8 @@ class VulkanDevice(Device):
         return buffer
 
     def free(self, buffer: Buffer) -> None:
+        if self.abandoned:
+            return
         vk_buffer, memory, _ = self._memory.pop(buffer.uid)
         buffer.host = None
         lib.vkDestroyBuffer(self.vk, vk_buffer, NULL)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from vkbackend import env, shaderlib
 from vkbackend.codebooks import Codebooks, codebook_of
 from vkbackend.errors import UnsupportedFeature
+from vkbackend.opspec import PUSH_NBYTES
 from vkbackend.recording import Dispatch
 from vkbackend.vk import NULL, C, ffi, lib, new
 
 if TYPE_CHECKING:
     from vkbackend.device import VulkanDevice
 
-PUSH_NBYTES = 128  # what every Vulkan device has
 _MAGIC = b"vkbackend pipeline cache 1\n"
 
 

@@ -152,7 +152,7 @@ class FenceQueue(Queue):
     def submit(self, executable: Any, first: int, count: int) -> None:
         for s in range(first, first + count):
             if self.submitted > self._done and not self.wait(self.submitted, env.timeout_s()):
-                raise Timeout(f"{self.device.name} did not finish segment {s - 1} within {env.timeout_s()} s")
+                raise Timeout(f"{self.device.name} did not finish a segment within {env.timeout_s()} s")
             *cut, last = executable.submission[s]
             for info, fence in (*((info, NULL) for info in cut), (last, self._fence[0])):
                 self.device.check(lib.vkQueueSubmit(self.device.vk_queue, 1, info, fence), "vkQueueSubmit")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vkbackend import env
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import Timeout, UnsupportedFeature
 from vkbackend.limits import Limits
@@ -34,7 +35,7 @@ class Executable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what building it took; nothing of it may be running."""
+        """Release what building it took; nothing of it may be running, unless the device is abandoned."""
 
 
 class Queue(ABC):
@@ -119,13 +120,24 @@ class Device(ABC):
     def close(self) -> None:
         """Release everything; `counts` is empty afterwards."""
 
-    def run(self, recording: Recording, timeout_s: float = 60.0) -> None:
-        """Derive barriers, build, run and wait: for tests, loading and measurements, never for a step."""
-        executable = self.build(derive_barriers(recording))
+    def replay(self, executable: Executable) -> None:
+        """Run an executable and wait for its end: for tests, loading and measurements, never for a step."""
         try:
             self.queue.submit(executable, 0, executable.n_segments)
             self.queue.allow(self.queue.submitted)
-            if not self.queue.wait(self.queue.submitted, timeout_s):
-                raise Timeout(f"{self.name}: recording {recording.name!r} did not finish in {timeout_s} s")
+            if not self.queue.wait(self.queue.submitted, env.timeout_s()):
+                raise Timeout(
+                    f"{self.name}: {executable.recording.name!r} did not finish in {env.timeout_s()} s; "
+                    "VKBACKEND_TIMEOUT sets the limit"
+                )
+        except Timeout:
+            self.abandoned |= not self.settle()
+            raise
+
+    def run(self, recording: Recording) -> None:
+        """Derive barriers, build, replay once and forget."""
+        executable = self.build(derive_barriers(recording))
+        try:
+            self.replay(executable)
         finally:
             executable.close()
