@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,23 +155,26 @@ class Mesh:
             self.devices, self._inputs, self._provider, active, self._wire, kind, build
         )
         executables, values = [], {name: list(views) for name, views in made.items()}
-        for d, (device, recording) in enumerate(zip(self.devices, recordings, strict=True)):
-            offsets, nbytes = self._plan(recording)
-            if (
-                nbytes > self._arenas[d].nbytes
-            ):  # packing is not monotone: a smaller step may need a little more
-                self._arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
-            arena = self._arenas[d]
-            places = {value: View(arena, offset, (value.nbytes // 4,)) for value, offset in offsets.items()}
-            placed = derive_barriers(cut_long(recording.place(places)))
-            if env.debug() >= 3:
-                env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(placed)]}")
-            executables.append(device.build(placed))
-            for views in values.values():
-                view = views[d]
-                if view is not None:  # a value that no command touches has no address
-                    at = offsets.get(view.buffer)  # type: ignore[arg-type]
-                    views[d] = None if at is None else replace(view, buffer=arena, offset=at + view.offset)
+        with ExitStack() as undo:
+            for d, (device, recording) in enumerate(zip(self.devices, recordings, strict=True)):
+                offsets, nbytes = self._plan(recording)
+                if nbytes > self._arenas[d].nbytes:  # packing is not monotone: fewer rows may need a bit more
+                    self._arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
+                arena = self._arenas[d]
+                places = {value: View(arena, at, (value.nbytes // 4,)) for value, at in offsets.items()}
+                placed = derive_barriers(cut_long(recording.place(places)))
+                if env.debug() >= 3:
+                    env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(placed)]}")
+                executables.append(device.build(placed))
+                undo.callback(executables[-1].close)
+                for views in values.values():
+                    view = views[d]
+                    if view is not None:  # a value that no command touches has no address
+                        at = offsets.get(view.buffer)  # type: ignore[arg-type]
+                        views[d] = (
+                            None if at is None else replace(view, buffer=arena, offset=at + view.offset)
+                        )
+            undo.pop_all()
         return Step(executables, reduces, values, kind.n_outputs, 2 if kind.halves else 1)
 
     def write_step(

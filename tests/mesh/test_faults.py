@@ -15,9 +15,11 @@ import pytest
 from device_sets import MULTI, for_every_runtime
 
 from vkbackend import faults
+from vkbackend.buffer import Home, View
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.meta import mesh as mesh_module
-from vkbackend.models.runner import Runner
+from vkbackend.models.runner import Runner, open_devices
+from vkbackend.recording import Recording
 from vkbackend.step import Run
 
 TWO = [for_every_runtime(p) if p.id == "0,0" else p for p in MULTI if p.id in ("0,0", "0,1")]
@@ -110,6 +112,40 @@ def test_interrupt_in_the_middle_of_a_step(
         step(runner)
     monkeypatch.undo()
     assert np.array_equal(step(runner), want)  # drained, so the devices are still in step with one another
+    runner.close()
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("hurry")
+def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typed error within the deadline; a device that then lets go of its work can be used on."""
+    (device,) = open_devices(["0"])
+    view = View(device.buffer(256, Home.STAGING, "words"), 0, (64,))
+    recording = Recording("two segments")
+    for name in ("first", "second"):
+        recording.copy(view.reshape(2, 32).rows(0, 1), view.reshape(2, 32).rows(1, 2), name)
+        if name == "first":
+            recording.exchange()
+    monkeypatch.setattr(device.queue, "allow", lambda number: None)
+    with pytest.raises(Timeout, match="two segments"):
+        device.run(recording)
+    monkeypatch.undo()
+    assert not device.abandoned
+    device.run(recording)
+    device.close()
+    assert not device.counts
+
+
+@pytest.mark.parametrize("devices", TWO[:1])
+def test_a_step_that_cannot_be_recorded_leaves_nothing(shared: Path, devices: list[str]) -> None:
+    runner = load(shared, devices)
+    before = [device.counts.copy() for device in runner.mesh.devices]
+    fault = faults.Fault("Vulkan0.1", "vkAllocateCommandBuffers", 1, "VK_ERROR_OUT_OF_HOST_MEMORY")
+    with faults.inject(fault), pytest.raises(OutOfDeviceMemory):
+        runner.mesh.step(4, 1)
+    kinds = ("VkDescriptorPool", "VkCommandBuffer", "kp.Sequence")
+    after = [device.counts for device in runner.mesh.devices]
+    assert [[c[kind] for kind in kinds] for c in after] == [[c[kind] for kind in kinds] for c in before]
     runner.close()
 
 
