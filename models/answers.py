@@ -36,12 +36,12 @@ class Mailbox:
 
     def open_engine(self) -> EngineClient:
         """The engine; raises what ended it, or that it is closed."""
-        if self._closed:
+        engine = self.engine  # another thread may close it between two lines
+        if self._closed or engine is None:
             raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
         if self._failed:
             raise self._failed.exception()
-        assert self.engine is not None
-        return self.engine
+        return engine
 
     def next_event(self, mail: deque[Event]) -> Event:
         """The next event of a request; the engine works until there is one."""

@@ -235,8 +235,8 @@ class Engine:
         check_slot(slot, self.runner.n_slots)
         if slot in {s.wanted_slot for s in self._waiting} or slot not in self._free:
             raise InvalidArgument(
-                f"slot {slot} is in work, so no state can be loaded into it; end what runs there "
-                "(close its stream) or load into another slot"
+                f"slot {slot} is in work, so nothing can be put into it; end what runs there "
+                "(close its stream) or take another slot"
             )
 
     def _release(self, sequence: _Sequence) -> None:
@@ -296,6 +296,10 @@ class Engine:
         except VkbackendError as error:
             self._fail(batch, error)
             return
+        except BaseException:  # Ctrl-C: a step that did not end is taken again, by those who can go back
+            stuck = [(s, n) for s, n in batch if self.runner.resume_at(s.slot, s.n_stored) != s.n_stored]
+            self._fail(stuck, VkbackendError("interrupted in a step that cannot be taken again; ask anew"))
+            raise
         results: list[tuple[_Sequence, int, dict[str, Any]]] = []
         row = 0
         for sequence, n in batch:

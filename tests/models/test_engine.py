@@ -75,6 +75,33 @@ def test_one_request(n_ubatch: int) -> None:
     assert timings.n_reduces == 2 * len(runner.steps) and timings.prompt_s > 0 < timings.decode_s
 
 
+@pytest.mark.parametrize("goes_back", [True, False], ids=["kv", "recurrent"])
+def test_an_interrupted_step(goes_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken again; a sequence whose state the step may have changed ends instead, with an error."""
+    engine, runner = make(n_slots=2)
+    for id_ in (1, 2):
+        engine.submit(Generate(id_, (id_, 7), 5, GREEDY))
+    first = engine.step()
+
+    def interrupt(*_: Any) -> np.ndarray:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runner, "step", interrupt)
+        if not goes_back:
+            patch.setattr(runner, "resume_at", lambda slot, position: 0 if slot else position)
+        engine.step()
+    events = finish(engine, [])
+    want = continuation((1, 7), 5)
+    assert tokens_of([e for e in first if e.id == 1] + events[1]) == want
+    if goes_back:
+        assert tokens_of([e for e in first if e.id == 2] + events[2]) == continuation((2, 7), 5)
+    else:
+        assert [e.error.message for e in events[2] if e.error][0].startswith("interrupted")
+        assert not tokens_of(events[2])
+    assert sorted(engine._free) == [0, 1]
+
+
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
