@@ -122,10 +122,6 @@ class Synthetic(GGUF):
         nbytes = int(np.prod(shape[:-1])) * row_nbytes(dtype, shape[-1])
         self.tensors[name] = TensorInfo(name, shape, dtype, nbytes, 0, 0)
 
-    @property
-    def file_size(self) -> int:
-        return sum(info.nbytes for info in self.tensors.values())
-
     def __enter__(self) -> Self:
         return self
 
