@@ -168,12 +168,9 @@ class Mesh:
                 executables.append(device.build(placed))
                 undo.callback(executables[-1].close)
                 for views in values.values():
-                    view = views[d]
-                    if view is not None:  # a value that no command touches has no address
-                        at = offsets.get(view.buffer)  # type: ignore[arg-type]
-                        views[d] = (
-                            None if at is None else replace(view, buffer=arena, offset=at + view.offset)
-                        )
+                    if (view := views[d]) is not None:  # a value that no command touches has no address
+                        at = places.get(view.buffer)  # type: ignore[arg-type]
+                        views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()
         return Step(executables, reduces, values, kind.n_outputs, 2 if kind.halves else 1)
 

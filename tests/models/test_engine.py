@@ -97,7 +97,7 @@ def test_an_interrupted_step(goes_back: bool, monkeypatch: pytest.MonkeyPatch) -
     if goes_back:
         assert tokens_of([e for e in first if e.id == 2] + events[2]) == continuation((2, 7), 5)
     else:
-        assert [e.error.message for e in events[2] if e.error][0].startswith("interrupted")
+        assert next(e.error.message for e in events[2] if e.error).startswith("interrupted")
         assert not tokens_of(events[2])
     assert sorted(engine._free) == [0, 1]
 
