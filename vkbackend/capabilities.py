@@ -126,15 +126,22 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
         "subgroup_shuffle": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_SHUFFLE_BIT),
         "subgroup_min": size_control.minSubgroupSize or sub.subgroupSize,
         "subgroup_max": size_control.maxSubgroupSize or sub.subgroupSize,
+    }
+    features |= {
+        "subgroup_size_control": bool(
+            features["subgroup_size_control"]
+            and size_control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
+        ),
         "cooperative_matrix_nv": "VK_NV_cooperative_matrix" in extensions,
     }
     version, reported = properties.driverVersion, properties.apiVersion
+    vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
     return DeviceInfo(
         index=-1,
         name=string(properties.deviceName),
         uuid=str(uuid.UUID(bytes=bytes(ids.deviceUUID))),
         driver_uuid=str(uuid.UUID(bytes=bytes(ids.driverUUID))),
-        vendor=_VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}"),
+        vendor=vendor,
         driver=string(driver.driverName) or "unknown",
         driver_version=string(driver.driverInfo) or f"0x{version:08x}",
         api=".".join(map(str, (reported >> 22, reported >> 12 & 0x3FF, reported & 0xFFF))),
@@ -159,12 +166,21 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
             "storage_align": limits.minStorageBufferOffsetAlignment,
             "uniform_align": limits.minUniformBufferOffsetAlignment,
             "host_import_align": host.minImportedHostPointerAlignment,
-            "subgroup_size": sub.subgroupSize,
+            "subgroup_size": subgroup_size(vendor, sub.subgroupSize, features),
             "timestamp_valid_bits": compute_family(physical)[1],  # type: ignore[index]
             "timestamp_ps": round(limits.timestampPeriod * 1000),
         },
         physical=physical,
     )
+
+
+def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
+    """The invocations of a subgroup, which programs ask for where a driver has a choice.
+
+    Intel reports 32 and runs 8, 16 or 32 as its compiler likes; with 32 it runs out of registers.
+    """
+    low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
+    return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
 
 
 def _chain(head: Any, structs: list[Any]) -> None:

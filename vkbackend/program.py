@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from vkbackend import env, shaderlib
 from vkbackend.codebooks import Codebooks, codebook_of
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.opspec import PUSH_NBYTES
+from vkbackend.opspec import OPS, PUSH_NBYTES
 from vkbackend.recording import Dispatch
 from vkbackend.vk import NULL, C, ffi, lib, new
 
 if TYPE_CHECKING:
     from vkbackend.device import VulkanDevice
 
+_FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, which the binding lacks
 _MAGIC = b"vkbackend pipeline cache 1\n"
 
 
@@ -131,6 +132,14 @@ class Programs:
         info.stage.sType = C.VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO
         info.stage.stage, info.stage.module = C.VK_SHADER_STAGE_COMPUTE_BIT, module[0]
         info.stage.pName, info.stage.pSpecializationInfo = name, special
+        size = new(
+            "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
+            requiredSubgroupSize=device.info.limits["subgroup_size"],
+        )
+        if "full_subgroups" in OPS[op].needs:
+            # Else a subgroup may lack some of the gl_SubgroupSize invocations, and sums over it their parts.
+            info.stage.flags = _FULL_SUBGROUPS
+            info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
         pipeline = ffi.new("VkPipeline *")
         result = lib.vkCreateComputePipelines(device.vk, self._cache, 1, info, NULL, pipeline)
         lib.vkDestroyShaderModule(device.vk, module[0], NULL)

@@ -49,12 +49,15 @@ class Timestamps:
         )
         device.check(result, "vkGetQueryPoolResults")
         bits = device.info.limits["timestamp_valid_bits"]
-        ticks &= np.uint64((1 << bits) - 1)
+        passed = intervals(ticks, bits)
         us = device.info.limits["timestamp_ps"] / 1e6
-        return [
-            (c, float(ticks[i] - ticks[i - 1]) * us) for i, c in enumerate(self._commands) if c is not None
-        ]
+        return [(c, float(passed[i]) * us) for i, c in enumerate(self._commands) if c is not None]
 
     def close(self) -> None:
         lib.vkDestroyQueryPool(self._device.vk, self._pool, NULL)
         self._device.gone("VkQueryPool")
+
+
+def intervals(ticks: np.ndarray, bits: int) -> np.ndarray:
+    """Ticks since the timestamp before, of a counter of `bits` bits that may wrap; of the first, any."""
+    return (ticks - np.roll(ticks, 1)) & np.uint64((1 << bits) - 1)

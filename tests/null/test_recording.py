@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import buffer, dispatch, recordings, view
 
+from vkbackend import ops
 from vkbackend.buffer import Home, View, Virtual
 from vkbackend.hazards import check
+from vkbackend.limits import Limits
 from vkbackend.recording import (
     SLOW_FLOPS,
     SUBMISSION_S,
@@ -24,6 +27,7 @@ from vkbackend.recording import (
     Scope,
     cut_long,
     derive_barriers,
+    push_constants,
 )
 from vkbackend.schedule import by_depth
 
@@ -219,3 +223,11 @@ def test_place_moves_views_and_nothing_else() -> None:
 def test_a_copy_of_different_sizes_is_refused() -> None:
     with pytest.raises(AssertionError, match="copy of 16 B into 20 B"):
         Recording("r").copy(view(buffer(), 0, 4), view(buffer(), 0, 5))
+
+
+def test_a_float_push_constant_may_be_given_as_an_int() -> None:
+    recording, both = Recording("scale"), view(buffer(), 0, 64)
+    ops.scale(recording, Limits.floor(), both, both, c=2)
+    (dispatched,) = recording.accesses()
+    assert isinstance(dispatched, Dispatch)
+    assert push_constants(dispatched, [0, 0])[-4:] == struct.pack("f", 2.0)
