@@ -18,6 +18,7 @@ from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
 from vkbackend.tools import (
     op_cases_attention,
+    op_cases_field,
     op_cases_heads,
     op_cases_matrix,
     op_cases_moe,
@@ -375,6 +376,16 @@ def _cases() -> _Sweep:
     s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick(), *op_cases_heads.quick()]
     s.quick += op_cases_quantized.quick()
     s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide(), *op_cases_quantized.wide()]
+    s.wide += op_cases_field.wide()
+    s.wide += [RmsNorm(n, 3) for n in (64, 128, 256, 768, 1536, 8192)]
+    s.wide += [
+        Rope(2, 80, 20, 9),
+        Rope(3, 128, 32, 9, half_split=True),
+        Rope(8, 256, 64, 512, half_split=True),
+    ]
+    s.wide += [Rope(8, 256, 256, 512, half_split=True), Rope(8, 512, 128, 512, half_split=True)]
+    s.wide += [TopK(2**i + j, k=min(40, 2**i - 1), chunk=2**i) for i in (4, 7, 10, 12) for j in (-1, 0)]
+    s.wide += [Embed(kind, 256, 80_000) for kind in ("f32", "q4_0", "q6_k")]
     for kind in shaderlib.weight_types():
         block = block_of(kind)[0]
         k = 288 if 288 % block == 0 else 3 * block

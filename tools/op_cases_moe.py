@@ -111,6 +111,7 @@ class MatVecId(Case):
     pad: int = 0
     pieces: int = 1
     tile: int = 0  # pairs in a tile where they come sorted by expert
+    span: float = 1.0  # of x
 
     def setup(self, rng: np.random.Generator) -> Setup:
         n_experts = len(self.widths)
@@ -118,7 +119,7 @@ class MatVecId(Case):
         ids = np.stack([rng.permutation(n_experts)[: self.used] for _ in range(self.rows)]).astype(np.uint32)
         ragged = max(self.widths) + self.pad
         x_stride, y_stride = (self.side, ragged) if self.axis == ops.ROWS else (ragged, self.side)
-        x = rng.uniform(-1, 1, (self.rows, self.used, x_stride)).astype(np.float32)
+        x = rng.uniform(-self.span, self.span, (self.rows, self.used, x_stride)).astype(np.float32)
         if not self.x_per_used:
             x = x[:, 0]
         if self.axis == ops.COLUMNS and self.x_per_used:
