@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,6 +70,12 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def tell_notes(notes: Iterable[str], err: Console) -> None:
+    """What of a file is not used, a line each."""
+    for line in notes:
+        err.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -16,14 +16,15 @@ def add_control_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="add the directions of this GGUF file to the residual; may be given several times, they add up",
+        help="add the directions of this GGUF file to the residual; several files, comma-separated or each "
+        "with the flag, add up",
     )
     add(
         "--control-vector-scaled",
         action="append",
         default=[],
         metavar="FILE:SCALE",
-        help="the same, times a scale, which may be negative",
+        help="the same, times a scale, which may be negative; comma-separated or with the flag, too",
     )
     add(
         "--control-vector-layer-range",
@@ -36,12 +37,16 @@ def add_control_arguments(parser: argparse.ArgumentParser) -> None:
 
 def control_of(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `LLM` that these flags stand for."""
-    files = [(path, 1.0) for path in args.control_vector]
+    files = [(path, 1.0) for path in _words(args.control_vector)]
     layers = args.control_vector_layer_range
     return {
-        "control_vectors": files + [parse_scaled(word) for word in args.control_vector_scaled],
+        "control_vectors": files + [parse_scaled(word) for word in _words(args.control_vector_scaled)],
         "control_vector_layer_range": None if layers is None else tuple(layers),
     }
+
+
+def _words(lists: list[str]) -> list[str]:
+    return [word for text in lists for word in text.split(",")]
 
 
 def parse_scaled(word: str) -> tuple[str, float]:

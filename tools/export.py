@@ -15,7 +15,7 @@ from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.runner import Runner
-from vkbackend.tools.console import console, printable, size
+from vkbackend.tools.console import console, printable, size, tell_notes
 from vkbackend.tools.generate import parse_split
 
 HELP = "Write a loaded model back to a GGUF file from its devices"
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
             args.model, devices=words, tensor_split=shares, n_ctx=1, n_ubatch=1,
             progress=lambda done, total: bar.update(loading, completed=done, total=total),
         )  # fmt: skip
+        tell_notes(runner.notes, bar.console)
         try:
             mesh, names = runner.mesh, runner.device_names()
             total = write_gguf(

@@ -22,7 +22,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import device_list, finite_number, whole_number
 from vkbackend.models.llm import HOST, LLM
 from vkbackend.models.sampling import SamplingParams
-from vkbackend.tools.console import MIB, console, printable, table, write_json
+from vkbackend.tools.console import MIB, console, printable, table, tell_notes, write_json
 from vkbackend.tools.control_vectors import add_control_arguments, control_of
 from vkbackend.tools.devices import device_table, present
 from vkbackend.tools.placement import add_placement_arguments, placement_of
@@ -257,8 +257,9 @@ def run(args: argparse.Namespace) -> None:
     if vulkan := [info for info in infos if info is not None]:
         err.print(device_table(vulkan, "devices"))
     with open_model(args, words, split, err) as llm:
-        for line in llm.prediction + llm.notes:
+        for line in llm.prediction:
             err.print(line, highlight=False)
+        tell_notes(llm.notes, err)
         show_memory(llm, err)
         ids = llm.tokenize(prompt)
         chunks = []

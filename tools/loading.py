@@ -11,14 +11,15 @@ from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.llm import unlike
 from vkbackend.models.runner import Runner
-from vkbackend.tools.console import byte_progress, console
+from vkbackend.tools.console import byte_progress, console, tell_notes
+from vkbackend.tools.control_vectors import add_control_arguments, control_of
 from vkbackend.tools.generate import parse_split
 from vkbackend.tools.placement import add_placement_arguments, placement_of
 from vkbackend.tools.synthetic import SHAPES, Synthetic
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = True) -> None:
-    """-m, --synthetic, -dev, -ts, -ub, -ctk, -ctv and the placement flags."""
+    """-m, --synthetic, -dev, -ts, -ub, -ctk, -ctv, the placement flags and those of control vectors."""
     add = parser.add_argument
     add("-m", "--model", action="append", default=[], metavar="FILE",
         help="a model, a .gguf file" + ("; may be given several times" if synthetic else ""))  # fmt: skip
@@ -44,6 +45,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
     add("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
         help="type of the V cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
     add_placement_arguments(parser)
+    add_control_arguments(parser)
 
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
@@ -56,7 +58,8 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
 
 
 def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any) -> Runner:
-    """The model on the devices that the flags name, with progress on stderr; raises what loading raises."""
+    """The model on the devices that the flags name; progress, and what of the file is not used, on stderr.
+    Raises what loading raises."""
     names = device_list(args.device)
     placement = placement_of(args)
     for ours, theirs in (
@@ -70,7 +73,7 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any
     auto = split == "auto" or (split is None and args.split_mode == "tensor" and unlike(names))
     err = console(stderr=True)
     with byte_progress(err, f"loading {gguf.paths[0].name}") as progress:
-        return Runner(
+        runner = Runner(
             gguf,
             devices=names,
             tensor_split=None if auto else share_list(split, names),
@@ -81,5 +84,8 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any
             type_v=args.cache_type_v,
             progress=progress,
             **placement,
+            **control_of(args),
             **options,
         )
+    tell_notes(runner.notes, err)
+    return runner

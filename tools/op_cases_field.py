@@ -67,7 +67,7 @@ def experts() -> list[Case]:
         for kind, side, n, n_expert in (("iq3_s", 512, 128, 512), ("q4_0", 128, 256, 1024)):
             cases.append(MatMulId(kind, ops.ROWS, side, Equal((n,) * n_expert), rows, 10))
     cases += [MatMulId("f16", ops.ROWS, k, (8,), 16, 1) for k in (1, 63, 65)]
-    cases.append(MatMulId("mxfp4", ops.ROWS, 2880, Equal((2880,) * 32), 32, 2))  # gpt-oss
+    cases.append(MatMulId("mxfp4", ops.ROWS, 2880, Equal((2880,) * 32), 32, 2, pieces=2))  # gpt-oss
     cases += [
         MatVecId("q4_0", ops.ROWS, 2048, Equal((768,) * 128), rows, 8) for rows in (1, 4)
     ]  # Qwen3-30B-A3B
@@ -95,7 +95,7 @@ def attention() -> list[Case]:
         kind = "f16" if head_k % 32 else ops.CACHE_TYPES[i % len(ops.CACHE_TYPES)]
         how: dict[str, Any] = {"softcap": 10.0 if head_k == 128 else 0.0, "sinks": i % 2 == 1}
         for group in (16, 20, 32) if head_k <= 128 else (4,):
-            shape: Any = (group, 1, head_k, head_v)
+            shape = group, 1, head_k, head_v
             decode = ((0, 1023, 1), (2, 511, 1), (1, 112, 1))
             cases.append(AttnDecode(decode, *shape, None, kind, kind, **how))
             prefill = ((1, 437, 75 if head_k <= 128 else 3), (0, 109, 3), (2, 0, 1))

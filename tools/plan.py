@@ -26,7 +26,7 @@ from vkbackend.models.gguf import GGUF
 from vkbackend.models.layout import Layout, Options, lay_out, totals, weight_nbytes
 from vkbackend.models.registry import load_model
 from vkbackend.models.runner import checked_options, open_devices, with_a_share
-from vkbackend.models.tensors import check_weights
+from vkbackend.models.tensors import check_weights, notes
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.generate import parse_split
@@ -84,6 +84,7 @@ class Report:
     reduces: list[Reduce]
     prediction: Prediction
     misfit: str  # why the model does not fit, and what would; "" where it does
+    notes: tuple[str, ...] = ()  # what of the file is not used
 
     def per_device(self) -> list[dict[str, Any]]:
         """Bytes on each device, and what it reads for one token."""
@@ -140,7 +141,8 @@ def report(args: argparse.Namespace) -> Report:
         kept, options = with_a_share(words, options)
         devices = open_devices(kept)
         try:
-            return _report(model, types, devices, options, auto, wire, provider)
+            found = _report(model, types, devices, options, auto, wire, provider)
+            return replace(found, notes=tuple(notes(gguf, model)))
         finally:
             for device in devices:
                 device.close()
@@ -231,6 +233,7 @@ def to_json(found: Report, path: str) -> dict[str, Any]:
         "model": path,
         "fits": not found.misfit,
         "advice": found.misfit,
+        "notes": list(found.notes),
         "plan": [
             {"layer": name, **plan.ranges, **({"experts": plan.experts} if plan.experts else {})}
             for name, plan in zip(names, plans, strict=True)
@@ -277,6 +280,7 @@ def show(found: Report) -> None:
         f"per token {traffic['reduces']} reduces of {size(traffic['bytes'])} together; all devices write "
         f"{size(traffic['written'])}",
         *found.prediction.lines([device.name for device in found.devices]),
+        *found.notes,
         *([f"does not fit: {found.misfit}"] if found.misfit else []),
     ]
     for line in lines:

@@ -22,7 +22,9 @@ from vkbackend.models.base import read_n_layer
 from vkbackend.models.control_vectors import read_control_vectors
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.llm import LLM
+from vkbackend.models.perplexity import log_softmax, windows
 from vkbackend.models.runner import Runner
+from vkbackend.models.tokenizer import Tokenizer
 from vkbackend.step import Run
 from vkbackend.tools.cli import main
 
@@ -147,6 +149,58 @@ def test_llm_and_command_line(tmp_path: Path, shared: Path, capsys: pytest.Captu
     words = ["generate", "-m", str(path), "-p", "Once", "-n", "8", "--temp", "0", "-dev", "numpy", "-c", "64"]
     assert main([*words, "-ub", "32", "--json", *flags]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == want
+
+
+def test_perplexity_with_them_equals_a_numpy_forward(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, text = shared / "models" / "stories260K-F32.gguf", shared / "text" / "tinystories.txt"
+    vectors = {il: 4 * v for il, v in directions(range(1, 5)).items()}
+    a, b = (str(write_vectors(tmp_path / name, vectors)) for name in ("a.gguf", "b.gguf"))
+    words = [
+        "perplexity",
+        "-m",
+        str(path),
+        "-f",
+        str(text),
+        "-dev",
+        "numpy,numpy",
+        "-c",
+        "32",
+        "--chunks",
+        "2",
+    ]
+    words += ["-ctk", "f32", "-ctv", "f32", "--json"]
+    ppl = []
+    for flags in ([], ["--control-vector", f"{a},{b}", "--control-vector-scaled", f"{a}:-0.5,{b}:-0.5"]):
+        assert main([*words, *flags]) == 0
+        ppl.append(json.loads(capsys.readouterr().out)["ppl"])
+    with GGUF.open(path) as gguf:
+        tokenizer = Tokenizer.from_gguf(gguf)
+    nll: list[float] = []
+    for window in windows(tokenizer.encode(text.read_text()), 32, tokenizer.bos_id, 2):
+        logp = log_softmax(forward(path, window, control={il: v.astype(float) for il, v in vectors.items()}))
+        nll += (-logp[np.arange(16, 31), window[17:]]).tolist()
+    assert ppl[1] == pytest.approx(np.exp(np.mean(nll)), rel=1e-5) and ppl[1] > 1.1 * ppl[0]
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "sweep", "perplexity"])
+def test_commands_that_take_them(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path, text = str(shared / "models" / "stories260K-Q8_0.gguf"), str(shared / "text" / "tinystories.txt")
+    words = [
+        command,
+        "-m",
+        path,
+        "-dev",
+        "numpy",
+        *(["-f", text, "-c", "32"] if command == "perplexity" else []),
+    ]
+    assert main([*words, "--control-vector", path]) == 2
+    assert "expected a file of control vectors" in capsys.readouterr().err
+    assert main([*words, "--control-vector-layer-range", "1", "2"]) == 2
+    assert "without control vectors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.llm import LLM
 from vkbackend.models.registry import load_model
 from vkbackend.models.runner import Runner
+from vkbackend.tools.cli import main
 
 TOKENS = list(range(12))
 
@@ -52,6 +53,27 @@ def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: 
         assert "18 tensors" in note and "nextn" in note and "blk.4." in note
     with LLM(four, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
         assert llm.notes == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "-p", "0", "-n", "1", "-r", "1", "-d", "0"],
+        ["sweep", "-p", "4", "-n", "1", "-c", "8"],
+        ["export", "-o", "copy.gguf"],
+        ["generate", "-c", "8"],  # which then has no tokenizer
+        ["plan", "-ts", "1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_that_loads_a_model_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main([*words, "-m", str(with_nextn(tmp_path)), "-dev", "numpy"])
+    told = capsys.readouterr()
+    lines = [line for line in (told.out + told.err).splitlines() if "(nextn)" in line]
+    assert len(lines) == 1 and "18 tensors of layers that predict tokens further ahead" in lines[0], told
 
 
 def test_they_are_written_back(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The gated delta net, row by row and in chunks, against the oracle beside the checkout
-(`../shared/oracles/gdn_oracle.py`): outputs and states of every sequence, on numpy and on every Vulkan device.
+(`../shared/oracles/gdn_oracle.py`): outputs and states of every sequence, on numpy and on Vulkan devices.
 """
 
 from __future__ import annotations
