@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from vkbackend import env
 from vkbackend.buffer import Buffer, Home, View
+from vkbackend.fusion import fuse
 from vkbackend.memory import ALIGN, aligned, plan_scratch
 from vkbackend.meta.reduce import Provider, Reduce, Slots
 from vkbackend.meta.split import Ranges
@@ -119,7 +121,9 @@ def build_step(
         )
         made.begin()
         build(made)
-        made.recordings = [by_depth(recording) for recording in made.recordings]
+        pairs = zip(made.recordings, devices, strict=True)
+        fused = [fuse(recording, device.limits) if env.fusing() else recording for recording, device in pairs]
+        made.recordings = [by_depth(recording) for recording in fused]
         return made
 
     if not kind.halves:

@@ -3,9 +3,9 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices, where an
-// invocation is a SIMD lane and every read of a buffer costs as much as dozens of sums: a block of w is read into
-// registers once, word by word, and the threads of a subgroup read SUBGROUP neighbours of x and hand them round.
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices,
+// where an invocation is a SIMD lane and every read of a buffer costs as much as dozens of sums: a block of w is read
+// into registers once, word by word, and the threads of a subgroup read SUBGROUP neighbours of x and hand them round.
 // By address, because a binding's bounds are checked lane by lane. No shared memory, no barrier.
 #include "lib/types.glsl"
 #include "lib/addresses.glsl"

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x. A workgroup of 16 x 8 threads makes a tile of 64 rows
-// of w by 8 RN rows of x, each thread 4 by RN values of it, from slices of 32 k in shared memory (12.3 KiB).
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x. A workgroup of 16 x 8 threads makes a tile of
+// 64 rows of w by 8 RN rows of x, each thread 4 by RN values of it, from slices of 32 k in shared memory (12.3 KiB).
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..4

@@ -1,37 +1,52 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Rotates pairs of the first n_rot dimensions of each head by angles whose cos and sin the host computed; copies the
-// rest. One thread per pair.
+// rest. One thread per pair; with NORM a workgroup per head, which is divided by its RMS first.
 #include "lib/types.glsl"
+#include "lib/reduce.glsl"
 
 layout(constant_id = 1) const uint HALF_SPLIT = 0; // 0: pairs (2i, 2i + 1), 1: pairs (i, i + n_rot / 2)
+layout(constant_id = 2) const uint NORM = 0; // 1: each head is divided by its RMS, 2: and multiplied by w
 
 layout(push_constant) uniform Push {
-    uint x_off, cos_sin_off, y_off;
+    uint x_off, w_off, cos_sin_off, y_off;
     uint n_heads, head_dim, n_rot, n_rows;
+    float eps;
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
-layout(set = 0, binding = 1) readonly buffer CosSin { float cos_sin[]; };
-layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 1) readonly buffer W { float w[]; };
+layout(set = 0, binding = 2) readonly buffer CosSin { float cos_sin[]; };
+layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
+#include "lib/head.glsl"
 
-void main() {
-    const uint row = gl_WorkGroupID.z;
-    const uint pairs = head_dim / 2;
-    const uint index = global_index();
-    if (index >= n_heads * pairs) return;
-    const uint pair = index % pairs;
-    const uint base = (row * n_heads + index / pairs) * head_dim;
+void turn(uint head, uint pair) {
+    const uint base = head * head_dim;
     const bool rotated = pair < n_rot / 2;
     const bool split = rotated && HALF_SPLIT != 0;
-    const uint first = base + (split ? pair : 2 * pair);
+    const uint first = split ? pair : 2 * pair;
     const uint second = split ? first + n_rot / 2 : first + 1;
-    vec2 value = vec2(x[x_off + first], x[x_off + second]);
+    vec2 value = vec2(normed(x_off + base, first), normed(x_off + base, second));
     if (rotated) {
-        const uint at = cos_sin_off + row * n_rot + 2 * pair;
+        const uint at = cos_sin_off + gl_WorkGroupID.z * n_rot + 2 * pair;
         const float c = cos_sin[at];
         const float s = cos_sin[at + 1];
         value = vec2(value.x * c - value.y * s, value.x * s + value.y * c);
     }
-    y[y_off + first] = value.x;
-    y[y_off + second] = value.y;
+    y[y_off + base + first] = value.x;
+    y[y_off + base + second] = value.y;
+}
+
+void main() {
+    const uint first_head = gl_WorkGroupID.z * n_heads;
+    const uint pairs = head_dim / 2;
+    uint index = global_index(), end = n_heads * pairs, stride = end;
+    if (NORM != 0) {
+        const uint head = group_index();
+        if (head >= n_heads) return;
+        measure(x_off + (first_head + head) * head_dim);
+        index = head * pairs + gl_LocalInvocationID.x;
+        end = (head + 1) * pairs;
+        stride = LOCAL;
+    }
+    for (; index < end; index += stride) turn(first_head + index / pairs, index % pairs);
 }

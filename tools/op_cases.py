@@ -14,7 +14,6 @@ from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
-from vkbackend.rope import RopeTable
 from vkbackend.step import MAX_ROWS
 from vkbackend.tools import (
     op_cases_attention,
@@ -30,6 +29,7 @@ from vkbackend.tools.op_setup import (
     Setup,
     Tensor,
     Views,
+    cos_sin_of,
     output,
     step_of,
     uniform,
@@ -94,23 +94,21 @@ class Rope(Case):
     rows: int = 3
     half_split: bool = False
     in_place: bool = False
+    norm: str = ""  # "plain", "weighted"
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        positions = rng.integers(0, 100_000, self.rows)
         x = uniform(rng, self.rows, self.n_heads, self.head_dim)
-        tensors = {
-            "x": x,
-            "cos_sin": Tensor(
-                (self.rows, self.n_rot // 2, 2), "f32", RopeTable(self.n_rot, 500_000.0).rows(positions)
-            ),
-        }
+        tensors = {"x": x, "cos_sin": cos_sin_of(rng, self.rows, self.n_rot)}
+        if self.norm == "weighted":
+            tensors["w"] = uniform(rng, self.head_dim)
         x.written = self.in_place
         if not self.in_place:
             tensors["y"] = output(*x.shape)
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             y = v["x"] if self.in_place else v["y"]
-            ops.rope(rec, limits, v["x"], v["cos_sin"], y, half_split=self.half_split)
+            norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
+            ops.rope(rec, limits, v["x"], v["cos_sin"], y, half_split=self.half_split, norm=norm)
 
         return Setup(tensors, record)
 
@@ -343,6 +341,8 @@ def _cases() -> _Sweep:
         Rope(3, 80, 32, 5, half_split=True),
         Rope(2, 128, 128, 2, half_split=True, in_place=True),
         Rope(5, 24, 8, 1, in_place=True),
+        Rope(5, 24, 8, 3, norm="weighted"),
+        Rope(2, 288, 288, 2, half_split=True, in_place=True, norm="plain"),
     ]
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
     s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vkbackend import ops
-from vkbackend.formats import block_of
+from vkbackend.formats import block_of, dequantize
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.tools.op_setup import (
@@ -19,6 +19,7 @@ from vkbackend.tools.op_setup import (
     Views,
     cache,
     cell_table,
+    cos_sin_of,
     n_rows_of,
     output,
     step_of,
@@ -29,14 +30,33 @@ from vkbackend.tools.op_setup import (
 @dataclass(frozen=True)
 class KvStore(Case):
     """Values reach from below f16's subnormals to beyond its largest, with a block of zeros where there are
-    several; the cache must match bit by bit."""
+    several; the cache must match bit by bit.
 
-    tolerance: ClassVar[float] = 0.0
+    With heads that are normed or rotated values are of one magnitude and compared as numbers: an element at
+    the border between two codes may fall on either side.
+    """
+
     type: str = "f16"
     width: int = 64
     rows: int = 4
     runs: tuple[RunSpec, ...] = ((0, 0, 4),)
     ring: int | None = None
+    head_dim: int = 0
+    n_rot: int = 0
+    half_split: bool = False
+    norm: str = ""  # "plain", "weighted"
+
+    @property
+    def tolerance(self) -> float:  # type: ignore[override]
+        """Of one code in 64 elements."""
+        codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
+        return codes[self.type] if self.head_dim else 0.0
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        if not self.head_dim or array.dtype != np.uint8:
+            return {name: array}
+        with np.errstate(invalid="ignore"):  # cells that were not written are NaN
+            return {name: dequantize(array.reshape(-1), self.type, (len(array), self.width))}
 
     def setup(self, rng: np.random.Generator) -> Setup:
         cells, n_cells = cell_table(rng, self.runs, self.ring)
@@ -48,15 +68,22 @@ class KvStore(Case):
         x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
         x[-1, 32:64] = 0
         tensors = {
-            "x": Tensor(x.shape, "f32", x),
+            "x": uniform(rng, *x.shape) if self.head_dim else Tensor(x.shape, "f32", x),
             "cells": cells,
             "cache": output(n_cells, self.width, dtype=self.type),
         }
-        return Setup(
-            tensors,
-            lambda rec, limits, v: ops.kv_store(rec, limits, v["x"], v["cells"], v["cache"], v["step"]),
-            step_of(rng, self.runs),
-        )
+        if self.norm == "weighted":
+            tensors["w"] = uniform(rng, self.head_dim)
+        if self.n_rot:
+            tensors["cos_sin"] = cos_sin_of(rng, self.rows, self.n_rot)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = v["x"], v["cells"], v["cache"], v["step"]
+            norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
+            rotation = ops.Rotation(v["cos_sin"], self.half_split) if self.n_rot else None
+            ops.kv_store(rec, limits, *args, head_dim=self.head_dim, norm=norm, rotation=rotation)
+
+        return Setup(tensors, record, step_of(rng, self.runs))
 
 
 @dataclass(frozen=True)
@@ -201,6 +228,10 @@ def quick() -> list[Case]:
         KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),  # 3 blocks: neighbours share words
         KvStore("q4_0", 96, 6, _RUNS),
         KvStore("f32", 8, 6, ((1, 126, 5), (0, 31, 1)), ring=2),
+        KvStore("f32", 48, 6, _RUNS, head_dim=24, n_rot=16),
+        KvStore("f16", 64, 8, _RUNS, head_dim=16, n_rot=16, half_split=True),
+        KvStore("f16", 240, 6, _RUNS, head_dim=80, n_rot=32, half_split=True, norm="weighted"),
+        KvStore("bf16", 40, 6, _RUNS, head_dim=8, norm="plain"),
         AttnDecode(((0, 0, 1),), 1, 1, 8, 8),
         AttnDecode(_RUNS, 6, 2, 64, 64, n_splits=3),
         AttnDecode(((1, 300, 1),), 4, 1, 128, 128, n_splits=4),

@@ -18,6 +18,7 @@ from vkbackend.buffer import Buffer, Home, View
 from vkbackend.formats import block_of, quantize, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
+from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import STEP_WORDS, Run, StepParams
 
@@ -116,6 +117,12 @@ def nan_words(n: int) -> np.ndarray:
 
 def uniform(rng: np.random.Generator, *shape: int, span: float = 1.0) -> Tensor:
     return Tensor(shape, "f32", rng.uniform(-span, span, shape).astype(np.float32))
+
+
+def cos_sin_of(rng: np.random.Generator, n_rows: int, n_rot: int) -> Tensor:
+    """RoPE rows of that many positions."""
+    rows = RopeTable(n_rot, 500_000.0).rows(rng.integers(0, 100_000, n_rows))
+    return Tensor((n_rows, n_rot // 2, 2), "f32", rows)
 
 
 # Where a block has its scales (halves), and the largest |value / scale| in it; all other bytes are codes.

@@ -49,6 +49,11 @@ def disabled() -> frozenset[str]:
     return names
 
 
+def fusing() -> bool:
+    """VKBACKEND_FUSE=0: a dispatch for every op that a model calls, with all values in between."""
+    return os.environ.get("VKBACKEND_FUSE", "") != "0"
+
+
 RUNTIME = "VKBACKEND_RUNTIME"
 
 

@@ -15,11 +15,14 @@ from vkbackend.matrix_choice import mat_op as mat_op
 from vkbackend.matrix_choice import reads_q8 as reads_q8
 from vkbackend.ops_attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops_attention import CELL_BLOCK as CELL_BLOCK
+from vkbackend.ops_attention import HeadNorm as HeadNorm
+from vkbackend.ops_attention import Rotation as Rotation
 from vkbackend.ops_attention import attn_combine as attn_combine
 from vkbackend.ops_attention import attn_decode as attn_decode
 from vkbackend.ops_attention import attn_prefill as attn_prefill
 from vkbackend.ops_attention import attn_splits as attn_splits
 from vkbackend.ops_attention import kv_store as kv_store
+from vkbackend.ops_attention import rope as rope
 from vkbackend.ops_elementwise import add as add
 from vkbackend.ops_elementwise import add_bias as add_bias
 from vkbackend.ops_elementwise import columns as columns
@@ -121,33 +124,6 @@ def rms_norm(
         (*fold(limits, n_rows), 1),
         label=label,
         flops=4 * n * n_rows,
-    )
-
-
-# ---- attention ----
-
-
-def rope(
-    rec: Recording, limits: Limits, x: View, cos_sin: View, y: View, *, half_split: bool, label: str = ""
-) -> None:
-    """Rotate x [n_rows, n_heads, head_dim] by cos_sin [>= n_rows, n_rot / 2, 2]; dims >= n_rot are copied.
-
-    Pairs are (2i, 2i + 1), or with half_split (i, i + n_rot / 2). y may be x.
-    """
-    n_rows, n_heads, head_dim = x.shape
-    n_rot = 2 * cos_sin.shape[-2]
-    assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (x.shape, cos_sin.shape)
-    assert rows_of(y, head_dim) == n_rows * n_heads, (x.shape, y.shape)
-    record(
-        rec,
-        "rope",
-        "f32",
-        (x, cos_sin, y),
-        {"n_heads": n_heads, "head_dim": head_dim, "n_rot": n_rot, "n_rows": n_rows},
-        {"LOCAL": 64, "HALF_SPLIT": int(half_split)},
-        (*fold(limits, -(-n_heads * head_dim // 128)), n_rows),
-        label=label,
-        flops=3 * math.prod(x.shape),
     )
 
 

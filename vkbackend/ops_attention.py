@@ -5,6 +5,7 @@ may lie anywhere.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
@@ -19,22 +20,100 @@ MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory be
 MAX_TILE_HEADS = 8
 
 
-def kv_store(
-    rec: Recording, limits: Limits, x: View, cells: View, cache: View, step: View, *, label: str = ""
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """An RMS norm of each head by itself; w f32 [head_dim] or None for no weight."""
+
+    w: View | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """RoPE: cos_sin f32 [>= n_rows, n_rot / 2, 2] turns the first n_rot dimensions of every head, in pairs
+    (2i, 2i + 1), or with half_split (i, i + n_rot / 2)."""
+
+    cos_sin: View
+    half_split: bool
+
+    @property
+    def n_rot(self) -> int:
+        return 2 * self.cos_sin.shape[-2]
+
+
+def rope(
+    rec: Recording,
+    limits: Limits,
+    x: View,
+    cos_sin: View,
+    y: View,
+    *,
+    half_split: bool,
+    norm: HeadNorm | None = None,
+    label: str = "",
 ) -> None:
-    """cache[cell of row r] = x[r] for the rows of the step.
+    """Rotate x [n_rows, n_heads, head_dim], after `norm` if given; dims >= n_rot are copied. y may be x."""
+    n_rows, n_heads, head_dim = x.shape
+    n_rot = Rotation(cos_sin, half_split).n_rot
+    assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (x.shape, cos_sin.shape)
+    assert rows_of(y, head_dim) == n_rows * n_heads, (x.shape, y.shape)
+    w, kind, eps = _norm_args(norm, head_dim, x)
+    push: dict[str, int | float] = {"n_heads": n_heads, "head_dim": head_dim, "n_rot": n_rot}
+    push |= {"n_rows": n_rows, "eps": eps}
+    local = _norm_local(head_dim) if norm else 64
+    consts = {"LOCAL": local, "HALF_SPLIT": int(half_split), "NORM": kind}
+    groups = (*fold(limits, n_heads if norm else -(-n_heads * head_dim // 128)), n_rows)
+    args, flops = (x, w, cos_sin, y), (7 if norm else 3) * math.prod(x.shape)
+    record(rec, "rope", "f32", args, push, consts, groups, label=label, flops=flops)
+
+
+def kv_store(
+    rec: Recording,
+    limits: Limits,
+    x: View,
+    cells: View,
+    cache: View,
+    step: View,
+    *,
+    head_dim: int = 0,
+    norm: HeadNorm | None = None,
+    rotation: Rotation | None = None,
+    label: str = "",
+) -> None:
+    """cache[cell of row r] = x[r] for the rows of the step, its heads normed and rotated first if asked.
 
     x [n_rows, width], cache [n_cells, width] of a type in CACHE_TYPES, width whole blocks of it and even;
     cells u32 [n_slots, blocks_per_slot]: position p of slot s lives in cell
-    cells[s, p / 32 % blocks_per_slot] * 32 + p % 32.
+    cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Blocks take x as it is.
     """
-    width = math.prod(cache.shape[1:])
+    width, unit = math.prod(cache.shape[1:]), max(2, block_of(cache.dtype)[0])  # elements of a thread
     n_rows = rows_of(x, width)
     assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
+    assert not (norm or rotation) or (head_dim and width % head_dim == 0), (x, head_dim)
+    assert not (norm or rotation) or unit == 2, f"heads are normed and rotated for pairs, not for {cache!r}"
+    w, kind, eps = _norm_args(norm, head_dim, x)
     push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
-    consts = {"LOCAL": 64, "TYPE": CACHE_TYPES.index(cache.dtype)}
-    groups = (*fold(limits, -(-width // (64 * max(2, block_of(cache.dtype)[0])))), n_rows)
-    record(rec, "kv_store", "f32", (x, cells, cache), push, consts, groups, step, label)
+    push |= {"head_dim": head_dim or width, "n_rot": 0, "half_split": 0, "eps": eps}
+    if rotation:
+        assert rotation.n_rot <= head_dim and rotation.cos_sin.shape[0] >= n_rows, (x, rotation)
+        push |= {"n_rot": rotation.n_rot, "half_split": int(rotation.half_split)}
+    local = _norm_local(head_dim) if norm else 64
+    consts = {"LOCAL": local, "TYPE": CACHE_TYPES.index(cache.dtype), "NORM": kind}
+    groups = (*fold(limits, width // head_dim if norm else -(-width // (64 * unit))), n_rows)
+    args = x, w, rotation.cos_sin if rotation else x, cells, cache
+    record(rec, "kv_store", "f32", args, push, consts, groups, step, label)
+
+
+def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int, float]:
+    """(w or a stand-in, NORM, eps) as the shaders take them."""
+    if not norm:
+        return x, 0, 0.0
+    assert norm.w is None or (norm.w.shape == (head_dim,) and norm.w.dtype == "f32"), (x, norm)
+    return norm.w or x, 2 if norm.w else 1, norm.eps
+
+
+def _norm_local(head_dim: int) -> int:
+    return 32 if head_dim <= 256 else 128  # as rms_norm
 
 
 def attn_splits(

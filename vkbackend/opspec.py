@@ -84,8 +84,14 @@ OPS: dict[str, OpSpec] = {
             needs="int_dot subgroup_arithmetic full_subgroups",
         ),
         _spec("mat_mul_dot", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN", needs="int_dot"),
-        _spec("rope", "x:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows", "HALF_SPLIT"),
-        _spec("kv_store", "x:r cells:r cache:w", "width n_rows blocks_per_slot", "TYPE", step=True),
+        _spec("rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM"),
+        _spec(
+            "kv_store",
+            "x:r w:r cos_sin:r cells:r cache:w",
+            "width n_rows blocks_per_slot head_dim n_rot half_split eps:f",
+            "TYPE NORM",
+            step=True,
+        ),
         _spec(
             "attn_decode",
             "q:r k:r v:r cells:r sinks:r part:w",

@@ -120,43 +120,47 @@ def quantize_q8(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
     out[:, k:] = scales.reshape(n_rows, -1).view(np.uint8)
 
 
-def rope(
-    x: Array,
-    cos_sin: Array,
-    y: Array,
-    *,
-    n_heads: int,
-    head_dim: int,
-    n_rot: int,
-    n_rows: int,
-    half_split: int = 0,
-    **_: Any,
-) -> None:
-    """Rotate pairs (2i, 2i + 1), or (i, i + n_rot / 2) with half_split; copy dims >= n_rot."""
-    heads = _f64(x, n_rows, n_heads, head_dim)
-    angles = _f64(cos_sin, n_rows, 1, n_rot // 2, 2)
+def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
+    """The heads [..., head_dim], with `norm` divided by their RMS, with 2 also times w."""
+    if norm:
+        heads = heads / np.sqrt(np.mean(heads * heads, axis=-1, keepdims=True) + eps)
+    return heads * _f64(w, heads.shape[-1]) if norm == 2 else heads
+
+
+def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int) -> Array:
+    """heads [n_rows, n_heads, head_dim] with pairs (2i, 2i + 1) rotated, or (i, i + n_rot / 2) with
+    half_split."""
+    angles = _f64(cos_sin, len(heads), 1, n_rot // 2, 2)
     cos, sin = angles[..., 0], angles[..., 1]
     first = slice(0, n_rot // 2) if half_split else slice(0, n_rot, 2)
     second = slice(n_rot // 2, n_rot) if half_split else slice(1, n_rot, 2)
     out = heads.copy()
     out[..., first] = heads[..., first] * cos - heads[..., second] * sin
     out[..., second] = heads[..., first] * sin + heads[..., second] * cos
-    y.reshape(heads.shape)[:] = out
+    return out
+
+
+def rope(
+    x: Array, w: Array, cos_sin: Array, y: Array, *, n_heads: int, head_dim: int, n_rot: int, n_rows: int,
+    eps: float = 0.0, half_split: int = 0, norm: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """Norm the heads, rotate their first n_rot dims, copy the others."""
+    heads = _head_norm(_f64(x, n_rows, n_heads, head_dim), w, norm, eps)
+    y.reshape(heads.shape)[:] = _rotated(heads, cos_sin, n_rot, half_split)
 
 
 def kv_store(
-    x: Array,
-    cells: Array,
-    cache: Array,
-    step: StepParams,
-    *,
-    width: int,
-    n_rows: int,
-    blocks_per_slot: int,
-    **_: Any,
-) -> None:
-    """cache[cell of the row's position] = x[row] in the cache's type, bytes where numpy has none."""
+    x: Array, w: Array, cos_sin: Array, cells: Array, cache: Array, step: StepParams, *, width: int,
+    n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
+    eps: float = 0.0, norm: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """cache[cell of the row's position] = x[row], its heads normed and rotated, in the cache's type, bytes
+    where numpy has none."""
     rows = x.reshape(n_rows, width)[: step.n_rows]
+    if norm or n_rot:
+        heads = _head_norm(_f64(rows, len(rows), width // head_dim, head_dim), w, norm, eps)
+        rows = _rotated(heads, cos_sin, n_rot, half_split) if n_rot else heads
+        rows = rows.reshape(-1, width).astype(np.float32)
     if cache.dtype == np.uint8:
         out = cache.reshape(-1, cache.shape[-1])
         rows = quantize(rows, CACHE_TYPE_OF_32[32 * cache.shape[-1] // width])

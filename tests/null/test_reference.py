@@ -74,7 +74,7 @@ def test_rope_is_a_complex_product(half_split: int) -> None:
     x, y = f32(2, 3, 10), np.empty((2, 3, 10), np.float32)
     angle = RNG.uniform(-4, 4, (2, 3))
     cos_sin = np.stack([np.cos(angle), np.sin(angle)], axis=-1).astype(np.float32)
-    reference.rope(x, cos_sin, y, n_heads=3, head_dim=10, n_rot=6, n_rows=2, half_split=half_split)
+    reference.rope(x, x, cos_sin, y, n_heads=3, head_dim=10, n_rot=6, n_rows=2, half_split=half_split)
     for r in range(2):
         for h in range(3):
             for i in range(3):
@@ -84,7 +84,15 @@ def test_rope_is_a_complex_product(half_split: int) -> None:
     np.testing.assert_array_equal(y[..., 6:], x[..., 6:])
     in_place = x.copy()
     reference.rope(
-        in_place, cos_sin, in_place, n_heads=3, head_dim=10, n_rot=6, n_rows=2, half_split=half_split
+        in_place,
+        in_place,
+        cos_sin,
+        in_place,
+        n_heads=3,
+        head_dim=10,
+        n_rot=6,
+        n_rows=2,
+        half_split=half_split,
     )
     np.testing.assert_array_equal(in_place, y)
 
@@ -101,7 +109,7 @@ def test_kv_store(dtype: type) -> None:
     x = f32(4, 6)
     cache: np.ndarray = np.full((160, 6), np.nan, dtype)
     step = step_of([Run(1, 0, 2, 31), Run(0, 2, 1, 5)])
-    reference.kv_store(x, CELLS, cache, step, width=6, n_rows=4, blocks_per_slot=2)
+    reference.kv_store(x, x, x, CELLS, cache, step, width=6, n_rows=4, blocks_per_slot=2)
     want = {cell(1, 31): 0, cell(1, 32): 1, cell(0, 5): 2}
     for at in range(160):
         if at in want:

@@ -1,0 +1,21 @@
+// A head's RMS norm and rotation, for rope and kv_store, which declare x, w, w_off, head_dim, eps and NORM.
+
+float inverse_rms = 1.0;
+
+// The head of x that begins at word `base`, by the whole workgroup.
+void measure(uint base) {
+    float sum = 0.0;
+    for (uint i = gl_LocalInvocationID.x; i < head_dim; i += LOCAL) {
+        const float value = x[base + i];
+        sum += value * value;
+    }
+    inverse_rms = 1.0 / sqrt(reduce_sum(sum) / float(head_dim) + eps);
+}
+
+// Element i of the head that begins at word `base`.
+float normed(uint base, uint i) {
+    float value = x[base + i];
+    if (NORM != 0) value *= inverse_rms;
+    if (NORM == 2) value *= w[w_off + i];
+    return value;
+}

@@ -1,0 +1,155 @@
+"""Fused dispatches give what the ops one by one give, and only where nobody else needs the value between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from models.oracles.fixture import write
+from models.oracles.fixtures import build
+
+from vkbackend import ops
+from vkbackend.buffer import Buffer, Home, View, Virtual
+from vkbackend.fusion import fuse
+from vkbackend.hazards import check
+from vkbackend.limits import Limits
+from vkbackend.models.runner import Runner
+from vkbackend.ops import OPS
+from vkbackend.recording import Dispatch, Recording
+from vkbackend.step import STEP_NBYTES, Run
+
+TOKENS = np.random.default_rng(3).integers(0, 128, 11).tolist()
+LIMITS = Limits()
+
+
+def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
+    """Of a prompt and of a token more, and the ops of a decode step on the first device."""
+    settings = {"n_ctx": 32, "n_ubatch": 16, "wire": "f32"} | options
+    runner = Runner(path, devices=["numpy"] * n, **settings)
+    try:
+        first = runner.step(TOKENS[:-1], [Run(0, 0, 10, 0)], [9]).copy()
+        second = runner.step(TOKENS[-1:], [Run(0, 0, 1, 10)], [0]).copy()
+        recording = runner.mesh.step(1, 1).executables[0].recording
+        assert all(hazard.kind == "in-place" for hazard in check(recording))  # biases of experts
+        return np.concatenate([first, second]), [
+            c.op for c in recording.accesses() if isinstance(c, Dispatch)
+        ]
+    finally:
+        runner.close()
+
+
+# Rotated pairs of both kinds; norms of q and k; values normed without weights, k that is also v; biases;
+# sinks; a mixture; a delta net with partial rotation.
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"])
+def test_fused_equals_one_by_one(name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(build(name), tmp_path / "model.gguf")
+    fused, few = logits(path, n, type_k="f32", type_v="f32")
+    monkeypatch.setenv("VKBACKEND_FUSE", "0")
+    plain, many = logits(path, n, type_k="f32", type_v="f32")
+    assert nmse(fused, plain) <= 1e-12
+    assert few.count("rms_norm") + few.count("rope") < many.count("rms_norm") + many.count("rope")
+    assert few.count("kv_store") == many.count("kv_store")
+
+
+# ---- what must stay as it is ----
+
+
+def of_values(*shape: int) -> View:
+    return View(Virtual(4 * int(np.prod(shape)), "value"), 0, shape)
+
+
+def kept(nbytes: int, *shape: int, dtype: str = "f32") -> View:
+    return View(Buffer(nbytes, Home.KV, "kept"), 0, shape, dtype)
+
+
+class Chain:
+    """Head norm, RoPE and store of 3 rows of 2 heads of 8."""
+
+    def __init__(self, dtype: str = "f16", w: bool = True) -> None:
+        self.rec = Recording("chain")
+        self.x, self.normed, self.turned = (of_values(3, 16) for _ in range(3))
+        self.w = kept(32, 8) if w else None
+        self.cos_sin, self.cells = kept(1 << 10, 3, 4, 2), kept(256, 1, 2, dtype="u32")
+        self.cache, self.step = (
+            kept(1 << 14, 64, 32, dtype=dtype),
+            kept(STEP_NBYTES, STEP_NBYTES // 4, dtype="u32"),
+        )
+        self.cache = replace(self.cache, shape=(64, 16))
+        self.rec.dispatch(Dispatch("copy_words", "f32", (self.cos_sin, self.x), (1,), (), (), (1, 1, 1)))
+
+    def norm(self) -> None:
+        heads = self.x.reshape(6, 8), self.w, self.normed.reshape(6, 8)
+        ops.rms_norm(self.rec, LIMITS, *heads, eps=1e-5)
+
+    def rope(self) -> None:
+        x, y = self.normed.reshape(3, 2, 8), self.turned.reshape(3, 2, 8)
+        ops.rope(self.rec, LIMITS, x, self.cos_sin, y, half_split=True)
+
+    def store(self, x: View | None = None) -> None:
+        ops.kv_store(self.rec, LIMITS, x or self.turned, self.cells, self.cache, self.step)
+
+    def fused(self) -> list[Dispatch]:
+        return [c for c in list(fuse(self.rec, LIMITS).accesses())[1:] if isinstance(c, Dispatch)]
+
+
+def ops_of(dispatches: list[Dispatch]) -> list[str]:
+    return [d.op for d in dispatches]
+
+
+@pytest.mark.parametrize("w", [True, False])
+def test_norm_rope_and_store_become_one(w: bool) -> None:
+    chain = Chain(w=w)
+    chain.norm()
+    chain.rope()
+    chain.store()
+    [one] = chain.fused()
+    named = dict(zip(OPS[one.op].arg_names, one.args, strict=True))
+    assert one.op == "kv_store" and named["x"].buffer is chain.x.buffer and named["cos_sin"] == chain.cos_sin
+    assert dict(one.consts)["NORM"] == (2 if w else 1) and dict(one.push)["half_split"] == 1
+    assert dict(one.push)["eps"] == 1e-5 and dict(one.push)["n_rot"] == dict(one.push)["head_dim"] == 8
+
+
+def test_blocks_are_stored_as_they_are() -> None:
+    chain = Chain()
+    chain.cache = replace(chain.cache, dtype="q8_0", shape=(64, 32))
+    chain.x, chain.normed, chain.turned = (of_values(3, 32) for _ in range(3))
+    ops.rope(chain.rec, LIMITS, chain.x.reshape(3, 4, 8), chain.cos_sin, chain.turned, half_split=False)
+    chain.store()
+    assert ops_of(chain.fused()) == ["rope", "kv_store"]
+
+
+def test_a_value_that_others_read_stays() -> None:
+    chain = Chain()
+    chain.norm()
+    chain.rope()
+    chain.store()
+    chain.store(chain.normed)
+    assert ops_of(chain.fused()) == ["rms_norm", "kv_store", "kv_store"]
+
+
+def test_what_a_maker_reads_must_still_be_there() -> None:
+    chain = Chain()
+    chain.norm()
+    ops.scale(chain.rec, LIMITS, chain.w or chain.x, View(chain.x.buffer, 0, (8,)), c=2.0)
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "scale", "rope"]
+
+
+def test_nothing_is_fused_across_an_exchange() -> None:
+    chain = Chain()
+    chain.norm()
+    chain.rec.exchange("meet")
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+
+
+def test_a_norm_of_more_than_a_head_stays() -> None:
+    chain = Chain()
+    ops.rms_norm(chain.rec, LIMITS, chain.x, None, chain.normed, eps=1e-5)
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]

@@ -1,0 +1,121 @@
+"""Fusing: where one dispatch makes a value that only a later one reads, one that does both takes their
+place, and the value is never in memory.
+
+A model is recorded as it is written, an op each. A rule looks at one dispatch and at those that made what it
+reads; the commands of a recording say all it needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vkbackend.buffer import View, Virtual
+from vkbackend.formats import block_of
+from vkbackend.limits import Limits
+from vkbackend.ops_attention import HeadNorm, Rotation, kv_store, rope
+from vkbackend.opspec import OPS
+from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
+
+
+def fuse(recording: Recording, limits: Limits) -> Recording:
+    """The recording with fewer dispatches, which leave the same behind."""
+    fusing = _Fusing(recording, limits)
+    for at, command in enumerate(recording.commands):
+        if isinstance(command, Dispatch):
+            for rule in _RULES.get(command.op, ()):
+                rule(fusing, at)
+    return Recording(recording.name, [c for c in fusing.commands if c is not None])
+
+
+class _Fusing:
+    """The commands, None where one went into a later one, and which of them touch each value."""
+
+    def __init__(self, recording: Recording, limits: Limits) -> None:
+        self.limits = limits
+        self.commands: list[Command | None] = list(recording.commands)
+        self.touched: dict[Any, set[int]] = {}
+        self._segments: list[int] = []
+        for at, command in enumerate(recording.commands):
+            last = self._segments[-1] if self._segments else 0
+            self._segments.append(last + isinstance(command, Exchange))
+            if isinstance(command, Dispatch | Copy):
+                for own in (*command.reads, *command.writes):
+                    if isinstance(own.buffer, Virtual):
+                        self.touched.setdefault(own.buffer, set()).add(at)
+
+    def named(self, at: int) -> dict[str, Any]:
+        """What a dispatch is made of, by name: views, push constants, specialization constants."""
+        d = self.commands[at]
+        assert isinstance(d, Dispatch)
+        views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
+        return views | dict(d.push) | dict(d.consts) | {"step": d.step, "label": d.label}
+
+    def maker(self, at: int, name: str, ops: tuple[str, ...]) -> int | None:
+        """Where one of these ops makes what dispatch `at` reads as `name` and nobody else does, and could as
+        well do it at `at`."""
+        value: View = self.named(at)[name]
+        first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
+        made = self.commands[first]
+        if others != [at] or not isinstance(made, Dispatch) or made.op not in ops:
+            return None
+        [written] = made.writes
+        if (written.begin, written.end) != (value.offset, value.end):
+            return None
+        between = [c for c in self.commands[first + 1 : at] if isinstance(c, Dispatch | Copy)]
+        moves = not any(w.overlaps(r) for c in between for w in c.writes for r in made.reads)
+        return first if moves and self._segments[first] == self._segments[at] else None
+
+    def replace(self, at: int, made: list[int], fused: Recording) -> None:
+        """Let the one dispatch of `fused` take the place of that at `at` and of the makers."""
+        [self.commands[at]] = fused.commands
+        for i in made:
+            gone, self.commands[i] = self.commands[i], None
+            assert isinstance(gone, Dispatch)
+            for own in (*gone.reads, *gone.writes):
+                if users := self.touched.get(own.buffer):
+                    users.discard(i)
+                    users.add(at)
+
+
+def _norm_of(norm: dict[str, Any]) -> HeadNorm:
+    return HeadNorm(norm["w"] if norm["HAS_W"] else None, norm["eps"])
+
+
+def _norm_rope(f: _Fusing, at: int) -> None:
+    """rope of a head norm."""
+    r = f.named(at)
+    if r["NORM"] or (i := f.maker(at, "x", ("rms_norm",))) is None:
+        return
+    norm = f.named(i)
+    if norm["n"] != r["head_dim"]:
+        return
+    made, x = Recording("fused"), norm["x"].reshape(*r["x"].shape)
+    how: dict[str, Any] = {"half_split": bool(r["HALF_SPLIT"]), "norm": _norm_of(norm)}
+    rope(made, f.limits, x, r["cos_sin"], r["y"], **how, label=r["label"])
+    f.replace(at, [i], made)
+
+
+def _rope_store(f: _Fusing, at: int) -> None:
+    """kv_store of rope, or of a head norm."""
+    s = f.named(at)
+    if s["NORM"] or s["n_rot"] or block_of(s["cache"].dtype)[0] > 1:
+        return
+    if (i := f.maker(at, "x", ("rope", "rms_norm"))) is None:
+        return
+    m, how = f.named(i), dict[str, Any]()
+    if "n_rot" in m:
+        w = m["w"] if m["NORM"] == 2 else None
+        how["norm"] = HeadNorm(w, m["eps"]) if m["NORM"] else None
+        how |= {"head_dim": m["head_dim"], "rotation": Rotation(m["cos_sin"], bool(m["HALF_SPLIT"]))}
+    else:
+        how |= {"head_dim": m["n"], "norm": _norm_of(m)}
+    made = Recording("fused")
+    kv_store(made, f.limits, m["x"], s["cells"], s["cache"], s["step"], **how, label=s["label"])
+    f.replace(at, [i], made)
+
+
+_RULES: dict[str, tuple[Callable[[_Fusing, int], None], ...]] = {
+    "rope": (_norm_rope,),
+    "kv_store": (_rope_store,),
+}
