@@ -87,7 +87,7 @@ def sizes_with(
         for d, n in enumerate(held):
             n["scratch"], n["staging"] = steps.scratch(d), steps.staging(d) + slots[d]
             n["cache"] = largest_cache(layout, d)
-        held[0]["shared"] = totals(layout, model, changed)["shared"]
+        held[0]["shared"] = totals(layout)["shared"]
         return held
 
     return sizes_of

@@ -7,10 +7,10 @@ a tensor placed on the host stays split, and every device reads its own slice fr
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
@@ -243,7 +243,7 @@ def largest_cache(layout: Layout, device: int) -> int:
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)
 
 
-def totals(layout: Layout, model: Model, options: Options) -> dict[str, Any]:
+def totals(layout: Layout) -> dict[str, int]:
     """The model's bytes over all devices, itemised: stored, mirrored again, replicated, shared host
     tables."""
     stored = sum(_nbytes(load) for load in layout.loads)
@@ -264,7 +264,4 @@ def _pair(loads: Sequence[Load], extra: Mapping[str, int]) -> list[tuple[Load, i
 
 
 def _nbytes(load: Load) -> int:
-    n = 1
-    for size in load.shape[:-1]:
-        n *= size
-    return n * row_nbytes(load.dtype, load.shape[-1])
+    return math.prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1])

@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from vkbackend import env, ops
@@ -37,18 +37,22 @@ WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "ko
 
 
 @contextmanager
-def portable(way: str) -> Iterator[None]:
-    """While devices are opened: leave out the features that faster shaders need, where `way` says so."""
-    needed = ",".join(sorted({feature for op in OPS.values() for feature in op.needs}))
-    before = os.environ.get("VKBACKEND_DISABLE")
-    if "portable" in way:
-        os.environ["VKBACKEND_DISABLE"] = needed
+def variable(name: str, value: str) -> Iterator[None]:
+    """The environment variable has this value meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        os.environ.pop("VKBACKEND_DISABLE", None)
+        os.environ.pop(name)
         if before is not None:
-            os.environ["VKBACKEND_DISABLE"] = before
+            os.environ[name] = before
+
+
+def portable(way: str) -> AbstractContextManager[None]:
+    """While devices are opened: leave out the features that faster shaders need, where `way` says so."""
+    needed = ",".join(sorted({feature for op in OPS.values() for feature in op.needs}))
+    return variable("VKBACKEND_DISABLE", needed) if "portable" in way else nullcontext()
 
 
 @contextmanager
@@ -112,11 +116,9 @@ def dispatches(spec: str, repeats: int) -> None:
     rows = []
     for runtime in RUNTIMES:
         for order in ("word", "submit") if runtime == "kompute" else ("",):
-            os.environ[env.KOMPUTE_ORDER] = order
-            with opened(spec, runtime) as device:
+            with variable(env.KOMPUTE_ORDER, order), opened(spec, runtime) as device:
                 name = f"{runtime}, {order}" if order else runtime
                 rows.append((name, chain_us(device, False, repeats), chain_us(device, True, repeats)))
-    os.environ.pop(env.KOMPUTE_ORDER)
     table("us per dispatch", ("runtime", "independent", "dependent"), rows)
 
 

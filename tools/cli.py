@@ -33,6 +33,22 @@ from vkbackend.tools import (
 )
 from vkbackend.tools.console import printable
 
+COMMANDS = {
+    "devices": devices,
+    "models": architectures,
+    "generate": generate,
+    "info": model_info,
+    "plan": plan,
+    "bench": bench,
+    "sweep": sweep,
+    "perplexity": perplexity,
+    "verify": verify,
+    "bench-reduce": bench_reduce,
+    "bench-ops": bench_ops,
+    "tune": tune,
+    "export": export,
+}
+NO_DEVICE = {"devices", "models", "info"}  # what opens none
 EPILOG = """\
 examples:
   vkbackend devices
@@ -63,18 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    modules = {"devices": devices, "models": architectures, "generate": generate, "info": model_info}
-    modules |= {"plan": plan}
-    modules |= {"bench": bench, "sweep": sweep, "perplexity": perplexity, "verify": verify}
-    modules |= {"bench-reduce": bench_reduce, "bench-ops": bench_ops, "tune": tune}
-    modules |= {"export": export}
-    for name, module in modules.items():
+    for name, module in COMMANDS.items():
         description = (module.__doc__ or "").partition("\n\n")[2].strip()
         command = commands.add_parser(
             name, help=module.HELP, description=f"{module.HELP}. {description}", allow_abbrev=False
         )
         module.add_arguments(command)
-        if module not in (devices, architectures, model_info):  # they open no device
+        if name not in NO_DEVICE:
             command.add_argument("--runtime", metavar="NAME",
                 help=f"what drives the devices: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
                 "native)")  # fmt: skip
@@ -112,8 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(bind_values(sys.argv[1:] if argv is None else argv))
     try:
-        env.debug()
-        for variable in (env.timeout_s, env.disabled, env.faults):
+        for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
             variable()  # a bad value is told before the work begins
         if hasattr(args, "runtime"):
             runtime = runtime_of(args.runtime)

@@ -239,7 +239,7 @@ def to_json(found: Report, path: str) -> dict[str, Any]:
             for name, plan in zip(names, plans, strict=True)
         ],
         "devices": found.per_device(),
-        "totals": totals(found.layout, found.model, found.options),
+        "totals": totals(found.layout),
         "traffic": found.traffic(),
         "prediction": {
             "tensor_split": p.tensor_split,
@@ -273,7 +273,7 @@ def show(found: Report) -> None:
         "GB/s",
     )
     out.print(table("memory in MiB", columns, rows))
-    n, traffic = totals(found.layout, found.model, found.options), found.traffic()
+    n, traffic = totals(found.layout), found.traffic()
     lines = [
         f"model {size(n['model'])}, mirrored again {size(n['mirrored'])}, "
         f"replicated {size(n['replicated'])}, one copy in host memory {size(n['shared'])}",

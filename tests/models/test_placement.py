@@ -187,7 +187,7 @@ def test_memory_report_is_what_was_planned(shared: Path, devices: list[str], pro
         assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
     runner.step(list(range(1, 17)), [Run(0, 0, 16, 0)], [15])
     assert [row["scratch"] for row in runner.memory()] == [steps.scratch(d) for d in range(n)]
-    items = totals(runner.layout, runner.model, runner.options)
+    items = totals(runner.layout)
     assert (
         sum(p["weights"] for p in planned)
         == items["model"] - items["shared"] + items["mirrored"] + items["replicated"]
