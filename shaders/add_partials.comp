@@ -1,5 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 // Tail of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w.
 // The device's own partial comes from its own memory, the others from the slots. Plain adds in a fixed order, so h is
 // the same bits on all devices; with WIRE 1 each partial was rounded to bfloat16, so the own one is here.
@@ -11,6 +12,7 @@
 layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum alone, residual is not read
 layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read, y not written
 layout(constant_id = 3) const uint WIRE = 0; // what a slot holds: 0 floats, 1 pairs of bfloat16
+layout(constant_id = 4) const uint BATCH = 1; // elements that a thread reads before it uses one: latencies overlap
 
 layout(push_constant) uniform Push {
     uint residual_off, own_off, slots_off, w_off, h_off, y_off;
@@ -38,21 +40,45 @@ float own_value(uint i) {
 void main() {
     const uint row = group_index();
     if (row >= n_rows) return;
+    const uint lane = gl_LocalInvocationID.x;
     float squares = 0.0;
-    for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
-        const uint at = row * n + i;
-        precise float sum = 0.0;
+    for (uint first = lane; first < n; first += BATCH * LOCAL) {
+        float base[BATCH];
+        float part[BATCH];
+        precise float sum[BATCH];
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+            const uint i = first + u * LOCAL;
+            if (HAS_RESIDUAL != 0 && i < n) base[u] = residual[residual_off + row * n + i];
+            sum[u] = 0.0;
+        }
         for (uint s = 0; s < n_slots; ++s) {
             if ((writers >> s & 1u) == 0u) continue;
-            sum = sum + (s == own_index ? own_value(at) : slot_value(s, at));
+            [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+                const uint at = row * n + min(first + u * LOCAL, n - 1);
+                part[u] = s == own_index ? own_value(at) : slot_value(s, at);
+            }
+            [[unroll]] for (uint u = 0; u < BATCH; ++u) sum[u] = sum[u] + part[u];
         }
-        if (HAS_RESIDUAL != 0) sum = residual[residual_off + at] + sum;
-        h[h_off + at] = sum;
-        squares += sum * sum;
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+            if (first + u * LOCAL < n) {
+                const uint at = row * n + first + u * LOCAL;
+                if (HAS_RESIDUAL != 0) sum[u] = base[u] + sum[u];
+                h[h_off + at] = sum[u];
+                squares += sum[u] * sum[u];
+            }
+        }
     }
     if (HAS_NORM == 0) return;
     const float scale = 1.0 / sqrt(reduce_sum(squares) / float(n) + eps);
-    for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
-        y[y_off + row * n + i] = h[h_off + row * n + i] * scale * w[w_off + i];
+    for (uint first = lane; first < n; first += BATCH * LOCAL) {
+        float value[BATCH];
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+            const uint i = min(first + u * LOCAL, n - 1);
+            value[u] = h[h_off + row * n + i] * scale * w[w_off + i];
+        }
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+            const uint i = first + u * LOCAL;
+            if (i < n) y[y_off + row * n + i] = value[u];
+        }
     }
 }

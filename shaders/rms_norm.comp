@@ -1,10 +1,12 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 // y = x / sqrt(mean(x^2) + eps) * w, one workgroup per row.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
 layout(constant_id = 1) const uint HAS_W = 1; // 0: no weight, w is not read
+layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads before it uses one: latencies overlap
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, y_off;
@@ -18,15 +20,24 @@ layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 void main() {
     const uint row = group_index();
     if (row >= n_rows) return;
+    const uint lane = gl_LocalInvocationID.x;
+    const uint from = x_off + row * n;
+    float value[BATCH];
     float sum = 0.0;
-    for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
-        const float value = x[x_off + row * n + i];
-        sum += value * value;
+    for (uint first = lane; first < n; first += BATCH * LOCAL) {
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) value[u] = x[from + min(first + u * LOCAL, n - 1)];
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) sum += first + u * LOCAL < n ? value[u] * value[u] : 0.0;
     }
     const float scale = 1.0 / sqrt(reduce_sum(sum) / float(n) + eps);
-    for (uint i = gl_LocalInvocationID.x; i < n; i += LOCAL) {
-        float value = x[x_off + row * n + i] * scale;
-        if (HAS_W != 0) value *= w[w_off + i];
-        y[y_off + row * n + i] = value;
+    for (uint first = lane; first < n; first += BATCH * LOCAL) {
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+            const uint i = min(first + u * LOCAL, n - 1);
+            value[u] = x[from + i] * scale;
+            if (HAS_W != 0) value[u] *= w[w_off + i];
+        }
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+            const uint i = first + u * LOCAL;
+            if (i < n) y[y_off + row * n + i] = value[u];
+        }
     }
 }

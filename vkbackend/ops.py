@@ -65,7 +65,7 @@ from vkbackend.ops_recurrent import delta_work as delta_work
 from vkbackend.ops_recurrent import l2_norm as l2_norm
 from vkbackend.ops_recurrent import ssm_conv as ssm_conv
 from vkbackend.opspec import OPS as OPS
-from vkbackend.opspec import fold, record, rows_of
+from vkbackend.opspec import fold, record, row_consts, rows_of
 from vkbackend.recording import Recording
 
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
@@ -113,14 +113,14 @@ def rms_norm(
     n = x.shape[-1]
     n_rows = rows_of(x, n)
     assert rows_of(y, n) == n_rows and (w is None or (w.shape == (n,) and w.dtype == "f32")), (x, w, y)
-    local = 32 if n <= 256 else 128
+    local, batch = row_consts(limits, n)
     record(
         rec,
         "rms_norm",
         "f32",
         (x, x if w is None else w, y),
         {"n": n, "n_rows": n_rows, "eps": eps},
-        {"LOCAL": local, "HAS_W": int(w is not None)},
+        {"LOCAL": local, "HAS_W": int(w is not None), "BATCH": batch},
         (*fold(limits, n_rows), 1),
         label=label,
         flops=4 * n * n_rows,
@@ -182,6 +182,7 @@ def add_partials(
         h,
         y,
     )
+    local, batch = row_consts(limits, n)
     record(
         rec,
         "add_partials",
@@ -197,10 +198,11 @@ def add_partials(
             "eps": eps,
         },
         {
-            "LOCAL": 32 if n <= 256 else 128,
+            "LOCAL": local,
             "HAS_RESIDUAL": int(residual is not None),
             "HAS_NORM": int(y is not None),
             "WIRE": int(wire == "bf16"),
+            "BATCH": batch,
         },
         (*fold(limits, n_rows), 1),
         label=label,

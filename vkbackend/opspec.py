@@ -57,7 +57,7 @@ OPS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
         _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
-        _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W"),
+        _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W BATCH"),
         _spec("mat_vec", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "TPR N"),
         _spec(
             "mat_wave",
@@ -170,7 +170,7 @@ OPS: dict[str, OpSpec] = {
             "add_partials",
             "residual:r own:r slots:r w:r h:w y:w",
             "n n_rows n_slots own_index slot_stride writers eps:f",
-            "HAS_RESIDUAL HAS_NORM WIRE",
+            "HAS_RESIDUAL HAS_NORM WIRE BATCH",
         ),
     )
 }
@@ -223,6 +223,14 @@ def record(
             spec.addressed,
         )
     )
+
+
+def row_consts(limits: Limits, n: int) -> tuple[int, int]:
+    """(LOCAL, BATCH) of a workgroup that goes over a row of n. A step's one row is all the work there is, so
+    on a GPU its reads have to overlap: each takes half a microsecond, over a bus one or two."""
+    if limits.is_cpu:
+        return 32 if n <= 256 else 128, 1
+    return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
 
 
 def floor_pow2(value: int) -> int:
