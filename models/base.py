@@ -32,7 +32,8 @@ class Part:
     """What one weight takes of a tensor that several share: seen as [repeat, total, ...], begin:end of each.
 
     q, k and v rows in one tensor have repeat 1; where every head has its q rows and its gate's, or every
-    expert its gate and up, repeat is their number.
+    expert its gate and up, repeat is their number. Where the rows of every head are those of several
+    `segments` (q, k and v), the weight has the first segment of all heads, then the second of all, and so on.
     """
 
     tensor: str
@@ -40,10 +41,23 @@ class Part:
     end: int
     total: int
     repeat: int = 1
+    segments: tuple[int, ...] = ()
 
     def cut(self, raw: np.ndarray) -> np.ndarray:
-        """The part's bytes [repeat, end - begin, bytes] of the tensor's, not copied."""
-        return raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
+        """The part's bytes of the tensor's, rows in order: a view, unless it has several segments."""
+        own = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
+        if not self.segments:
+            return own
+        ends = list(accumulate(self.segments))
+        return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(own, ends[:-1], axis=1)])
+
+    def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Where the weight has its rows of the tensor's runs begin..end: ranges to put side by side."""
+        found, before = [], 0
+        for n in self.segments or (self.end - self.begin,):
+            found.append((before * self.repeat + begin * n, before * self.repeat + end * n))
+            before += n
+        return found
 
     def whole(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The shapes that the tensor may have where the part has `shape`: one axis is longer."""

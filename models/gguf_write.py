@@ -4,6 +4,7 @@ for byte, and every tensor as the devices hold it.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,19 +93,18 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
     """The tensor that weights are the parts of, or the one weight that is all of it."""
     parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
     repeat = parts[0][0].repeat if parts else 1
-    weights = [weight for _, weight in parts or held]
     if repeat == 1:
-        for weight in weights:
+        for _, weight in parts or held:
             yield from stream(devices, weight)
         return
-    rows = [matrix_of(weight)[0] // repeat for weight in weights]  # of each run
-    nbytes = sum(n * matrix_of(weight)[1] for n, weight in zip(rows, weights, strict=True))
+    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # of each run
     step = max(1, PIECE_NBYTES // nbytes)
     for begin in range(0, repeat, step):
-        count = min(step, repeat - begin)
+        end = min(begin + step, repeat)
         pieces = [
-            gather_rows(devices, weight, begin * n, (begin + count) * n).reshape(count, -1)
-            for n, weight in zip(rows, weights, strict=True)
+            gather_rows(devices, weight, *rows).reshape(end - begin, -1)
+            for part, weight in parts
+            for rows in part.rows(begin, end)
         ]
         yield np.concatenate(pieces, axis=1)
 

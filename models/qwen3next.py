@@ -7,7 +7,7 @@ Every layer has a mixture of experts with a gated shared one. Keys and tensors: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -120,6 +120,15 @@ class Model(Decoder):
         beta, alpha = (by_name.get(f"{prefix}{name}.weight") for name in ("ssm_beta", "ssm_alpha"))
         if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:  # the same of every key head
             by_name |= {spec.name: spec for spec in fused(ba, [beta, alpha], repeat=self.delta.n_k)}
+        qkv, z = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_qkv", "attn_gate"))
+        if (
+            qkv and z and (old := f"{prefix}ssm_in.weight") in self._shapes
+        ):  # and so q, k, v and the gate, once
+            d = self.delta
+            qkv, z = fused(old, [qkv, z], repeat=d.n_k)
+            assert qkv.part
+            part = replace(qkv.part, segments=tuple(n * d.size for n in d.qkv))
+            by_name |= {qkv.name: replace(qkv, part=part), z.name: z}
         return list(by_name.values())
 
     def kv(self, il: int) -> KVSpec | StateSpec:

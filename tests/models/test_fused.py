@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +49,11 @@ def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
     if ndim == 1:
         dtype, block, repeat = "f32", 1, 1
     n_in = block * draw(st.integers(1, 3))
-    specs, states = [], []
+    specs, states, segments = [], [], []
     for i, count in enumerate(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))):
         shape = [(count,), (repeat * count, n_in), (repeat, count, n_in)][ndim - 1]
+        cuts = sorted(draw(st.sets(st.integers(1, count - 1)))) if ndim == 2 and count > 1 else []
+        segments.append(tuple(e - b for b, e in pairwise([0, *cuts, count])) if cuts else ())
         specs.append(WeightSpec(f"part{i}", shape))
         axis = draw(st.integers(0, min(1, ndim - 1)))
         unit = block if axis else 1
@@ -65,7 +69,11 @@ def layouts(draw: st.DrawFn) -> tuple[list[WeightSpec], str, list[State], int]:
             states.append(split_experts(axis + 1, [tiling() for _ in range(repeat)]))
         else:
             states.append(split(axis, tiling()))
-    return fused("w", specs, repeat), dtype, states, n
+    parts = [
+        replace(spec, part=replace(spec.part, segments=cut))  # type: ignore[type-var]
+        for spec, cut in zip(fused("w", specs, repeat), segments, strict=True)
+    ]
+    return parts, dtype, states, n
 
 
 @settings(max_examples=300, deadline=None)

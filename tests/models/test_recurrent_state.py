@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from device_sets import nmse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models.oracles.fixture import N_VOCAB, write
+from models.oracles.fixture import N_VOCAB, Fixture, write
+from models.oracles.fixture import PROMPT as GOLDEN_PROMPT
 from models.oracles.fixtures import build
 
 from vkbackend import LLM
@@ -159,6 +162,50 @@ def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
         assert file.read_bytes() == copy.read_bytes()
     finally:
         runner.close()
+
+
+def older(made: Fixture) -> Fixture:
+    """qwen3next as its first files have it: of every key head the rows of q, k, v and the gate in ssm_in."""
+    n_k = made.keys["ssm.group_count"]
+    for prefix in [name.removesuffix("attn_qkv.weight") for name in made.tensors if "attn_qkv" in name]:
+        qkv, gate = (made.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
+        keys = n_k * made.keys["ssm.state_size"]
+        parts = [qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], gate]
+        heads = [part.reshape(n_k, -1, part.shape[-1]) for part in parts]
+        made.put(f"{prefix}ssm_in.weight", np.concatenate(heads, axis=1).reshape(-1, qkv.shape[-1]))
+    return made
+
+
+@pytest.mark.parametrize("quantize", [False, True], ids=["f32", "q8_0"])
+def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
+    """The same logits to the bit, and the file is written back as it was."""
+    new = write(build("qwen3next"), tmp_path / "new.gguf", quantize=quantize)
+    old = write(older(build("qwen3next")), tmp_path / "old.gguf", quantize=quantize)
+    for n, split in ((1, None), (3, (2, 1, 1))):
+        logits = []
+        for file in (new, old):
+            runner = Runner(file, devices=["numpy"] * n, tensor_split=split, n_ctx=32, n_ubatch=32)
+            try:
+                logits.append(runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy())
+                with GGUF.open(file) as source:
+                    copy, specs = tmp_path / "copy.gguf", runner.model.weights()
+                    write_gguf(copy, source, runner.mesh.devices, runner.mesh.weights, specs)
+                assert copy.read_bytes() == file.read_bytes()
+            finally:
+                runner.close()
+        assert np.array_equal(*logits)
+
+
+@pytest.mark.oracle
+def test_llama_cpp_reads_older_files_so(tmp_path: Path) -> None:
+    if find_spec("xllamacpp") is None:
+        pytest.skip("not installed: xllamacpp")
+    from models.oracles import llama_cpp
+
+    old = write(older(build("qwen3next")), tmp_path / "old.gguf")
+    golden = Path(__file__).parent / "golden" / "qwen3next.npz"
+    want = np.load(golden)["logits"]
+    assert nmse(llama_cpp.logits(old, [GOLDEN_PROMPT], N_VOCAB), want) <= 1e-9
 
 
 # ---- saved ----
