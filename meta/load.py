@@ -13,6 +13,7 @@ import numpy as np
 from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
+from vkbackend.host_copy import copy_into
 from vkbackend.memory import HostPages, allocate
 from vkbackend.meta.slices import Load, expert_pieces, expert_slices, piece_nbytes, piece_shapes, slices_of
 from vkbackend.meta.tensor import Weight
@@ -153,7 +154,7 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)
-    pages.bytes[: raw.nbytes] = raw
+    copy_into(pages.bytes[: raw.nbytes], raw)
     for d, device in enumerate(devices):
         n_rows, row_bytes = (
             (load.shape[0], row_nbytes(load.dtype, load.shape[-1])) if len(load.shape) > 1 else (1, 0)

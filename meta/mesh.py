@@ -64,7 +64,7 @@ class Mesh:
         check_provider(provider)
         self.devices, self._wire = list(devices), wire
         self.weights: dict[str, Weight] = {}
-        self.n_reduces, self.reduce_s = 0, 0.0
+        self.n_reduces, self.reduce_s, self.load_s = 0, 0.0, 0.0
         self._ahead, self.wanted, self._keep_values = ahead, provider, keep_values or env.debug() >= 5
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._provider: Provider | None = None
@@ -83,8 +83,10 @@ class Mesh:
     # ---- loading ----
 
     def load(self, loads: Sequence[Load], source: Source, progress: Progress | None = None) -> None:
-        """Put the weights on the devices."""
+        """Put the weights on the devices; `load_s` counts the seconds."""
+        began = time.perf_counter()
         weights, pages = load_weights(self.devices, loads, source, progress)
+        self.load_s += time.perf_counter() - began
         self.weights |= weights
         self._pages += pages
 

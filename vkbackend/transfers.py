@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from vkbackend.buffer import Buffer, Home, View
+from vkbackend.host_copy import copy_into
 from vkbackend.memory import ALIGN
 from vkbackend.recording import HOST_HOMES
 from vkbackend.runtime import Device
@@ -33,7 +34,7 @@ class Transfers(ABC):
         )
         if buffer.host is not None:
             target = buffer.host[view.offset : view.offset + data.nbytes]
-            np.copyto(target.view(data.dtype).reshape(data.shape), data)
+            copy_into(target.view(data.dtype).reshape(data.shape), data)
             self._device.flush(buffer)
             return
         upload = self._upload_buffer()
@@ -45,7 +46,7 @@ class Transfers(ABC):
             raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)
             for at in range(0, raw.size, UPLOAD_NBYTES):
                 piece = raw[at : at + UPLOAD_NBYTES]
-                upload.host[: piece.size] = piece
+                copy_into(upload.host[: piece.size], piece)
                 self._device.flush(upload)
                 self._copy(upload, 0, buffer, offset, piece.size)
                 offset += piece.size
