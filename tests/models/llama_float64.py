@@ -90,13 +90,13 @@ def forward(
         v = v.astype(cache).astype(np.float64)
         stored.append((k, v))
         k, v = (a.repeat(heads // kv_heads, 1) for a in stored[owners[il] if owners else il])
-        s = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(hd)
+        s = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0) / np.sqrt(hd)  # [heads, q, k]
         seen = np.tril(np.ones((n, n), bool))
         if windows and windows[il]:
             seen &= ~np.tril(seen, -windows[il])
         s = np.where(seen, s, -np.inf)
         p_ = np.exp(s - s.max(-1, keepdims=True))
-        a = np.einsum("hqk,khd->qhd", p_ / p_.sum(-1, keepdims=True), v).reshape(n, -1)
+        a = (p_ @ v.transpose(1, 0, 2) / p_.sum(-1, keepdims=True)).transpose(1, 0, 2).reshape(n, -1)
         h = h + linear(a, p + "attn_output")
         x = norm(h, p + "ffn_norm")
         if n_used:

@@ -50,6 +50,7 @@ def test_equals_a_numpy_forward(shared: Path, capsys: Any) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.timeout(900)  # 264 windows three times, at 0.2 to 0.5 s each on two idle cores
 def test_the_whole_text(shared: Path, capsys: Any) -> None:
     text = (shared / "text" / "tinystories.txt").read_text()
     want = numpy_ppl(shared / "models" / "stories260K-F32.gguf", text, 512, 1 << 30)
