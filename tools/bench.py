@@ -1,8 +1,9 @@
 """`vkbackend bench`: tokens per second of prompts and of single tokens, with llama-bench's flags and columns.
 
 Beside its columns: what the weights are read at (GB/s over all devices), what share that is of the rate at
-which the devices copy, the host's microseconds per all-reduce, and seconds to load. A test is warmed up
-first, so nothing is compiled while it is timed. `--compare llama-cpp` runs llama-cpp-python on the same file
+which the devices copy, the host's microseconds per all-reduce, seconds to load, the rate at which the weights
+were loaded, and what share that is of the rate of reading the file again right behind it. A test is warmed up
+first, so nothing is compiled while it is timed. `--compare llama-cpp` runs llama-cpp-python on the same model
 and devices in turn with ours and adds its rate and the ratio.
 """
 
@@ -24,14 +25,28 @@ from vkbackend.models.runner import Runner
 from vkbackend.tools.compare import LlamaCpp
 from vkbackend.tools.console import console, printable, size, write_json
 from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
-from vkbackend.tools.timing import Test, Timer, Timing, copy_rate, describe, weight_nbytes_per_step
+from vkbackend.tools.synthetic import Synthetic
+from vkbackend.tools.timing import Test, Timer, Timing, copy_rate, describe, read_rate, weight_nbytes_per_step
 
 HELP = "Measure tokens per second"
 MAX_TOKENS = 1 << 20
 COLUMNS = (
     "model", "size", "params", "backend", "devices", "ngl", "sm", "ts", "test", "t/s",
-    "weight GB/s", "% of copy", "us/reduce", "load s",
+    "weight GB/s", "% of copy", "us/reduce", "load s", "load GB/s", "% of read",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Seconds until a step can run, and bytes per second of the weights alone and of reading the file."""
+
+    seconds: float
+    rate: float
+    read_rate: float | None  # None: there is no file
+
+    def cells(self) -> list[str]:
+        share = f"{100 * self.rate / self.read_rate:.1f}" if self.read_rate else "-"
+        return [f"{self.seconds:.2f}", f"{self.rate / 1e9:.3f}", share]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +56,7 @@ class Row:
     model: dict[str, Any]
     runner: dict[str, Any]
     timing: Timing
-    load_s: float
+    load: Loading
     weight_rate: float | None
     copy_rate: float
     theirs: Timing | None = None
@@ -62,7 +77,7 @@ class Row:
             "-" if self.weight_rate is None else f"{self.weight_rate / 1e9:.3f}",
             "-" if self.weight_rate is None else f"{100 * self.weight_rate / self.copy_rate:.1f}",
             "-" if t.reduce_us is None else f"{t.reduce_us:.0f}",
-            f"{self.load_s:.2f}",
+            *self.load.cells(),
         ]
         if self.theirs:
             cells += [
@@ -87,7 +102,9 @@ class Row:
                 "stddev_ts": t.spread,
                 "samples_ns": ns,
                 "samples_ts": list(t.rates),
-                "load_s": self.load_s,
+                "load_s": self.load.seconds,
+                "load_bytes_per_s": self.load.rate,
+                "read_bytes_per_s": self.load.read_rate,
                 "weight_bytes_per_s": self.weight_rate,
                 "copy_bytes_per_s": self.copy_rate,
                 "us_per_reduce": t.reduce_us,
@@ -179,7 +196,10 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
     load_s = time.perf_counter() - began
     with ExitStack() as stack:
         stack.callback(runner.close)
-        other = stack.enter_context(LlamaCpp(gguf, args, n_ctx)) if args.compare else None
+        loaded = sum(info.nbytes for info in gguf.tensors.values()) / runner.mesh.load_s
+        read = None if isinstance(gguf, Synthetic) else read_rate(gguf.paths)
+        loading = Loading(load_s, loaded, read)
+        other = stack.enter_context(LlamaCpp(gguf, runner, n_ctx)) if args.compare else None
         timer, copied = Timer(runner, n_ctx), copy_rate(runner)
         for i, test in enumerate(tests):
             err.print(f"[{i + 1}/{len(tests)}] {what['model_type']} {test.name}", markup=False)
@@ -193,22 +213,23 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
             rate = None
             if not test.n_prompt:
                 rate = weight_nbytes_per_step(runner) * test.n_gen / min(timing.seconds)
-            yield Row(what, settings(runner), timing, load_s, rate, copied, theirs)
+            yield Row(what, settings(runner), timing, loading, rate, copied, theirs)
 
 
 def run(args: argparse.Namespace) -> int:
-    rows, columns = [], [*COLUMNS, *(["llama.cpp t/s", "ratio"] if args.compare else [])]
+    rows: list[Row] = []
+    columns = [*COLUMNS, *(["llama.cpp t/s", "ratio"] if args.compare else [])]
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
-    if args.output in ("md", "csv"):
-        write(columns)
-        if args.output == "md":
-            write(["---"] * 9 + ["---:"] * (len(columns) - 9))
     for row in measure(args):
-        rows.append(row)
         if args.output in ("md", "csv"):
+            if not rows:  # arguments are right and the model is loaded
+                write(columns)
+                if args.output == "md":
+                    write(["---"] * 9 + ["---:"] * (len(columns) - 9))
             write(row.cells())
         elif args.output == "jsonl":
             write_json(row.record())
+        rows.append(row)
         sys.stdout.flush()
     if args.output == "json":
         write_json([row.record() for row in rows], indent=1)

@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
-from vkbackend.errors import InvalidArgument, Timeout, UnsupportedFeature
-from vkbackend.models.arguments import device_list, layer_count
+from vkbackend.errors import Timeout, UnsupportedFeature
 from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf_header import TENSOR_TYPES
+from vkbackend.models.gguf_write import write_gguf
+from vkbackend.models.runner import Runner
 from vkbackend.tools.synthetic import Synthetic
 from vkbackend.tools.timing import Test, Timer, Timing
 
+WORKER = "vkbackend.tools.llama_cpp_worker"
 WAIT_S = 600.0  # for one answer: loading a model, or one run of a test
 
 
 class LlamaCpp:
-    """llama-cpp-python in a process of its own, with `file` loaded on the devices that the flags name.
+    """llama-cpp-python in a process of its own, with the model of `runner` loaded as the runner has it.
 
-    Raises UnsupportedFeature where the package is missing or does not load the file, InvalidArgument for a
-    model without a file.
+    A synthetic model is written to a temporary file first. `build` says which llama.cpp it is. Raises
+    UnsupportedFeature where the package is missing, has no Vulkan backend or does not load the file.
     """
 
-    def __init__(self, gguf: GGUF, args: argparse.Namespace, n_ctx: int) -> None:
-        if isinstance(gguf, Synthetic):
-            raise InvalidArgument("--compare needs a file that both can read; a synthetic model has none")
+    def __init__(self, gguf: GGUF, runner: Runner, n_ctx: int) -> None:
         if importlib.util.find_spec("llama_cpp") is None:
             raise UnsupportedFeature(
                 "--compare llama-cpp needs the llama-cpp-python package: pip install llama-cpp-python (with "
                 "CMAKE_ARGS=-DGGML_VULKAN=ON for its Vulkan backend)"
             )
-        wanted = layer_count("--n-gpu-layers", args.n_gpu_layers)
-        layers = wanted if isinstance(wanted, int) else -1
-        command = [sys.executable, "-m", "vkbackend.tools.llama_cpp_worker", str(gguf.paths[0]), str(n_ctx)]
-        names = [name for name in device_list(args.device) or ("0",) if name.isdecimal()]
-        environment = {**os.environ, "GGML_VK_VISIBLE_DEVICES": ",".join(dict.fromkeys(names))}
-        self._process = subprocess.Popen(
-            [*command, str(args.ubatch_size), str(layers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
+        visible = positions(runner)
+        self._folder = tempfile.TemporaryDirectory(prefix="vkbackend-compare-")
+        try:
+            path = gguf.paths[0]
+            if isinstance(gguf, Synthetic):
+                path = Path(self._folder.name) / f"{path.name}.gguf"
+                write_gguf(path, gguf, (), {}, ())
+            self._log = open(Path(self._folder.name) / "log", "w+", errors="replace")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", WORKER, json.dumps(wanted(path, runner, n_ctx))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env={**os.environ, "GGML_VK_VISIBLE_DEVICES": visible},
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
         try:
             self.build = self._answer()
+            if not self.build["gpu"]:
+                raise UnsupportedFeature(
+                    "--compare llama-cpp: the llama-cpp-python that is installed has no Vulkan backend; "
+                    "build it with CMAKE_ARGS=-DGGML_VULKAN=ON"
+                )
         except BaseException:
             self.close()
             raise
@@ -97,13 +110,39 @@ class LlamaCpp:
         if not in_time:
             raise Timeout(f"llama.cpp did not answer within {WAIT_S:.0f} s")
         if not line:
-            raise UnsupportedFeature(
-                "llama.cpp ended without an answer; run it by hand to see why: "
-                f"{' '.join(map(str, self._process.args))}"  # type: ignore[arg-type]
-            )
+            self._process.wait()
+            self._log.seek(0)
+            said = [line.strip() for line in self._log if line.strip()][-3:]
+            raise UnsupportedFeature(f"llama.cpp ended without an answer; it said: {' | '.join(said)}")
         return dict(json.loads(line))
 
     def close(self) -> None:
         """End the process."""
         self._process.kill()
         self._process.communicate()
+        self._log.close()
+        self._folder.cleanup()
+
+
+def positions(runner: Runner) -> str:
+    """The runner's devices as llama.cpp numbers them: their places in the Vulkan loader's order."""
+    if any(not hasattr(device, "info") for device in runner.mesh.devices):
+        raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is none")
+    from vkbackend.instance import position  # needs the Vulkan loader
+
+    return ",".join(str(position(device.info)) for device in runner.mesh.devices)  # type: ignore[attr-defined]
+
+
+def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
+    """What llama.cpp is to load, and how."""
+    options, ids = runner.options, {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+    return {
+        "path": str(path),
+        "n_ctx": n_ctx,
+        "n_ubatch": runner.n_ubatch,
+        "n_gpu_layers": options.n_gpu_layers,
+        "split_mode": options.split_mode if len(runner.mesh.devices) > 1 else "none",
+        "tensor_split": list(options.tensor_split or ()),
+        "type_k": ids[options.type_k],
+        "type_v": ids[options.type_v],
+    }

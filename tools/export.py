@@ -1,7 +1,8 @@
 """`vkbackend export`: load a model onto devices and write it back to GGUF from there.
 
 Every tensor is rejoined from the slices that the devices hold, so comparing the copy with the original checks
-loading and splitting; the parts of a split model become one file.
+loading and splitting; the parts of a split model become one file. With --synthetic a model of random weights
+is written as a file, for measuring what needs one; no device takes part.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.runner import Runner
 from vkbackend.tools.console import console, printable, size, tell_notes
 from vkbackend.tools.generate import parse_split
+from vkbackend.tools.synthetic import Synthetic
 
 HELP = "Write a loaded model back to a GGUF file from its devices"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-m", "--model", metavar="FILE", required=True, help="the model, a .gguf file")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("-m", "--model", metavar="FILE", help="the model, a .gguf file")
+    model.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights, such as llama-1b:Q4_0")
     add("-o", "--output", metavar="FILE", required=True, help="the .gguf file to write")
     add(
         "-dev",
@@ -37,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.synthetic:
+        model = Synthetic(args.synthetic)
+        total = write_gguf(args.output, model, (), {}, ())
+        sys.stdout.write(printable(f"{args.output}: {len(model.tensors)} tensors, {size(total)}") + "\n")
+        return
     words = device_list(args.device)
     shares = share_list(parse_split(args.tensor_split), words)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)

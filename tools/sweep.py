@@ -77,17 +77,17 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
 def run(args: argparse.Namespace) -> int:
     if args.plot:
         plotting()
-    points = []
+    points: list[Point] = []
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
-    if args.output != "json":
-        write(COLUMNS)
-        if args.output == "md":
-            write(["---", "---:", "---:", "---:"])
     for point in measure(args):
-        points.append(point)
         if args.output != "json":
+            if not points:  # arguments are right and the model is loaded
+                write(COLUMNS)
+                if args.output == "md":
+                    write(["---", "---:", "---:", "---:"])
             write(point.cells())
             sys.stdout.flush()
+        points.append(point)
     if args.output == "json":
         write_json([asdict(point) for point in points], indent=1)
     if args.plot:

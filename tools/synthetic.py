@@ -6,6 +6,7 @@ no whole blocks), norms and routers are f32. Shapes are those of the published c
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.models.base import MATRIX_TYPES
 from vkbackend.models.gguf import GGUF
-from vkbackend.models.gguf_header import ARRAY, BOOL, SCALARS, STRING, TensorInfo
+from vkbackend.models.gguf_header import BOOL, SCALARS, STRING, TensorInfo
 from vkbackend.models.registry import load_model
 from vkbackend.tools.op_setup import weights
 
@@ -87,7 +88,11 @@ class _Values(Mapping[str, Any]):
         return "a string" if kind == STRING else f"a {SCALARS[kind][0]}"
 
     def stored(self, key: str) -> bytes:
-        raise InvalidArgument(f"{key}: a synthetic model has no file that could be copied (type {ARRAY})")
+        """The value as a file would hold it: its type, then its bytes."""
+        kind, value = self.kind(key)[0], self._values[key]
+        if kind == STRING:
+            return struct.pack("<IQ", kind, len(value.encode())) + value.encode()
+        return struct.pack("<I" + SCALARS[kind][1], kind, value)
 
 
 class Synthetic(GGUF):
@@ -103,7 +108,9 @@ class Synthetic(GGUF):
         arch, n_vocab, tied, values = SHAPES[name]
         found: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
         found |= {f"{arch}.{key}": value for key, value in values.items()}
-        found |= {f"{arch}.attention.layer_norm_rms_epsilon": 1e-6, f"{arch}.rope.freq_base": 500_000.0}
+        eps = float(np.float32(1e-6))  # as a file holds it
+        found |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
+        found |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
         self.metadata = _Values(found)  # type: ignore[assignment]
         self.paths = [Path(f"synthetic-{name}-{dtype.upper()}")]
         self._parts = [None]  # type: ignore[list-item]

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from vkbackend.models.cost import cost_of
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
+
+READ_NBYTES = 8 << 20
+MAX_READ_NBYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,16 @@ def copy_rate(runner: Runner) -> float:
     """Bytes per second, reads and writes together, that the physical devices copy within their memory."""
     rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices}
     return sum(rates.values())
+
+
+def read_rate(paths: Sequence[Path]) -> float:
+    """Bytes per second of reading the files, the first 4 GiB of them, from front to back into one buffer."""
+    buffer, n, began = memoryview(bytearray(READ_NBYTES)), 0, time.perf_counter()
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while n < MAX_READ_NBYTES and (got := file.readinto(buffer)):
+                n += got
+    return n / (time.perf_counter() - began)
 
 
 def describe(gguf: GGUF) -> dict[str, Any]:

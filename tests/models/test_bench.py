@@ -16,6 +16,7 @@ from conftest import device_infos
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import dequantize
 from vkbackend.models.base import MATRIX_TYPES
+from vkbackend.models.gguf import GGUF
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 from vkbackend.tools import synthetic
@@ -51,7 +52,8 @@ def test_rows_in_every_format(shared: Path, capsys: Any) -> None:
         (p, n, d) for d in (0, 5) for p, n in ((6, 0), (0, 3), (4, 2))
     ]
     for row in rows:
-        assert len(row["samples_ns"]) == 2 and row["load_s"] > 0 and row["us_per_reduce"] > 0
+        assert len(row["samples_ns"]) == 2 and row["us_per_reduce"] > 0
+        assert row["model_size"] / row["load_bytes_per_s"] < row["load_s"] and row["read_bytes_per_s"] > 0
         n_tokens = row["n_prompt"] + row["n_gen"]
         assert row["avg_ts"] == pytest.approx(
             np.mean([1e9 * n_tokens / ns for ns in row["samples_ns"]]), rel=1e-3
@@ -132,6 +134,22 @@ def test_unknown_synthetic_models_are_refused(spec: str) -> None:
         Synthetic(spec)
 
 
+def test_a_synthetic_model_is_a_file_like_any(tiny: None, capsys: Any, tmp_path: Path) -> None:
+    path, made = tmp_path / "tiny.gguf", Synthetic("tiny-experts:q8_0")
+    assert main(["export", "--synthetic", "tiny-experts:q8_0", "-o", str(path)]) == 0
+    with GGUF.open(path) as gguf:
+        assert dict(gguf.metadata) == dict(made.metadata)
+        assert list(gguf.tensors) == list(made.tensors)
+        for name in made.tensors:
+            assert gguf.data(name).tobytes() == made.data(name).tobytes()
+    logits = []
+    for model in (path, made):
+        runner = Runner(model, devices=["numpy"], n_ctx=32, n_ubatch=4)
+        logits.append(runner.step([1, 2, 3], [Run(0, 0, 3, 0)], [2]).copy())
+        runner.close()
+    assert (logits[0] == logits[1]).all()
+
+
 @pytest.mark.parametrize(
     "flags",
     [[], ["-p", "0", "-n", "0"], ["-p", "x"], ["-pg", "5"], ["-r", "0"], ["--compare", "llama-cpp"]],
@@ -140,7 +158,15 @@ def test_unknown_synthetic_models_are_refused(spec: str) -> None:
 def test_bad_flags_end_in_one_line(tiny: None, capsys: Any, flags: list[str]) -> None:
     model = ["--synthetic", "tiny:f32"] if flags else []
     assert main(["bench", "-dev", "numpy", *model, *flags]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+    out, err = capsys.readouterr()
+    assert not out and err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("flags", [[], ["-p", "0"], ["-c", "8"], ["-dev", "nothing"]], ids=" ".join)
+def test_bad_flags_of_a_sweep_leave_stdout_empty(tiny: None, capsys: Any, flags: list[str]) -> None:
+    model = ["--synthetic", "tiny:f32"] if flags else []
+    assert main(["sweep", "-dev", "numpy", *model, *flags]) == 2
+    assert not capsys.readouterr().out
 
 
 @needs_device
