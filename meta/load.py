@@ -15,7 +15,15 @@ from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.host_copy import copy_into
 from vkbackend.memory import HostPages, allocate
-from vkbackend.meta.slices import Load, expert_pieces, expert_slices, piece_nbytes, piece_shapes, slices_of
+from vkbackend.meta.slices import (
+    Load,
+    expert_pieces,
+    expert_slices,
+    own_pieces,
+    piece_nbytes,
+    rows_in_pieces,
+    slices_of,
+)
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
@@ -39,15 +47,10 @@ def load_weights(
         for load in loads
     }
     pages: list[HostPages] = []
-    own = [load for load in loads if not load.shared]
     for d, device in enumerate(devices):
         for home in (Home.WEIGHTS, Home.HOST):
-            wanted = [
-                (load, first, shape)
-                for load in own
-                if load.home is home
-                for first, shape in piece_shapes(load, d, piece_nbytes(device))
-            ]
+            here = [load for load in loads if load.home is home]
+            wanted = own_pieces(here, d, piece_nbytes(device))
             views = allocate(device, [(shape, load.dtype) for load, _, shape in wanted], home, home.value)
             for (load, first, _), view in zip(wanted, views, strict=True):
                 weights[load.name].pieces[d].append((first, view))
@@ -156,15 +159,8 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
     raw = raw.reshape(-1)
     copy_into(pages.bytes[: raw.nbytes], raw)
     for d, device in enumerate(devices):
-        n_rows, row_bytes = (
-            (load.shape[0], row_nbytes(load.dtype, load.shape[-1])) if len(load.shape) > 1 else (1, 0)
-        )
-        # Pieces begin on whole rows and on words: 4 rows of any format are a multiple of 4 bytes.
-        step = max(4, piece_nbytes(device) // row_bytes // 4 * 4) if row_bytes else 1
-        firsts = range(0, n_rows, step)
-        shapes = (
-            [(min(step, n_rows - first), load.shape[1]) for first in firsts] if row_bytes else [load.shape]
-        )
+        row_bytes = row_nbytes(load.dtype, load.shape[-1])
+        firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
         try:
             buffer = device.import_pages(pages, load.name)
             imported = True

@@ -80,6 +80,12 @@ class Mesh:
         """What `sizing.measure` must know of this mesh: the wire format and whether values share memory."""
         return {"wire": self._wire, "reuse": not self._keep_values}
 
+    @property
+    def pages_nbytes(self) -> tuple[int, int]:
+        """Bytes of pinned host pages: (tables that all devices read, slots of reduces)."""
+        slots = self._provider.pages_nbytes if self._provider else 0
+        return sum(pages.nbytes for pages in self._pages), slots
+
     # ---- loading ----
 
     def load(self, loads: Sequence[Load], source: Source, progress: Progress | None = None) -> None:

@@ -82,6 +82,7 @@ class Provider(ABC):
     """Slots for partial sums of up to `slot_nbytes` bytes."""
 
     name: str
+    pages_nbytes: int = 0  # of host memory that all devices share
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:
@@ -123,9 +124,9 @@ class ImportedPages(Provider):
                 f"{len(devices)} slots of {self._slot} bytes exceed one binding of {limit}; "
                 f"use the provider {HostSum.name} or a smaller micro-batch"
             )
-        align = max(device.limits.host_import_align for device in devices)
         self._per_parity = (len(devices) + (scatter_from is not None)) * self._slot
-        self.pages = HostPages(2 * self._per_parity, align)
+        self.pages = HostPages(2 * self._per_parity, _page(devices))
+        self.pages_nbytes = self.pages.nbytes
         self._buffers: list[Buffer] = []
         try:
             for device in devices:
@@ -234,17 +235,25 @@ def check_provider(wanted: str) -> None:
         )
 
 
-def slots_nbytes(wanted: str, n_devices: int, slot_nbytes: int) -> list[int]:
-    """Bytes of staging per device that the provider of that name will take, pages counted for the first
-    device; for auto those of pages."""
+def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
+    """(bytes, bytes with padding) of staging per device that the provider of that name will take, pages
+    counted for the first device."""
+    n_devices = len(devices)
     if n_devices == 1 or not slot_nbytes:
-        return [0] * n_devices
+        return [(0, 0)] * n_devices
     slot = _slot_size(slot_nbytes)
-    if wanted == "host-sum":
-        return [4 * slot] * n_devices
+    fits = all(d.imports_pages and n_devices * slot <= d.limits.max_storage_range for d in devices)
+    if wanted == "host-sum" or (wanted == "auto" and not fits):
+        return [(4 * slot, 4 * slot)] * n_devices
     many = n_devices >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
     gathers = wanted == "scatter" or (wanted == "auto" and many)
-    return [2 * (n_devices + gathers) * slot] + [0] * (n_devices - 1)
+    nbytes = 2 * (n_devices + gathers) * slot
+    return [(nbytes, aligned(nbytes, _page(devices)))] + [(0, 0)] * (n_devices - 1)
+
+
+def _page(devices: Sequence[Device]) -> int:
+    """What the sizes of pages that all devices import are multiples of."""
+    return max(device.limits.host_import_align for device in devices)
 
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:

@@ -3,6 +3,7 @@ copied."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from vkbackend.buffer import Home
@@ -92,6 +93,26 @@ def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tup
             f"{load.name}: a row of {n_cols} {load.dtype} exceeds one binding of {max_range} bytes"
         )
     return [(at, (min(per_piece, n_rows - at), n_cols)) for at in range(0, n_rows, per_piece)]
+
+
+def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple[Load, int, tuple[int, ...]]]:
+    """(load, first local row, shape) of all pieces of `loads` that `device` has to itself, in order."""
+    return [
+        (load, first, shape)
+        for load in loads
+        if not load.shared
+        for first, shape in piece_shapes(load, device, max_range)
+    ]
+
+
+def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
+    """(first row, shape) of the pieces of a whole table: they begin on rows and on words, as 4 rows of any
+    format are a multiple of 4 bytes."""
+    if len(load.shape) == 1:
+        return [(0, load.shape)]
+    n_rows, width = load.shape
+    step = max(4, max_range // row_nbytes(load.dtype, width) // 4 * 4)
+    return [(first, (min(step, n_rows - first), width)) for first in range(0, n_rows, step)]
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
-from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.models.base import Model
-from vkbackend.models.layout import Options, largest_cache, lay_out, sizes, totals
+from vkbackend.models.layout import Options, lay_out
+from vkbackend.models.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
 RESERVE = 0.02  # of a heap, for what drivers keep for themselves
@@ -23,7 +23,7 @@ NAMES = {
     "shared": "tables that all devices read",
     "staging": "staging",
 }
-Sizes = Callable[[Options], list[dict[str, int]]]  # bytes per device of a layout under these options
+Sizes = Callable[[Options], list[Held]]  # what each device holds of a layout under these options
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Budget:
     max_binding: int = 1 << 62  # what a shader can read as one buffer
     homes: tuple[str, ...] = ON_DEVICE
 
-    def held(self, sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+    def held(self, sizes: Sequence[Held]) -> dict[str, int]:
         """Bytes by home of what a layout puts here."""
-        return {home: sum(sizes[d].get(home, 0) for d in self.members) for home in self.homes}
+        return {home: sum(sizes[d].homes[home] for d in self.members) for home in self.homes}
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
@@ -76,32 +76,29 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(
-    model: Model, types: Mapping[str, str], n_devices: int, steps: StepSizes, provider: str = "auto"
+    model: Model,
+    types: Mapping[str, str],
+    devices: Sequence[Device],
+    steps: StepSizes,
+    provider: str = "auto",
 ) -> Sizes:
-    """Bytes per device and home under changed options; what `steps` need stays as it is."""
-    slots = slots_nbytes(provider, n_devices, steps.slot)
+    """What each device holds under changed options; what `steps` need stays as it is."""
 
-    def sizes_of(changed: Options) -> list[dict[str, int]]:
-        layout = lay_out(model, types, n_devices, changed)
-        held = sizes(layout)
-        for d, n in enumerate(held):
-            n["scratch"], n["staging"] = steps.scratch(d), steps.staging(d) + slots[d]
-            n["cache"] = largest_cache(layout, d)
-        held[0]["shared"] = totals(layout)["shared"]
-        return held
+    def sizes_of(changed: Options) -> list[Held]:
+        return allocations(lay_out(model, types, len(devices), changed), devices, steps, provider)
 
     return sizes_of
 
 
-def shortfall(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> Budget | None:
+def shortfall(sizes: Sequence[Held], budgets: Sequence[Budget]) -> Budget | None:
     """The first budget that what is to lie there exceeds, or None."""
     return next((b for b in budgets if sum(b.held(sizes).values()) > b.nbytes), None)
 
 
-def unreadable(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> tuple[Budget, int] | None:
+def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget, int] | None:
     """(budget, bytes) of the first device with a cache that exceeds one binding, or None."""
     for budget in budgets:
-        largest = max(sizes[d].get("cache", 0) for d in budget.members)
+        largest = max(sizes[d].largest_cache for d in budget.members)
         if largest > budget.max_binding:
             return budget, largest
     return None

@@ -226,7 +226,7 @@ def weight_nbytes(load: Load, device: int) -> int:
 
 
 def sizes(layout: Layout) -> list[dict[str, int]]:
-    """Bytes per device: weights, kv, host (host-placed slices and caches); before padding."""
+    """Bytes per device: weights, kv, host (host-placed slices and caches); without padding."""
     report = []
     for d in range(layout.n_devices):
         n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
@@ -241,27 +241,3 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 def largest_cache(layout: Layout, device: int) -> int:
     """Bytes of the largest K or V cache or state of one layer on `device`: shaders bind it as a whole."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)
-
-
-def totals(layout: Layout) -> dict[str, int]:
-    """The model's bytes over all devices, itemised: stored, mirrored again, replicated, shared host
-    tables."""
-    stored = sum(_nbytes(load) for load in layout.loads)
-    held = [sum(weight_nbytes(load, d) for d in range(layout.n_devices)) for load in layout.loads]
-    extra = {
-        load.name: n - _nbytes(load) for load, n in zip(layout.loads, held, strict=True) if not load.shared
-    }
-    return {
-        "model": stored,
-        "shared": sum(_nbytes(load) for load in layout.loads if load.shared),
-        "mirrored": sum(n for load, n in _pair(layout.loads, extra) if not load.state.ranges),
-        "replicated": sum(n for load, n in _pair(layout.loads, extra) if load.state.ranges),
-    }
-
-
-def _pair(loads: Sequence[Load], extra: Mapping[str, int]) -> list[tuple[Load, int]]:
-    return [(load, extra[load.name]) for load in loads if load.name in extra]
-
-
-def _nbytes(load: Load) -> int:
-    return math.prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1])

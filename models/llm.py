@@ -340,7 +340,9 @@ class LLM:
         return whole_number("slot", slot, 0, self.n_slots - 1, " (n_slots says how many there are)")
 
     def memory(self) -> list[dict[str, Any]]:
-        """Per device, in order: {"device", "weights", "kv", "scratch", "staging"}, the last four in bytes."""
+        """Per device, in order, bytes by purpose: "device" (its name), "weights", "kv", "scratch", "host"
+        (slices and caches placed there), "shared" (tables that all devices read, counted for the first),
+        "staging", and what was "free_before" loading and is "free" now (None: the driver does not tell)."""
         (event,) = self._ask(Memory)
         assert event.memory is not None
         return event.memory

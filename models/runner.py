@@ -157,7 +157,7 @@ class Runner:
         shape = self._shape = step_shape(model, layout, options, self.n_ubatch, self._halves())
         steps = step_sizes(model, layout, limits, shape, **mesh.how)
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
-        sizes = sizes_with(model, types, n, steps, mesh.wanted)
+        sizes = sizes_with(model, types, mesh.devices, steps, mesh.wanted)
         if options.fit_layers:
             self.options = options = with_fitting_layers(mesh.devices, options, sizes, model.n_layer)
             self.layout = layout = lay_out(model, types, n, options)
@@ -267,12 +267,12 @@ class Runner:
     def memory(self) -> list[dict[str, Any]]:
         """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
 
-        Host pages that all devices share count as staging of the first.
+        Host pages that all devices share count for the first: tables as `shared`, slots as staging.
         """
         report = []
         for i, device in enumerate(self.mesh.devices):
             n = device.nbytes
-            shared = n[Home.PAGES] if i == 0 else 0
+            shared, slots = self.mesh.pages_nbytes if i == 0 else (0, 0)
             report.append(
                 {
                     "device": device.name,
@@ -280,7 +280,8 @@ class Runner:
                     "kv": n[Home.KV],
                     "scratch": n[Home.SCRATCH],
                     "host": n[Home.HOST],
-                    "staging": n[Home.STAGING] + shared,
+                    "shared": shared,
+                    "staging": n[Home.STAGING] + slots,
                     "free_before": self._free_before[i],
                     "free": device.free_nbytes(),
                 }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vkbackend.capabilities import DeviceInfo
 
 HELP = "Generate text with a GGUF model"
-MEMORY_PARTS = ("weights", "kv", "scratch", "host", "staging", "free_before", "free")
+MEMORY_PARTS = ("weights", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -222,8 +222,8 @@ def show_memory(llm: LLM, err: Console) -> None:
         (str(m["device"]), name, *("-" if m[part] is None else m[part] / MIB for part in MEMORY_PARTS))
         for m, name in zip(llm.memory(), llm.device_names, strict=True)
     ]
-    columns = ("device", "name", "weights", "KV cache", "scratch", "host", "staging", "free before", "free")
-    err.print(table("memory in MiB", columns, rows))
+    columns = ("weights", "KV cache", "scratch", "host", "shared", "staging", "free before", "free")
+    err.print(table("memory in MiB", ("device", "name", *columns), rows))
 
 
 def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> None:

@@ -21,9 +21,10 @@ from vkbackend.meta.split import Kind
 from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.base import Model
 from vkbackend.models.cost import cost_function, cost_of, step_shape, step_sizes, trace_reduces
-from vkbackend.models.fit import ON_DEVICE, budgets_of, check_fit, sizes_with, with_fitting_layers
+from vkbackend.models.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.gguf import GGUF
-from vkbackend.models.layout import Layout, Options, lay_out, totals, weight_nbytes
+from vkbackend.models.layout import Layout, Options, lay_out, weight_nbytes
+from vkbackend.models.memory_report import HOMES, ITEMS, Held, itemised
 from vkbackend.models.registry import load_model
 from vkbackend.models.runner import checked_options, open_devices, with_a_share
 from vkbackend.models.tensors import check_weights, notes
@@ -34,6 +35,7 @@ from vkbackend.tools.placement import add_placement_arguments, placement_of
 
 HELP = "Show how a model would be split over devices"
 AUTO = "auto"
+SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
 DIMS = {  # of a plan, and what they are called
     "heads": "heads",
     "kv_heads": "kv heads",
@@ -80,7 +82,7 @@ class Report:
     devices: list[Device]
     options: Options
     layout: Layout
-    sizes: list[dict[str, int]]  # bytes per device and home
+    sizes: list[Held]
     reduces: list[Reduce]
     prediction: Prediction
     misfit: str  # why the model does not fit, and what would; "" where it does
@@ -98,7 +100,8 @@ class Report:
                 {
                     "device": self.devices[d].name,
                     "share": self.prediction.tensor_split[d],
-                    **{home: held[home] for home in (*ON_DEVICE, "host", "staging")},
+                    **{home: held.homes[home] for home in HOMES},
+                    "padding": held.items["padding"],
                     "mirrored": mirrored,
                     "read_per_token": cost.read[d],
                     "host_read_per_token": cost.host[d],
@@ -170,7 +173,7 @@ def _report(
 
     shape = step_shape(model, layout, options, 512)
     steps = step_sizes(model, layout, limits, shape, wire=wire)
-    planned = sizes_with(model, types, len(devices), steps, provider)
+    planned = sizes_with(model, types, devices, steps, provider)
     if options.fit_layers:
         options = with_fitting_layers(devices, options, planned, model.n_layer)
         layout = lay_out(model, types, len(devices), options)
@@ -239,7 +242,7 @@ def to_json(found: Report, path: str) -> dict[str, Any]:
             for name, plan in zip(names, plans, strict=True)
         ],
         "devices": found.per_device(),
-        "totals": totals(found.layout),
+        "totals": itemised(found.layout, found.sizes),
         "traffic": found.traffic(),
         "prediction": {
             "tensor_split": p.tensor_split,
@@ -255,7 +258,7 @@ def show(found: Report) -> None:
     out = console()
     slices = ("layers", "device", *(DIMS[dim] for dim in shown_dims(found.layout)))
     out.print(table("plan", slices, plan_rows(found.layout, found.devices)))
-    keys = ("weights", "mirrored", "kv", "scratch", "host", "staging", "read_per_token")
+    keys = ("weights", "mirrored", "kv", "scratch", "host", "shared", "staging", "padding", "read_per_token")
     rows = [
         (row["device"], f"{row['share']:g}", *(row[key] / MIB for key in keys), row["bytes_per_s"] / 1e9)
         for row in found.per_device()
@@ -268,15 +271,17 @@ def show(found: Report) -> None:
         "KV",
         "scratch",
         "host-placed",
+        "shared",
         "staging",
+        "of all padding",
         "read per token",
         "GB/s",
     )
     out.print(table("memory in MiB", columns, rows))
-    n, traffic = totals(found.layout), found.traffic()
+    n, traffic = itemised(found.layout, found.sizes), found.traffic()
+    parts = " + ".join(f"{SHOWN_ITEMS[item]} {size(n[item])}" for item in ITEMS if n[item])
     lines = [
-        f"model {size(n['model'])}, mirrored again {size(n['mirrored'])}, "
-        f"replicated {size(n['replicated'])}, one copy in host memory {size(n['shared'])}",
+        f"all devices together {size(n['held'])} = {parts}",
         f"per token {traffic['reduces']} reduces of {size(traffic['bytes'])} together; all devices write "
         f"{size(traffic['written'])}",
         *found.prediction.lines([device.name for device in found.devices]),

@@ -24,8 +24,13 @@ FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 def codebook_of(op: str, variant: str) -> str | None:
     """The format whose codebook a shader variant reads, if it reads one."""
-    found = [value for value in shaderlib.manifest()[op][variant].values() if value in FORMATS]
-    return _OWNERS.get(found[0], found[0]) if found else None
+    found = [owner for value in shaderlib.manifest()[op][variant].values() if (owner := owner_of(value))]
+    return found[0] if found else None
+
+
+def owner_of(dtype: str) -> str | None:
+    """The format whose codebook a format reads, if it reads one."""
+    return _OWNERS.get(dtype, dtype) if dtype in FORMATS else None
 
 
 @cache

@@ -75,6 +75,7 @@ class VulkanDevice(Device):
         ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
         self.transfers = VulkanTransfers(self)
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
+        self.imports_pages, self.has_codebooks = bool(self.features.get("host_import")), True
         self.programs: Any = None
         self.queue: Any = None
         self.command_pool: Any = None
@@ -287,7 +288,7 @@ class VulkanDevice(Device):
         return free_nbytes(self.info) if self.features["memory_budget"] else None
 
     def import_pages(self, pages: HostPages, label: str) -> Buffer:
-        if not self.features.get("host_import"):
+        if not self.imports_pages:
             raise UnsupportedFeature(f"{self.name} ({self.info.name}) cannot import host memory")
         properties = new("VkMemoryHostPointerPropertiesEXT")
         pointer = ffi.cast("void *", pages.address)

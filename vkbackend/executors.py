@@ -104,6 +104,8 @@ class HostQueue(Queue):
 class HostDevice(Device):
     """Host memory behind the seam; subclasses say what executing a command means."""
 
+    imports_pages = True
+
     def __init__(self, name: str, limits: Limits | None = None) -> None:
         self.name = name
         self.limits = limits or Limits()

@@ -56,6 +56,7 @@ class KomputeDevice(Device):
     """`info` opened once more as a kp Manager with no optional feature enabled, in a worker process."""
 
     queue: KomputeQueue
+    has_codebooks = True
 
     def __init__(self, info: DeviceInfo, label: str = "") -> None:
         self.info = info

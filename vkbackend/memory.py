@@ -49,14 +49,19 @@ def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
     return Packing(tuple(chunks), tuple(places))
 
 
+def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Packing:
+    """Where views of the given (shape, dtype)s go; a chunk has at least ALIGN bytes."""
+    dummy = Buffer(1 << 62, Home.SCRATCH, "packed")
+    packing = pack([View(dummy, 0, shape, dtype).nbytes for shape, dtype in views], chunk_limit)
+    return Packing(tuple(max(n, ALIGN) for n in packing.chunks), packing.places)
+
+
 def allocate(
     device: Device, views: Sequence[tuple[tuple[int, ...], str]], home: Home, label: str
 ) -> list[View]:
     """Views of the given (shape, dtype)s in fresh chunks of `device`; empty shapes get a view of no bytes."""
-    dummy = Buffer(1 << 62, home, label)
-    sizes = [View(dummy, 0, shape, dtype).nbytes for shape, dtype in views]
-    packing = pack(sizes, device.limits.max_allocation_nbytes)
-    buffers = [device.buffer(max(n, ALIGN), home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
+    packing = packed(views, device.limits.max_allocation_nbytes)
+    buffers = [device.buffer(n, home, f"{label}[{i}]") for i, n in enumerate(packing.chunks)]
     return [
         View(buffers[chunk], offset, shape, dtype)
         for (shape, dtype), (chunk, offset) in zip(views, packing.places, strict=True)

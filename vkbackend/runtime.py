@@ -72,6 +72,8 @@ class Device(ABC):
     created: int  # objects ever made: must not move during decode
     nbytes: Counter[Home]  # memory in use by purpose
     abandoned: bool = False  # stopped answering: nothing of it may be released any more
+    imports_pages: bool = False  # `import_pages` is there to be tried
+    has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
 
     @abstractmethod
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:

@@ -15,8 +15,9 @@ from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
 from vkbackend.models import fit
 from vkbackend.models.cost import step_shape, step_sizes
 from vkbackend.models.fit import sizes_with
-from vkbackend.models.layout import totals
+from vkbackend.models.gguf import GGUF
 from vkbackend.models.llm import LLM
+from vkbackend.models.memory_report import HOMES, ITEMS, allocations, itemised, stored_nbytes
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
@@ -157,6 +158,7 @@ def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch:
 @pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
 def test_as_many_layers_as_fit(shared: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
     """-ngl auto: the most with which nothing is refused; one more would be."""
+    same(shared, ["numpy"])
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(shared, ["numpy"] * 2, n_gpu_layers="auto")
     found = runner.options.n_gpu_layers
@@ -176,23 +178,78 @@ def test_memory_report_is_what_was_planned(shared: Path, devices: list[str], pro
     shape = step_shape(runner.model, runner.layout, runner.options, 16)
     steps = step_sizes(runner.model, runner.layout, limits, shape, **runner.mesh.how)
     types = {load.name: load.dtype for load in runner.layout.loads}
-    planned = sizes_with(runner.model, types, n, steps, provider)(runner.options)
-    n_tensors = len(runner.layout.loads)
+    planned = sizes_with(runner.model, types, runner.mesh.devices, steps, provider)(runner.options)
     for row, plan, device in zip(runner.memory(), planned, runner.mesh.devices, strict=True):
-        for home in ("weights", "kv", "host"):
-            assert 0 <= row[home] - plan[home] < 256 * (n_tensors + 1)  # each slice is padded to 256 bytes
-        assert row["scratch"] == plan["scratch"]
-        pages = plan["staging"] + plan.get("shared", 0)  # shared tables are whole pages, and so are slots
-        assert 0 <= row["staging"] - pages < 2 * device.limits.host_import_align
+        assert {home: row[home] for home in HOMES} == {home: plan.homes[home] for home in HOMES}
         assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
     runner.step(list(range(1, 17)), [Run(0, 0, 16, 0)], [15])
     assert [row["scratch"] for row in runner.memory()] == [steps.scratch(d) for d in range(n)]
-    items = totals(runner.layout)
-    assert (
-        sum(p["weights"] for p in planned)
-        == items["model"] - items["shared"] + items["mirrored"] + items["replicated"]
-    )
     runner.close()
+
+
+MIXED_FILES = ("F32", "w256-Q4_K", "w256-IQ3_S", "w256-TQ1_0", "moe8x-MXFP4", "qwen2-Q8_0")
+REPORTED: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (2, {"tensor_split": [3, 1]}),
+    (3, {"tensor_split": [5, 0, 2], "policy": "llama.cpp"}),
+    (5, {"kv_offload": False, "n_gpu_layers": 2}),
+    (8, {"override_tensor": (("ffn", "CPU"),), "type_k": "q8_0"}),
+    (2, {"split_mode": "layer", "n_slots": 3}),
+]
+
+
+@pytest.mark.parametrize("name", MIXED_FILES)
+@pytest.mark.parametrize(("n", "options"), REPORTED, ids=str)
+def test_the_memory_report_is_the_allocators_and_adds_up(
+    shared: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
+) -> None:
+    """On devices that allocate as Vulkan ones do, byte for byte."""
+    if "w256" not in name and options.get("type_k") == "q8_0":
+        options = options | {"type_k": "bf16"}  # heads of 8 have no whole block
+    path = shared / "models" / f"stories260K-{name}.gguf"
+    check_report(path, ["numpy"] * n, **options)
+
+
+@needs_device
+@pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
+@pytest.mark.parametrize("lacking", ["", "host_import"])
+def test_the_memory_report_of_real_devices(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, name: str, lacking: str
+) -> None:
+    monkeypatch.setenv("VKBACKEND_DISABLE", lacking)
+    path = shared / "models" / f"stories260K-{name}.gguf"
+    check_report(path, ["0", "0", "numpy"], tensor_split=[3, 1, 1])
+
+
+def check_report(path: Path, devices: list[str], **options: Any) -> None:
+    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
+    try:
+        layout, mesh = runner.layout, runner.mesh
+        limits = [device.limits for device in mesh.devices]
+        steps = step_sizes(
+            runner.model, layout, limits, step_shape(runner.model, layout, runner.options, 4), **mesh.how
+        )
+        report = allocations(layout, mesh.devices, steps)
+        for row, held, device in zip(runner.memory(), report, mesh.devices, strict=True):
+            assert {home: row[home] for home in HOMES} == {home: held.homes[home] for home in HOMES}
+            assert sum(held.homes.values()) == sum(held.items.values()) and held.items["padding"] >= 0
+            own = {home: device.nbytes[Home[home.upper()]] for home in ("weights", "kv", "scratch", "host")}
+            assert own == {home: row[home] for home in own}
+        counted = sum(n for d in mesh.devices for home, n in d.nbytes.items() if home is not Home.PAGES)
+        counted += max(device.nbytes[Home.PAGES] for device in mesh.devices)
+        parts = itemised(layout, report)
+        assert parts["held"] == counted == sum(parts[item] for item in ITEMS)
+        assert min(parts.values()) >= 0 and parts["model"] == sum(map(stored_nbytes, layout.loads))
+        with GGUF.open(path) as gguf:
+            stored = sum(tensor.nbytes for tensor in gguf.tensors.values())
+        tied = [
+            load for load in layout.loads if load.name == "output.weight" and load.name not in gguf.tensors
+        ]
+        wider = parts["model"] - stored - sum(map(stored_nbytes, tied))
+        vectors = sum(stored_nbytes(load) for load in layout.loads if len(load.shape) == 1)
+        assert 0 <= wider <= vectors, "the file's bytes, but for vectors that devices hold as f32"
+    finally:
+        runner.close()
 
 
 def test_host_memory_is_a_budget_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
