@@ -7,7 +7,6 @@ a tensor placed on the host stays split, and every device reads its own slice fr
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
