@@ -116,6 +116,7 @@ class Engine:
                 control_vectors=options.control_vectors,
                 control_vector_layer_range=options.control_vector_layer_range,
                 runtime=options.runtime,
+                exact=options.exact,
                 progress=progress,
             )
         )

@@ -75,7 +75,8 @@ class LLM:
     or "auto" (bf16 for large ones). reduce_provider: where they meet, "pages", "scatter", "host-sum", or
     "auto" (what the devices can do and the size asks for).
     submit_ahead: segments handed to a device before they may run (None: the whole step). runtime: what
-    drives the devices, "native" or "kompute" (None: VKBACKEND_RUNTIME, else native).
+    drives the devices, "native" or "kompute" (None: VKBACKEND_RUNTIME, else native). exact: compute with
+    F32 activations alone, where else a device may round them to fewer bits to be faster.
 
     control_vectors: files of control vectors, or (file, scale) pairs, which add up;
     control_vector_layer_range: the first and the last layer that they steer (None: all that they have).
@@ -105,6 +106,7 @@ class LLM:
         split_policy: str = "balanced",
         reduce_type: str = "auto",
         runtime: str | None = None,
+        exact: bool = False,
         reduce_provider: str = "auto",
         submit_ahead: int | None = None,
         control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
@@ -133,6 +135,7 @@ class LLM:
             split_policy=word("split_policy", split_policy),
             reduce_type=word("reduce_type", reduce_type),
             runtime=None if runtime is None else word("runtime", runtime),
+            exact=bool(exact),
             reduce_provider=word("reduce_provider", reduce_provider),
             submit_ahead=None
             if submit_ahead is None

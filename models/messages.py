@@ -47,6 +47,7 @@ class EngineOptions:
     control_vectors: tuple[tuple[str, float], ...] = ()
     control_vector_layer_range: tuple[int, int] | None = None
     runtime: str | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,14 @@ MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 
 
-def open_devices(specs: Sequence[str | int] | None, runtime: str | None = None) -> list[Device]:
+def open_devices(
+    specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
+) -> list[Device]:
     """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
 
     `runtime` is the one that drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host
-    itself, running the ops' numpy twins. Raises InvalidArgument, UnsupportedFeature.
+    itself, running the ops' numpy twins. With `exact` they run ops of F32 activations alone. Raises
+    InvalidArgument, UnsupportedFeature.
     """
     env.disabled()  # refuses unknown names, whatever drives the devices
     if specs is not None and not len(specs):
@@ -64,6 +67,8 @@ def open_devices(specs: Sequence[str | int] | None, runtime: str | None = None) 
         for device in opened:
             device.close()
         raise
+    for device in opened if exact else ():
+        device.limits = device.limits.exact()
     return opened
 
 
@@ -83,9 +88,10 @@ class Runner:
     """Loads `path` (or an opened file) on `devices`; `progress(done, total)` in bytes.
 
     `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
-    what it expects. `control_vectors` are (path, scale) pairs. `options` are the fields of layout.Options,
-    `ahead`, `provider`, `wire` and `keep_values` of the mesh, and `interleave`: whether large micro-batches
-    are computed in two halves, one while the other is exchanged (None: between several physical devices).
+    what it expects. `exact` (or VKBACKEND_EXACT) keeps activations in F32. `control_vectors` are
+    (path, scale) pairs. `options` are the fields of layout.Options, `ahead`, `provider`, `wire` and
+    `keep_values` of the mesh, and `interleave`: whether large micro-batches are computed in two halves, one
+    while the other is exchanged (None: between several physical devices).
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Runner:
         n_ubatch: int = 512,
         auto_split: bool = False,
         runtime: str | None = None,
+        exact: bool = False,
         progress: Callable[[int, int], None] | None = None,
         control_vectors: Sequence[tuple[str, float]] = (),
         control_vector_layer_range: tuple[int, int] | None = None,
@@ -123,7 +130,7 @@ class Runner:
             opts = self.options
             self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
             self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
-            self.mesh = Mesh(open_devices(devices, runtime), **mesh_options)
+            self.mesh = Mesh(open_devices(devices, runtime, exact=exact or env.exact()), **mesh_options)
             self.prediction: Prediction | None = None
             self._free_before = [device.free_nbytes() for device in self.mesh.devices]
             try:

@@ -1,5 +1,5 @@
-"""The flags that say which devices a model goes to and where its tensors lie, for every subcommand that
-loads one."""
+"""The flags that say where a model's tensors lie, how devices share it and how exactly they compute, for
+every subcommand that loads one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from vkbackend.models.layout import SPLIT_MODES
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
-    """-ngl, -ot, -nkvo, -sm, -mg, --split-policy, --reduce-type, --reduce-provider, --submit-ahead."""
+    """-ngl, -ot, -nkvo, -sm, -mg, --split-policy, --reduce-type, --reduce-provider, --submit-ahead,
+    --exact."""
     add = parser.add_argument_group("placement and split").add_argument
     add(
         "-ngl",
@@ -70,6 +71,12 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help=f"what partial sums travel as: {', '.join(WIRES)}; auto: bf16 for large ones (default: auto)",
     )
+    add(
+        "--exact",
+        action="store_true",
+        help="compute with F32 activations alone; else a device may round them to 8 or 16 bits where it has "
+        "faster instructions for those (also VKBACKEND_EXACT=1)",
+    )
 
 
 def placement_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -83,5 +90,6 @@ def placement_of(args: argparse.Namespace) -> dict[str, Any]:
         "split_policy": args.split_policy,
         "reduce_type": args.reduce_type,
         "reduce_provider": args.reduce_provider,
+        "exact": args.exact,
         "submit_ahead": ahead_depth(args.submit_ahead, "--submit-ahead"),
     }

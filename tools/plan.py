@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from vkbackend import env
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.plan import Plan
@@ -125,6 +126,7 @@ def report(args: argparse.Namespace) -> Report:
     placement = placement_of(args)
     wire, policy = placement.pop("reduce_type"), placement.pop("split_policy")
     check_provider(provider := placement.pop("reduce_provider"))
+    exact = placement.pop("exact") or env.exact()
     placement.pop("submit_ahead")  # it changes no byte and no exchange
     options = checked_options(
         512,
@@ -142,7 +144,7 @@ def report(args: argparse.Namespace) -> Report:
         types = check_weights(gguf, model)
         options = replace(options, n_ctx=options.n_ctx or model.n_ctx_train)
         kept, options = with_a_share(words, options)
-        devices = open_devices(kept)
+        devices = open_devices(kept, exact=exact)
         try:
             found = _report(model, types, devices, options, auto, wire, provider)
             return replace(found, notes=tuple(notes(gguf, model)))

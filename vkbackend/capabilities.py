@@ -100,6 +100,7 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
     bus, driver = new("VkPhysicalDevicePCIBusInfoPropertiesEXT"), new("VkPhysicalDeviceDriverProperties")
     size_control = new("VkPhysicalDeviceSubgroupSizeControlProperties")
     maint3 = new("VkPhysicalDeviceMaintenance3Properties")
+    dots = new("VkPhysicalDeviceShaderIntegerDotProductProperties")
     has_driver = api >= API_1_2 or "VK_KHR_driver_properties" in extensions
     has_size_control = api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions
     _chain(
@@ -110,6 +111,7 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
             maint3,
             has_driver and driver,
             has_size_control and size_control,
+            (api >= API_1_3 or "VK_KHR_shader_integer_dot_product" in extensions) and dots,
             "VK_EXT_external_memory_host" in extensions and host,
             "VK_EXT_pci_bus_info" in extensions and bus,
         ],
@@ -132,6 +134,7 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
             features["subgroup_size_control"]
             and size_control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
         ),
+        "int_dot_accelerated": bool(dots.integerDotProduct4x8BitPackedSignedAccelerated),
         "cooperative_matrix_nv": "VK_NV_cooperative_matrix" in extensions,
     }
     version, reported = properties.driverVersion, properties.apiVersion

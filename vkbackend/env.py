@@ -110,6 +110,11 @@ def floor() -> bool:
     return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")
 
 
+def exact() -> bool:
+    """VKBACKEND_EXACT=1: run models as if --exact were given: with F32 activations alone."""
+    return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
+
+
 def cache_dir() -> Path:
     """VKBACKEND_CACHE, else $XDG_CACHE_HOME/vkbackend, else ~/.cache/vkbackend (compiled shaders,
     pipelines)."""

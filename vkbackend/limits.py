@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+# Features whose ops round activations to fewer bits than F32 has, or add up in fewer.
+INEXACT = frozenset({"int_dot", "float16", "cooperative_matrix", "cooperative_matrix_nv"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,10 @@ class Limits:
     is_cpu: bool = False
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # measured: class of rows -> ops (choices.py)
     features: frozenset[str] = frozenset()  # optional ones that shaders may use, named as in capabilities.py
+
+    def exact(self) -> Limits:
+        """The same for ops of F32 activations alone."""
+        return replace(self, features=self.features - INEXACT)
 
     @classmethod
     def floor(cls) -> Limits:

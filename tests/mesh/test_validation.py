@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import device_infos
 from device_sets import DEVICE_SETS, needs_layer
+
+from vkbackend import choices, env
 
 pytestmark = pytest.mark.native
 
@@ -27,6 +30,12 @@ for pos in range(12, 20):
     runner.step([5, 6], [Run(0, 0, 1, pos), Run(1, 1, 1, pos - 4)], [0, 1])
 runner.close()
 print(json.dumps(instance.validation_messages))
+"""
+
+USED = """
+for executable in [*runner.mesh.step(32, 2).executables, *runner.mesh.step(2, 2).executables]:
+    used = {getattr(c, "op", "copy") for c in executable.recording.commands}
+    assert {"quantize_q8", "mat_dot"} <= used, used
 """
 
 UNORDERED = """
@@ -71,6 +80,20 @@ def test_whole_model_is_silent(shared: Path, devices: list[str], disable: str) -
 def test_codebooks_are_silent(shared: Path, devices: list[str]) -> None:
     path = shared / "models" / "stories260K-w256-IQ3_S.gguf"
     assert messages(RUN, str(path), ",".join(devices)) == []
+
+
+@needs_layer
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
+def test_activations_of_8_bits_are_silent(
+    shared: Path, devices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spirv").symlink_to(env.cache_dir() / "spirv")
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.delenv("VKBACKEND_EXACT")
+    for info in device_infos():
+        choices.save(info, {"one": ("mat_dot",), "few": ("mat_dot",), "many": ("mat_mul_dot",)})
+    run = RUN.replace("runner.close()", USED + "runner.close()")
+    assert messages(run, str(shared / "models" / "stories260K-w256-Q4_K.gguf"), ",".join(devices)) == []
 
 
 @needs_layer
