@@ -124,7 +124,6 @@ class Decoder:
     mixture: Mixture | None = None  # what is fixed of its experts, where an architecture may have some
     freq_factors = False
     windows = False  # whether attention.sliding_window means something
-    recurrent_states = False  # whether some layers have one in place of a KV cache
     interleaved_sections = False  # of RoPE, where the file has sections
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
     pre_ffn_norm = "ffn_norm"  # the tensor's name

@@ -42,7 +42,6 @@ class Model(Decoder):
     """The weights and the graph."""
 
     mixture = Mixture(gating=Gating("sigmoid"))
-    recurrent_states = True
 
     def read_config(self, gguf: GGUF) -> Config:
         config = Config.from_gguf(gguf, self.mixture, low=0)

@@ -51,7 +51,6 @@ class Model(Decoder):
 
     mixture: Mixture | None = Mixture()
     pre_ffn_norm = "post_attention_norm"
-    recurrent_states = True
     tiled = False  # value head h reads key head h % n_k, not h // (n_v / n_k)
 
     def __init__(self, gguf: GGUF) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -38,33 +37,20 @@ def load_model(gguf: GGUF) -> Model:
             f"{gguf.paths[0]}: architecture {name!r} is not supported; "
             f"supported are: {', '.join(ARCHITECTURES)}"
         )
-    model: Model = _module(name).Model(gguf)
+    model: Model = model_class(name)(gguf)
     return model
+
+
+def model_class(name: str) -> Any:
+    """The class of an architecture of the list."""
+    return _module(name).Model
+
+
+def described(name: str) -> str:
+    """The models that have an architecture, as its file's docstring says."""
+    text: str = _module(name).__doc__.partition("(")[2].partition(")")[0]
+    return text.replace("\n", " ")
 
 
 def _module(name: str) -> Any:
     return import_module(f"vkbackend.models.{name.replace('-', '_')}")
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What a model file says of its architecture. Every one runs split by tensors or by layers on any number
-    of devices: model files know neither.
-    """
-
-    name: str  # general.architecture
-    models: str  # that have it
-    experts: bool  # mixtures of them, in place of dense FFNs
-    windows: bool  # sliding ones, in attention
-    recurrent: bool  # states beside the KV cache
-
-
-def architectures() -> list[Architecture]:
-    """All that is supported, from the model files' docstrings and attributes."""
-    found = []
-    for name in ARCHITECTURES:
-        module = _module(name)
-        models = module.__doc__.partition("(")[2].partition(")")[0].replace("\n", " ")
-        model = module.Model
-        found.append(Architecture(name, models, bool(model.mixture), model.windows, model.recurrent_states))
-    return found

@@ -1,27 +1,149 @@
 """`vkbackend models`: the architectures that run, and what of each works.
 
-The table is made from the model files. Every row is proven by tests/models/test_architectures.py, of which
-`-k NAME` runs one architecture and `--all` all of it: against two other programs' logits, on one and several
-devices, by layers, beside another sequence, with states saved and loaded.
+The table is made from the code: a small model of each architecture is laid out over devices, and its weights'
+roles, its caches and its states say what a column says. --json names the tests that prove each column, one of
+them per architecture; `--all` runs all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from vkbackend.models.registry import Architecture, architectures
+import numpy as np
+
+from vkbackend.errors import VkbackendError
+from vkbackend.meta.plan import Plan
+from vkbackend.meta.split import holders
+from vkbackend.models.base import KVSpec, Model, StateSpec
+from vkbackend.models.layout import Options, lay_out
+from vkbackend.models.registry import ARCHITECTURES, described
 from vkbackend.tools.console import console, table, write_json
+from vkbackend.tools.sketch import sketches
 
 HELP = "List the architectures of models that run"
 TESTS = "tests/models/test_architectures.py"
-PROOFS = {  # by column: the tests, one of them per architecture
-    "tensor parallel": ("test_oracles_on_numpy", "test_three_devices_equal_one", "test_devices_equal_one"),
+PROOFS = {  # by column; of test_architectures.py, and others by file
+    "tensor parallel": (
+        "test_oracles_on_numpy",
+        "test_oracles_on_vulkan",
+        "test_three_devices_equal_one",
+        "test_devices_equal_one",
+        "test_two_drivers_equal_one",
+        "test_at_most_two_exchanges_per_layer",
+    ),
     "layer split": ("test_layers_on_different_devices",),
     "state save": ("test_a_saved_slot_goes_on_elsewhere",),
-    "control vectors": ("test_control_vectors",),
+    "control vectors": (
+        "test_control_vectors",
+        "tests/models/test_control_vectors.py::test_zero_is_none_to_the_bit",
+    ),
+    "experts": (
+        "test_two_drivers_choose_the_same_experts",
+        "tests/models/test_mixture.py::test_near_ties_are_broken_alike_everywhere",
+    ),
+    "sliding window": (
+        "test_oracles_on_numpy",  # in steps: rings of 27 cells wrap around
+        "tests/models/test_windows.py::test_rings_equal_a_full_mask",
+        "tests/models/test_windows.py::test_state_of_rings_goes_on_elsewhere",
+    ),
+    "recurrent": (
+        "test_beside_another_sequence",
+        "tests/models/test_recurrent_state.py::test_going_back_gives_what_a_new_slot_gives",
+        "tests/models/test_recurrent_state.py::test_a_part_is_refused",
+        "tests/ops/test_gdn_oracle.py::test_twins",
+        "tests/ops/test_gdn_oracle.py::test_shaders",
+    ),
 }
+DIMS = {"heads": "heads", "k_heads": "key heads", "ffn": "ffn", "experts": "experts"}  # by role
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the table says of an architecture; `split_by`: what tensor parallelism shares out."""
+
+    name: str  # general.architecture
+    models: str  # that have it
+    split_by: tuple[str, ...]
+    layer_split: bool
+    whole_slots: bool  # a state is saved as a whole, not by positions
+    control_vectors: bool
+    experts: bool
+    windows: bool
+    recurrent: bool
+
+    @property
+    def state_save(self) -> str:
+        return "whole slots" if self.whole_slots else "yes"
+
+    def cells(self) -> dict[str, str]:
+        """By column."""
+        yes: Callable[[bool], str] = lambda flag: "yes" if flag else "-"  # noqa: E731
+        return {
+            "architecture": self.name,
+            "models": self.models,
+            "tensor parallel": ", ".join(self.split_by) or "-",
+            "layer split": yes(self.layer_split),
+            "state save": self.state_save,
+            "control vectors": yes(self.control_vectors),
+            "experts": yes(self.experts),
+            "sliding window": yes(self.windows),
+            "recurrent": yes(self.recurrent),
+        }
+
+
+def row_of(name: str) -> Row:
+    model = sketches(name)[0]
+    memories = [model.kv(il) for il in range(model.n_layer)]
+    recurrent = any(isinstance(spec, StateSpec) for spec in memories)
+    model.control = {1: np.zeros(model.n_embd, np.float32)}
+    return Row(
+        name,
+        described(name),
+        split_by(name),
+        layer_split=split_by_layers(model),
+        whole_slots=recurrent,  # the sequence so far left it: it cannot be cut at a position
+        control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
+        experts=model.n_used > 0,
+        windows=any(isinstance(spec, KVSpec) and spec.window > 0 for spec in memories),
+        recurrent=recurrent,
+    )
+
+
+def plans_of(model: Model, **options: Any) -> list[Plan]:
+    """The plans of the model's layers on two devices, none where it is refused."""
+    types = {spec.name: "f32" for spec in model.weights()}
+    try:
+        return lay_out(model, types, 2, Options(n_ctx=64, **options)).plans
+    except VkbackendError:
+        return []
+
+
+def split_by(name: str) -> tuple[str, ...]:
+    """The dimensions that two devices share out, of models with experts and of dense ones."""
+    shared = set()
+    for plan in [plan for model in sketches(name) for plan in plans_of(model)]:
+        tiles = [*plan.ranges.items(), *(("experts", ranges) for ranges in plan.experts)]
+        shared |= {dim for dim, ranges in tiles if len(holders(ranges)) == 2}
+    return tuple(word for dim, word in DIMS.items() if dim in shared)
+
+
+def split_by_layers(model: Model) -> bool:
+    """Whether each of two devices gets layers of its own."""
+    tiles = [[*plan.ranges.values(), *plan.experts] for plan in plans_of(model, split_mode="layer")]
+    owners = [{d for ranges in of_layer for d in holders(ranges)} for of_layer in tiles]
+    return all(len(devices) == 1 for devices in owners) and set().union(*owners) == {0, 1}
+
+
+def proofs() -> dict[str, list[str]]:
+    """The ids of the tests that prove each column."""
+    return {
+        column: [name if "::" in name else f"{TESTS}::{name}" for name in names]
+        for column, names in PROOFS.items()
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,34 +152,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def row(a: Architecture) -> dict[str, str]:
-    """Columns and cells of an architecture."""
-    return {
-        "architecture": a.name,
-        "models": a.models,
-        "tensor parallel": "yes",
-        "layer split": "yes",
-        "state save": "whole slots" if a.recurrent else "yes",
-        "control vectors": "yes",
-        "experts": "yes" if a.experts else "-",
-        "sliding window": "yes" if a.windows else "-",
-        "recurrent": "yes" if a.recurrent else "-",
-        "tests": f"-k {a.name}",
-    }
-
-
 def run(args: argparse.Namespace) -> None:
-    found = architectures()
+    rows = [row_of(name) for name in ARCHITECTURES]
     if args.json:
-        tests = {column: [f"{TESTS}::{name}" for name in names] for column, names in PROOFS.items()}
         write_json(
-            [asdict(a) | {"state_save": row(a)["state save"], "tests": tests} for a in found], indent=1
+            [asdict(row) | {"state_save": row.state_save, "tests": proofs()} for row in rows], indent=1
         )
         return
-    rows = [row(a) for a in found]
+    cells = [row.cells() for row in rows]
     out = console()
-    out.print(table("", list(rows[0]), [list(r.values()) for r in rows]), "")
-    out.print(f"tests: {TESTS} --all, with -k as in the last column", markup=False)
+    out.print(table("", list(cells[0]), [list(row.values()) for row in cells]), "")
+    out.print(f"tests: {TESTS} --all -k ARCHITECTURE; --json names those of each column", markup=False)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-class _Values(Mapping[str, Any]):
+class Values(Mapping[str, Any]):
     """Metadata values with the types a file would give them."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -81,7 +81,8 @@ class _Values(Mapping[str, Any]):
         return len(self._values)
 
     def kind(self, key: str) -> tuple[int, bool]:
-        return _TYPE_OF[type(self._values[key])], False
+        value = self._values[key]
+        return (_TYPE_OF[type(value[0])], True) if isinstance(value, list) else (_TYPE_OF[type(value)], False)
 
     def describe(self, key: str) -> str:
         kind = self.kind(key)[0]
@@ -111,7 +112,7 @@ class Synthetic(GGUF):
         eps = float(np.float32(1e-6))  # as a file holds it
         found |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
         found |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
-        self.metadata = _Values(found)  # type: ignore[assignment]
+        self.metadata = Values(found)  # type: ignore[assignment]
         self.paths = [Path(f"synthetic-{name}-{dtype.upper()}")]
         self._parts = [None]  # type: ignore[list-item]
         self._pools: dict[str, npt.NDArray[np.uint8]] = {}

@@ -13,11 +13,12 @@ from models.oracles.fixtures import FIXTURES, build
 
 from vkbackend.models.base import KVSpec, StateSpec
 from vkbackend.models.gguf import GGUF
-from vkbackend.models.registry import ARCHITECTURES, architectures, load_model
-from vkbackend.tools.architectures import PROOFS, TESTS
+from vkbackend.models.layout import Options, lay_out
+from vkbackend.models.registry import ARCHITECTURES, load_model
+from vkbackend.tools.architectures import DIMS, TESTS, proofs, row_of
 from vkbackend.tools.cli import main
 
-ROWS = {row.name: row for row in architectures()}
+ROWS = {name: row_of(name) for name in ARCHITECTURES}
 
 
 def test_every_architecture_has_a_row_and_a_model_that_tests_run() -> None:
@@ -39,6 +40,7 @@ def test_the_model_files_are_all_listed() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_flags_are_those_of_its_models(tmp_path: Path, name: str) -> None:
     windows = recurrent = experts = False
+    dims: set[str] = set()
     for fixture in (f for f in FIXTURES if f.split("+")[0] == name):
         with GGUF.open(write(build(fixture), tmp_path / f"{fixture}.gguf")) as gguf:
             model = load_model(gguf)
@@ -46,17 +48,30 @@ def test_flags_are_those_of_its_models(tmp_path: Path, name: str) -> None:
             windows |= any(isinstance(spec, KVSpec) and spec.window > 0 for spec in specs)
             recurrent |= any(isinstance(spec, StateSpec) for spec in specs)
             experts |= model.n_used > 0
+            dims |= {spec.role.dim for spec in model.weights()}
+            types = {spec.name: "f32" for spec in model.weights()}
+            for mode in ("tensor", "layer"):
+                lay_out(model, types, 2, Options(n_ctx=64, split_mode=mode))
     row = ROWS[name]
     assert (row.windows, row.recurrent, row.experts) == (windows, recurrent, experts)
+    assert {DIMS[dim] for dim in dims & set(DIMS)} <= set(row.split_by) and row.layer_split
+    assert row.control_vectors and row.whole_slots == recurrent
 
 
-def test_the_tests_it_names_exist_and_take_every_architecture() -> None:
-    module = import_module("models.test_architectures")
-    assert (ROOT / TESTS).samefile(str(module.__file__))
-    for tests in PROOFS.values():
+def test_the_tests_it_names_exist() -> None:
+    """Those of test_architectures.py take every architecture."""
+    columns = set(ROWS["llama"].cells()) - {"architecture", "models"}
+    assert set(proofs()) == columns
+    for tests in proofs().values():
+        assert tests
         for test in tests:
-            marks = [m for m in getattr(module, test).pytestmark if m.name == "parametrize"]
-            assert any("name" in m.args[0] and list(m.args[1]) == list(FIXTURES) for m in marks), test
+            file, _, name = test.partition("::")
+            module = import_module(file.removeprefix("tests/").removesuffix(".py").replace("/", "."))
+            assert (ROOT / file).samefile(str(module.__file__))
+            assert callable(getattr(module, name)) and name.startswith("test_"), test
+            if file == TESTS:
+                marks = [m for m in getattr(module, name).pytestmark if m.name == "parametrize"]
+                assert any("name" in m.args[0] and list(m.args[1]) == list(FIXTURES) for m in marks), test
 
 
 def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,5 +82,6 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert list(told) == list(ROWS)
     assert told["qwen3next"]["recurrent"] and told["qwen3next"]["state_save"] == "whole slots"
+    assert told["qwen3next"]["split_by"] == ["heads", "key heads", "ffn", "experts"]
     assert told["gemma3"]["windows"] and not told["gemma3"]["recurrent"]
     assert told["llama"]["tests"]["layer split"] == [f"{TESTS}::test_layers_on_different_devices"]
