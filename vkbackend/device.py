@@ -285,7 +285,7 @@ class VulkanDevice(Device):
         return best
 
     def free_nbytes(self) -> int | None:
-        return free_nbytes(self.info) if self.features["memory_budget"] else None
+        return free_nbytes(self.info) if self.features.get("memory_budget") else None
 
     def import_pages(self, pages: HostPages, label: str) -> Buffer:
         if not self.imports_pages:

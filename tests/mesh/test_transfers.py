@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_sets import device_infos
 
-from vkbackend import transfers
+from vkbackend import env, transfers
 from vkbackend.buffer import Home, View
 from vkbackend.device import VulkanDevice
 
@@ -51,3 +51,16 @@ def test_rows_of_a_wider_matrix(unmapped: VulkanDevice, rows: int, columns: int,
     assert np.array_equal(got[4 : 4 + rows * columns], source.reshape(-1))
     assert (got[:4] == 0xA5).all() and (got[4 + 4 * n_words :] == 0xA5).all()
     unmapped.free(buffer)
+
+
+@pytest.mark.parametrize("index", range(len(device_infos())))
+def test_every_feature_off(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_DISABLE", ",".join(env.FEATURES))
+    device = VulkanDevice(device_infos()[index])
+    assert device.free_nbytes() is None
+    words = np.arange(1000, dtype=np.uint32)
+    view = View(device.buffer(words.nbytes, Home.WEIGHTS, "words"), 0, words.shape, "u32")
+    device.write(view, words)
+    assert (device.read(view).view(np.uint32) == words).all()
+    device.close()
+    assert not device.counts

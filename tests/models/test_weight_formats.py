@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import device_infos
 from device_sets import DEVICE_SETS, nmse
 from gguf.constants import GGMLQuantizationType
 from models.llama_float64 import forward
 from models.test_moe_and_qwen import TOKENS, opened, prefill
 from models.tiny_models import Tiny, tensors, write_tiny
 
-from vkbackend import shaderlib
+from vkbackend import env, shaderlib
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
@@ -83,6 +84,20 @@ def test_files_everywhere(
     shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
 ) -> None:
     check_file(shared, name, devices, shares)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("features", ["best", "portable"])
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "spec", [pytest.param(str(i.index), id=i.driver.split()[0].lower()) for i in device_infos()]
+)
+def test_files_on_every_driver(
+    shared: Path, name: str, spec: str, features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if features == "portable":
+        monkeypatch.setenv("VKBACKEND_DISABLE", ",".join(env.FEATURES))
+    check_file(shared, name, [spec])
 
 
 @pytest.mark.parametrize("name", FILES)
