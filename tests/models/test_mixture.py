@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
-from models.oracles.fixture import N_CTX, PROMPT, Fixture, write
+from models.oracles.fixture import MXFP4, N_CTX, PROMPT, Q8_0, Fixture, quantized, write
 from models.oracles.fixtures import build
 
 from vkbackend.models.gguf import GGUF
@@ -18,6 +19,7 @@ from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
 
+GOLDEN = Path(__file__).parent / "golden"
 N = len(PROMPT)
 ROWS = 1 << (N - 1).bit_length()
 N_EXPERT = 8
@@ -155,6 +157,32 @@ def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, device
         assert all(np.array_equal(ids[0], other) for other in ids), label
         pairs |= {(a // 3, a % 3, b % 3) for a, b in ids[0].tolist() if a // 3 == b // 3}
     assert len(pairs) > 6, "rounding decided nothing"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("devices", "bound"),
+    [pytest.param(["numpy"] * n, 1e-9, id=f"numpy*{n}") for n in (1, 2, 3, 4)]
+    + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
+)
+def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
+    """Experts of MXFP4 with biases, Q8_0 around them: the logits of a file of their values; written back."""
+    made, blocks = build("gpt-oss"), {}
+    for name, values in made.tensors.items():
+        kind = MXFP4 if name.endswith("_exps.weight") else Q8_0
+        if kind == MXFP4 or quantized(name, values) is not None:
+            blocks[name] = gguf.quants.quantize(values, kind), kind
+    assert [kind for _, kind in blocks.values()].count(MXFP4) == 3 * 5
+    path = write(made, tmp_path / "blocks.gguf", blocks=blocks)
+    made.tensors |= {name: gguf.quants.dequantize(*found) for name, found in blocks.items()}
+    want, ids = run(write(made, tmp_path / "values.gguf"), ["numpy"])
+    got, chosen = run(path, devices, tmp_path / "copy.gguf")
+    assert nmse(got, want) <= bound
+    assert all(
+        np.array_equal(of_device, ids[label][0]) for label, found in chosen.items() for of_device in found
+    )
+    assert nmse(want, np.load(GOLDEN / "gpt-oss.npz")["logits"]) > 1e-4  # as four bits do
+    assert path.read_bytes() == (tmp_path / "copy.gguf").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["qwen2moe", "glm4moe"])

@@ -7,6 +7,7 @@ wherever and in whatever order they are made. Names, keys and layouts are those 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Fixture:
         return self.tensors[name]
 
 
-Q8_0 = gguf.GGMLQuantizationType.Q8_0
+Q8_0, MXFP4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.MXFP4
 # What stays F32 in quantized files, beside vectors.
 KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$)|^rope_")
 
@@ -92,8 +93,14 @@ def write_steering(fixture: Fixture, path: Path) -> Path:
     return path
 
 
-def write(fixture: Fixture, path: Path, quantize: bool = False) -> Path:
-    """The model as a GGUF file without a vocabulary: token ids are all it knows."""
+def write(
+    fixture: Fixture,
+    path: Path,
+    quantize: bool = False,
+    blocks: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]] | None = None,
+) -> Path:
+    """The model as a GGUF file without a vocabulary: token ids are all it knows. Tensors in `blocks` are
+    written as given there, with `quantize` the others as Q8_0."""
     writer = gguf.GGUFWriter(path, fixture.arch)
     writer.add_string("tokenizer.ggml.model", "none")
     for key, value in {"vocab_size": N_VOCAB, **fixture.keys}.items():
@@ -109,8 +116,10 @@ def write(fixture: Fixture, path: Path, quantize: bool = False) -> Path:
         else:
             writer.add_array(name, list(value))
     for name, values in fixture.tensors.items():
-        if quantize and (blocks := quantized(name, values)) is not None:
-            writer.add_tensor(name, blocks, raw_dtype=Q8_0)
+        if own := (blocks or {}).get(name):
+            writer.add_tensor(name, own[0], raw_dtype=own[1])
+        elif quantize and (found := quantized(name, values)) is not None:
+            writer.add_tensor(name, found, raw_dtype=Q8_0)
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()
