@@ -128,8 +128,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
 
 def _matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
     recording, limits, width = graph.recordings[d], graph.devices[d].limits, out.shape[-1]
-    eight_bits = device_ops.reads_q8(limits, x.rows, w.dtype)
-    operand = _quantized(x, d) if eight_bits else x.on(d)
+    operand = _operand(x, d, device_ops.operand_type(limits, x.rows, w.dtype))
     for first, piece in w.pieces[d]:
         # A piece of the rows fills its own columns of every row of the result.
         n_rows, n = out.shape[0], piece.shape[0]
@@ -138,13 +137,17 @@ def _matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | 
         device_ops.mat(recording, limits, piece, operand, target, bias=own, y_stride=width, label=w.name)
 
 
-def _quantized(x: Tensor, d: int) -> View:
-    """x in 8 bits on a device, made once for all the matrices that read it there."""
-    if d not in x.q8:
-        graph, own, label = x.graph, x.on(d), x.graph.label("quantize_q8")
-        x.q8[d] = View(Virtual(row_nbytes("q8", own.shape[1]) * x.rows, label), 0, own.shape, "q8")
-        device_ops.quantize_q8(graph.recordings[d], graph.devices[d].limits, own, x.q8[d], label=label)
-    return x.q8[d]
+def _operand(x: Tensor, d: int, dtype: str) -> View:
+    """x of that type on a device, converted once for all the matrices that read it there."""
+    graph, own = x.graph, x.on(d)
+    if dtype == own.dtype:
+        return own
+    if (d, dtype) not in x.converted:
+        label = graph.label(f"as_{dtype}")
+        view = View(Virtual(row_nbytes(dtype, own.shape[1]) * x.rows, label), 0, own.shape, dtype)
+        device_ops.convert(graph.recordings[d], graph.devices[d].limits, own, view, label=label)
+        x.converted[d, dtype] = view
+    return x.converted[d, dtype]
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:

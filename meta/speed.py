@@ -132,9 +132,9 @@ def _read_rate(device: Device, home: Home) -> float:
     device.write(x, np.ones(WIDTH, np.float32))
     recording, buffers = Recording("weight reading"), [x.buffer]
     operand = x
-    if ops.reads_q8(device.limits, 1, DTYPE):
-        operand = View(device.buffer(row_nbytes("q8", WIDTH), Home.SCRATCH, "x q8"), 0, (1, WIDTH), "q8")
-        ops.quantize_q8(recording, device.limits, x, operand)
+    if (dtype := ops.operand_type(device.limits, 1, DTYPE)) != "f32":
+        operand = View(device.buffer(row_nbytes(dtype, WIDTH), Home.SCRATCH, dtype), 0, (1, WIDTH), dtype)
+        ops.convert(recording, device.limits, x, operand)
         buffers.append(operand.buffer)
     for _ in range(count):
         w = View(device.buffer(stored.nbytes, home, "w"), 0, shape, DTYPE)

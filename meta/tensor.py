@@ -61,7 +61,7 @@ class Tensor:
     views: list[View | None]
     base: Tensor | None = None
     whole: Tensor | None = None
-    q8: dict[int, View] = field(default_factory=dict)  # the same in 8 bits, where a matrix has asked for it
+    converted: dict[tuple[int, str], View] = field(default_factory=dict)  # as matrices read it
 
     def __add__(self, other: Tensor) -> Tensor:
         from vkbackend.meta import ops

@@ -18,6 +18,7 @@ from vkbackend.step import MAX_ROWS
 from vkbackend.tools import (
     op_cases_attention,
     op_cases_field,
+    op_cases_half,
     op_cases_heads,
     op_cases_matrix,
     op_cases_moe,
@@ -374,7 +375,7 @@ def _cases() -> _Sweep:
     s.quick += op_cases_attention.quick()
     s.wide += op_cases_attention.wide()
     s.quick += [*op_cases_moe.quick(), *op_cases_recurrent.quick(), *op_cases_heads.quick()]
-    s.quick += op_cases_quantized.quick()
+    s.quick += [*op_cases_quantized.quick(), *op_cases_half.quick()]
     s.wide += [*op_cases_moe.wide(), *op_cases_recurrent.wide(), *op_cases_quantized.wide()]
     s.wide += op_cases_field.wide()
     s.wide += [RmsNorm(n, 3) for n in (64, 128, 256, 768, 1536, 8192)]
@@ -390,7 +391,7 @@ def _cases() -> _Sweep:
         block = block_of(kind)[0]
         k = 288 if 288 % block == 0 else 3 * block
         s.wide += [Embed(kind, k, pieces=3), Embed(kind, 11 * block, 31), Embed(kind, 4096, rows=1, used=1)]
-        s.wide += op_cases_matrix.wide(kind)
+        s.wide += [*op_cases_matrix.wide(kind), *op_cases_half.wide(kind)]
     return s
 
 
@@ -407,14 +408,15 @@ def _format_cases() -> _Sweep:
             *op_cases_quantized.one_of(kind),
             *op_cases_moe.some_of(kind),
         ]
-        s.wide += [*op_cases_matrix.some_of_gpus(kind, k), *op_cases_quantized.one_tiled(kind)]
+        s.wide += [*op_cases_matrix.some_of_gpus(kind, k), *op_cases_half.some_of_gpus(kind, k)]
+        s.wide += op_cases_quantized.one_tiled(kind)
     return s
 
 
 def _bench_cases() -> list[Case]:
     cases: list[Case] = []
     for kind in shaderlib.weight_types():
-        cases += op_cases_matrix.bench(kind)
+        cases += [*op_cases_matrix.bench(kind), *op_cases_half.bench(kind)]
         cases += [*op_cases_quantized.bench(kind), *op_cases_moe.bench(kind)]
     cases += [op_cases_quantized.QuantizeQ8(k, rows) for k, rows in ((1024, 1), (4096, 1), (1024, 128))]
     return [*cases, *op_cases_attention.bench()]

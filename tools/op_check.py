@@ -29,8 +29,10 @@ def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
-    floor = replace(FLOOR, features=have.features, subgroup_size=have.subgroup_size) if case.needs else FLOOR
-    return [have] if once else [have, floor]
+    with_needs = replace(
+        FLOOR, features=have.features, subgroup_size=have.subgroup_size, matrix_units=have.matrix_units
+    )
+    return [have] if once else [have, with_needs if case.needs else FLOOR]
 
 
 class Mismatch(AssertionError):

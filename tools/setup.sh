@@ -8,7 +8,8 @@ usage() {
     cat <<'TEXT'
 usage: bash tools/setup.sh [--kompute] [--test] | --drivers
 
-  (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package
+  (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package; a
+               newer compiler in .glslang/ where the system's knows no matrix units (Debian 12)
   --kompute    the same in .venv-kompute, with the Kompute runtime beside the native one: builds kp from its
                source (about two minutes), needs Python 3.11 or 3.12 and numpy below 2
   --test       the same as without it, with the Vulkan validation layers and the package's test extra
@@ -205,5 +206,10 @@ if [ -n "$drivers" ]; then
     exit 0
 fi
 system_packages
+if [ -z "$kompute" ] && command -v apt-get dpkg-deb >/dev/null; then
+    . "$root/tools/drivers.sh"
+    . "$root/tools/glslang.sh"
+    unpack_glslang
+fi
 environment
 step "ready: ${venv##*/} (level: $(tail -n 1 "$venv/.setup-stamp"))"

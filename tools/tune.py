@@ -24,6 +24,7 @@ from vkbackend.models.runner import open_devices
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
+from vkbackend.tools.op_cases_half import MatMulCoop
 from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatTile, MatVec, MatWave
 from vkbackend.tools.op_cases_quantized import MatDot, MatMulDot
 
@@ -40,6 +41,7 @@ CASES = {
     "mat_tile": MatTile,
     "mat_dot": MatDot,
     "mat_mul_dot": MatMulDot,
+    "mat_mul_coop": MatMulCoop,
 }
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
 

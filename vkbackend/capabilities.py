@@ -7,7 +7,8 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vkbackend.limits import Limits
+from vkbackend.cooperative import units_of
+from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.vk import (
     API_1_1,
     API_1_2,
@@ -60,6 +61,7 @@ class DeviceInfo:
     heaps: tuple[Heap, ...]
     features: dict[str, bool | int | str]
     limits: dict[str, int]
+    matrix_units: tuple[MatrixUnits, ...] = ()
     physical: Any = field(repr=False, compare=False, default=None)
 
     @property
@@ -87,7 +89,7 @@ def extensions_of(physical: Any) -> set[str]:
     return {string(p.extensionName) for p in found}
 
 
-def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
+def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo | None:
     """The capability table of a device, or None if it is older than Vulkan 1.1 or cannot compute."""
     base = new("VkPhysicalDeviceProperties2")
     lib.vkGetPhysicalDeviceProperties(physical, ffi.addressof(base, "properties"))
@@ -135,10 +137,11 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
             and size_control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
         ),
         "int_dot_accelerated": bool(dots.integerDotProduct4x8BitPackedSignedAccelerated),
-        "cooperative_matrix_nv": "VK_NV_cooperative_matrix" in extensions,
     }
     version, reported = properties.driverVersion, properties.apiVersion
     vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
+    # Intel's matrix units belong to its smallest subgroups, not to those it has by default.
+    lanes = features["subgroup_min"] if vendor == "Intel" else sub.subgroupSize
     return DeviceInfo(
         index=-1,
         name=string(properties.deviceName),
@@ -173,6 +176,7 @@ def describe(physical: Any, instance_version: int) -> DeviceInfo | None:
             "timestamp_valid_bits": compute_family(physical)[1],  # type: ignore[index]
             "timestamp_ps": round(limits.timestampPeriod * 1000),
         },
+        matrix_units=units_of(instance, physical, features, int(lanes)),
         physical=physical,
     )
 
@@ -222,6 +226,14 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
             api >= API_1_2 or "VK_KHR_buffer_device_address" in extensions,
             {"buffer_address": "bufferDeviceAddress"},
         ),
+        "VkPhysicalDeviceVulkanMemoryModelFeatures": (
+            api >= API_1_2 or "VK_KHR_vulkan_memory_model" in extensions,
+            {"memory_model": "vulkanMemoryModel"},
+        ),
+        "VkPhysicalDeviceCooperativeMatrixFeaturesNV": (
+            "VK_NV_cooperative_matrix" in extensions,
+            {"cooperative_matrix_nv": "cooperativeMatrix"},
+        ),
         "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
             "VK_KHR_cooperative_matrix" in extensions,
             {"cooperative_matrix": "cooperativeMatrix"},
@@ -247,7 +259,9 @@ def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool |
             "full_subgroups",
             "int_dot",
             "buffer_address",
+            "memory_model",
             "cooperative_matrix",
+            "cooperative_matrix_nv",
         )
     }
     for struct, fields in structs.values():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend import choices, env, faults
+from vkbackend import choices, env, faults, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.capabilities import (
     DeviceInfo,
@@ -19,9 +19,10 @@ from vkbackend.capabilities import (
     free_nbytes,
     limits_of,
 )
+from vkbackend.cooperative import FEATURES
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import instance
-from vkbackend.limits import Limits
+from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.memory import HostPages, aligned
 from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
@@ -54,7 +55,9 @@ _EXTENSIONS = (
     "VK_EXT_subgroup_size_control",
     "VK_KHR_shader_integer_dot_product",
     "VK_KHR_buffer_device_address",
+    "VK_KHR_vulkan_memory_model",
     "VK_KHR_cooperative_matrix",
+    "VK_NV_cooperative_matrix",
     "VK_KHR_portability_subset",
 )
 
@@ -84,6 +87,8 @@ class VulkanDevice(Device):
         have = limits_of(info)
         able = frozenset(name for name, value in self.features.items() if value is True)
         self.limits = replace(have, features=able, choices=tuple(choices.load(info).items()))
+        if units := self._matrix_units():
+            self.limits = replace(self.limits, features=able | {"matrix_units"}, matrix_units=units)
         if env.floor():
             self.limits = replace(
                 Limits.floor(),
@@ -102,6 +107,17 @@ class VulkanDevice(Device):
             1,
             f"{self.name}: {info.name}, {info.driver} {info.driver_version}, {self.queue.__class__.__name__}",
         )
+
+    def _matrix_units(self) -> MatrixUnits | None:
+        """The first of the device's that are not switched off."""
+        if not (self.features.get("float16") and self.features.get("memory_model")):
+            return None
+        for units in self.info.matrix_units:
+            if self.features.get(FEATURES[units.api]):
+                if shaderlib.is_available("mat_mul_coop", f"f16-{units.api}"):
+                    return units
+                env.log(1, f"{self.name}: {units} unused, no shader for them (see tools/setup.sh)")
+        return None
 
     def _create(self) -> None:
         present = extensions_of(self.info.physical)

@@ -1,7 +1,7 @@
 """Element and block formats: bytes per row of every dtype the shaders read, as GGUF stores it.
 
 Block layouts follow the GGML definitions (`block_q8_0`, `block_q4_0`, ...); sizes come from the `gguf`
-package. `q8` is our own, of activations (shaders/lib/q8.glsl): no file has it.
+package. `q8` and `f16s` are our own, of activations (shaders/lib/q8.glsl, half_rows.glsl): no file has them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def block_of(dtype: str) -> tuple[int, int]:
 
 def row_nbytes(dtype: str, width: int) -> int:
     """Bytes of a row of `width` elements; `width` must be a whole number of blocks."""
+    if dtype == "f16s":
+        return -(-width // 32) * 64 + 16
     elements, nbytes = block_of(dtype)
     assert width % elements == 0, f"{width} elements are not whole {dtype} blocks of {elements}"
     return width // elements * nbytes
@@ -52,6 +54,10 @@ def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
         return raw.view(np.float16).astype(np.float32).reshape(shape)
     if dtype == "u32":
         return raw.view(np.uint32).reshape(shape)
+    if dtype == "f16s":
+        rows, end = raw.reshape(-1, row_nbytes(dtype, shape[-1])), -(-shape[-1] // 32) * 64
+        halves, scales = rows[:, : 2 * shape[-1]].view(np.float16), rows[:, end : end + 4].view(np.float32)
+        return (halves.astype(np.float32) * scales).reshape(shape)
     if dtype == "q8":
         rows = raw.reshape(-1, row_nbytes(dtype, shape[-1]))
         codes, blocks = rows[:, : shape[-1]].view(np.int8), rows[:, shape[-1] :].view(np.float32)

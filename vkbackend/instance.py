@@ -158,7 +158,7 @@ def devices() -> list[DeviceInfo]:
         for physical in enumerate_all(
             lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, what="vkEnumeratePhysicalDevices"
         )
-        if (info := describe(physical, inst.version)) is not None
+        if (info := describe(inst.handle, physical, inst.version)) is not None
     ]
     found.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
     return [DeviceInfo(**(asdict_shallow(info) | {"index": i})) for i, info in enumerate(found)]

@@ -6,9 +6,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 # Features whose ops round activations to fewer bits than F32 has, or add up in fewer.
-INEXACT = frozenset({"int_dot", "float16", "cooperative_matrix", "cooperative_matrix_nv"})
+INEXACT = frozenset({"int_dot", "float16", "matrix_units", "cooperative_matrix", "cooperative_matrix_nv"})
+
+
+class MatrixUnits(NamedTuple):
+    """The matrices that a subgroup of `lanes` multiplies at once: [m, k] by [k, n] halves, sums in f32."""
+
+    api: str = "khr"  # the extension: khr, or nv
+    m: int = 16
+    n: int = 16
+    k: int = 16
+    lanes: int = 32
+
+
+_COMMON = MatrixUnits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +40,7 @@ class Limits:
     subgroup_size: int = 1
     is_cpu: bool = False
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # measured: class of rows -> ops (choices.py)
+    matrix_units: MatrixUnits = _COMMON  # which, where `features` has "matrix_units"
     features: frozenset[str] = frozenset()  # optional ones that shaders may use, named as in capabilities.py
 
     def exact(self) -> Limits:

@@ -7,8 +7,9 @@ from vkbackend import shaderlib
 from vkbackend.buffer import View
 from vkbackend.choices import row_class
 from vkbackend.limits import Limits
+from vkbackend.ops_half import mat_mul_coop, pack_f16
 from vkbackend.ops_matrix import MAX_VEC_ROWS, mat_lane, mat_mul, mat_tile, mat_vec, mat_wave
-from vkbackend.ops_quantized import mat_dot, mat_mul_dot
+from vkbackend.ops_quantized import mat_dot, mat_mul_dot, quantize_q8
 from vkbackend.opspec import OPS, prefers_lanes, rows_of
 from vkbackend.recording import Recording
 
@@ -20,8 +21,9 @@ _OPS = {
     "mat_tile": mat_tile,
     "mat_dot": mat_dot,
     "mat_mul_dot": mat_mul_dot,
+    "mat_mul_coop": mat_mul_coop,
 }
-_READ_Q8 = {"mat_dot", "mat_mul_dot"}
+_READ = {"mat_dot": "q8", "mat_mul_dot": "q8", "mat_mul_coop": "f16s"}
 
 
 def mat(
@@ -37,14 +39,20 @@ def mat(
 ) -> None:
     """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]): by the op that suits the device and x's rows.
 
-    x is q8 where `reads_q8` says so, else f32."""
+    x is of the type that `operand_type` says."""
     op = mat_op(limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
     _OPS[op](rec, limits, w, x, y, bias=bias, y_stride=y_stride, label=label)
 
 
-def reads_q8(limits: Limits, n_rows: int, dtype: str) -> bool:
-    """Whether that many rows of x go to a matrix of type `dtype` as 8-bit activations."""
-    return mat_op(limits, n_rows, dtype) in _READ_Q8
+def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
+    """The type in which that many rows of x go to a matrix of type `dtype`: f32, or what `convert` makes."""
+    return _READ.get(mat_op(limits, n_rows, dtype), "f32")
+
+
+def convert(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
+    """y of an operand type = x f32."""
+    op = quantize_q8 if y.dtype == "q8" else pack_f16
+    op(rec, limits, x, y, label=label or op.__name__)
 
 
 def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
@@ -55,7 +63,7 @@ def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
 
 def runs(limits: Limits, op: str, dtype: str) -> bool:
     """Whether the device can run the op, and the op has the type of weights."""
-    return limits.features.issuperset(OPS[op].needs) and dtype in shaderlib.manifest()[op]
+    return limits.features.issuperset(OPS[op].needs) and dtype in shaderlib.types_of(op)
 
 
 def _by_rules(limits: Limits, n_rows: int) -> tuple[str, ...]:
@@ -65,7 +73,8 @@ def _by_rules(limits: Limits, n_rows: int) -> tuple[str, ...]:
     few = n_rows <= MAX_VEC_ROWS
     dots = ("mat_dot" if few else "mat_mul_dot",) if prefers_dots(limits) else ()
     if not few:
-        return (*dots, "mat_tile" if prefers_tiles(limits) else "mat_mul")
+        units = () if limits.is_cpu else ("mat_mul_coop",)
+        return (*units, *dots, "mat_tile" if prefers_tiles(limits) else "mat_mul")
     return (*dots, "mat_wave" if prefers_waves(limits) else "mat_vec")
 
 

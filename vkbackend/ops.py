@@ -10,9 +10,10 @@ import math
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
+from vkbackend.matrix_choice import convert as convert
 from vkbackend.matrix_choice import mat as mat
 from vkbackend.matrix_choice import mat_op as mat_op
-from vkbackend.matrix_choice import reads_q8 as reads_q8
+from vkbackend.matrix_choice import operand_type as operand_type
 from vkbackend.ops_attention import CACHE_TYPES as CACHE_TYPES
 from vkbackend.ops_attention import CELL_BLOCK as CELL_BLOCK
 from vkbackend.ops_attention import HeadNorm as HeadNorm
@@ -41,6 +42,8 @@ from vkbackend.ops_experts import mat_vec_id as mat_vec_id
 from vkbackend.ops_experts import moe_group as moe_group
 from vkbackend.ops_experts import tile_count as tile_count
 from vkbackend.ops_experts import tile_size as tile_size
+from vkbackend.ops_half import mat_mul_coop as mat_mul_coop
+from vkbackend.ops_half import pack_f16 as pack_f16
 from vkbackend.ops_heads import concat as concat
 from vkbackend.ops_heads import mat_heads as mat_heads
 from vkbackend.ops_matrix import MAX_VEC_ROWS as MAX_VEC_ROWS

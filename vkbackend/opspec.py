@@ -84,6 +84,14 @@ OPS: dict[str, OpSpec] = {
             needs="int_dot subgroup_arithmetic full_subgroups",
         ),
         _spec("mat_mul_dot", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN", needs="int_dot"),
+        _spec("pack_f16", "x:r y:w", "k n_rows"),
+        _spec(
+            "mat_mul_coop",
+            "w:r x:r b:r y:w",
+            "k n n_rows y_stride has_bias",
+            "M N K FM FN SM SN LANES",
+            needs="matrix_units full_subgroups",
+        ),
         _spec("rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM"),
         _spec(
             "kv_store",

@@ -134,7 +134,7 @@ class Programs:
         info.stage.pName, info.stage.pSpecializationInfo = name, special
         size = new(
             "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
-            requiredSubgroupSize=device.info.limits["subgroup_size"],
+            requiredSubgroupSize=dict(consts).get("LANES", device.info.limits["subgroup_size"]),
         )
         if "full_subgroups" in OPS[op].needs:
             # Else a subgroup may lack some of the gl_SubgroupSize invocations, and sums over it their parts.

@@ -17,12 +17,17 @@ import tempfile
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vkbackend import env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
+PRIVATE = (
+    ".glslang"  # beside shaders/ in a checkout: a newer one with its own libc, which tools/setup.sh unpacks
+)
+_NEW = 13  # the first glslang with GL_KHR_cooperative_matrix
+_NEEDS_NEW = "API_KHR"  # the define of what is written with it
 TARGET = "vulkan1.1"
 _SPIRV_MAGIC = b"\x03\x02\x23\x07"
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
@@ -46,6 +51,11 @@ def manifest() -> dict[str, dict[str, dict[str, str]]]:
         }
         for op, axes in ops.items()
     }
+
+
+def types_of(op: str) -> frozenset[str]:
+    """The formats of weights that an op has a variant for."""
+    return frozenset(axes["TYPE"] for axes in manifest()[op].values() if "TYPE" in axes)
 
 
 def weight_types() -> tuple[str, ...]:
@@ -89,29 +99,70 @@ def source_key(op: str, variant: str) -> str:
     return digest.hexdigest()
 
 
-@cache
-def compiler_version() -> str | None:
-    """What the compiler prints about itself, or None where there is no compiler."""
-    if not (binary := shutil.which(COMPILER)):
+class Compiler(NamedTuple):
+    """How to call a compiler, and what it prints about itself."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def is_new(self) -> bool:
+        found = re.search(r"Glslang Version: (?:\d+:)?(\d+)", self.version)
+        return found is not None and int(found[1]) >= _NEW
+
+
+def private_tool(name: str) -> tuple[str, ...] | None:
+    """The command of a tool in the private prefix, which its own loader starts, with its own libc."""
+    prefix = shaders_dir().parent / PRIVATE
+    loaders = sorted((prefix / "lib").glob("ld-linux*"))
+    if not loaders or not (prefix / name).exists():
         return None
-    return subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
+    return str(loaders[0]), "--library-path", str(prefix / "lib"), str(prefix / name)
+
+
+@cache
+def compilers() -> tuple[Compiler, ...]:
+    """The compilers that are here: the system's, then the private one."""
+    commands: list[tuple[str, ...]] = []
+    if binary := shutil.which(COMPILER):
+        commands.append((binary,))
+    if private := private_tool("glslang"):
+        commands.append(private)
+    ask = [subprocess.run([*c, "--version"], capture_output=True, text=True, check=False) for c in commands]
+    both = zip(commands, ask, strict=True)
+    return tuple(Compiler(command, done.stdout) for command, done in both if not done.returncode)
+
+
+def compiler_of(op: str, variant: str) -> Compiler | None:
+    """The first compiler that is new enough for the variant."""
+    new = _NEEDS_NEW in defines(op, variant)
+    return next((compiler for compiler in compilers() if compiler.is_new or not new), None)
+
+
+def is_available(op: str, variant: str) -> bool:
+    """Whether the module of a variant is shipped, or can be compiled."""
+    shipped = _shipped_index().get(f"{op}.{variant}") == source_key(op, variant)
+    return shipped or compiler_of(op, variant) is not None
 
 
 def compile_variant(op: str, variant: str) -> bytes:
     """Run the compiler; raises UnsupportedFeature with its output if it is missing or refuses the source."""
     root = shaders_dir()
+    if (compiler := compiler_of(op, variant)) is None:
+        lacks, advice = COMPILER, "install it (Debian/Ubuntu: apt install glslang-tools)"
+        if compilers():
+            lacks, advice = f"{COMPILER} of version {_NEW} or newer", "run tools/setup.sh, which unpacks one"
+        raise UnsupportedFeature(
+            f"shader {op}.{variant} has no compiled form that fits its source and no {lacks} is here: "
+            f"{advice}, or a wheel, which needs none"
+        )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.spv"
-        command = [COMPILER, "-V", "--target-env", TARGET, f"-I{root}"]
+        command = [*compiler.command, "-V", "--target-env", TARGET, f"-I{root}"]
         command += [f"-D{name}=1" for name in defines(op, variant)]
         command += ["-o", str(out), str(root / f"{op}.comp")]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        except FileNotFoundError:
-            raise UnsupportedFeature(
-                f"shader {op}.{variant} has no compiled form that fits its source and no {COMPILER} is here:"
-                " install it (Debian/Ubuntu: apt install glslang-tools), or a wheel, which needs none"
-            ) from None
         except subprocess.TimeoutExpired:
             raise UnsupportedFeature(f"{COMPILER} did not finish {op}.{variant} within 120 s") from None
         if done.returncode or not out.exists():
@@ -126,9 +177,10 @@ def spirv(op: str, variant: str) -> bytes:
     key = source_key(op, variant)
     if _shipped_index().get(f"{op}.{variant}") == key:
         return (_spv_dir() / f"{op}.{variant}.spv").read_bytes()
-    version = compiler_version()
-    cached = env.cache_dir() / "spirv" / f"{op}.{variant}.{_hash(key, version or '')[:32]}.spv"
-    if version is not None and (code := _read_spirv(cached)):
+    compiler = compiler_of(op, variant)
+    name = _hash(key, compiler.version if compiler else "")[:32]
+    cached = env.cache_dir() / "spirv" / f"{op}.{variant}.{name}.spv"
+    if compiler is not None and (code := _read_spirv(cached)):
         return code
     code = compile_variant(op, variant)
     try:
@@ -139,9 +191,11 @@ def spirv(op: str, variant: str) -> bytes:
 
 
 def build(folder: Path) -> int:
-    """Write the SPIR-V of the whole manifest and its index into `folder`; returns the number of modules."""
-    index = {f"{op}.{variant}": source_key(op, variant) for op, variant in variants()}
-    for op, variant in variants():
+    """Write the SPIR-V of the manifest, less what no compiler here is new enough for, and its index into
+    `folder`; returns the number of modules."""
+    able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
+    index = {f"{op}.{variant}": source_key(op, variant) for op, variant in able}
+    for op, variant in able:
         write_atomic(folder / f"{op}.{variant}.spv", spirv(op, variant))
     for stale in folder.glob("*.spv"):
         if stale.stem not in index:

@@ -16,7 +16,8 @@ from vkbackend.tools import cli, tune
 ALL = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
 SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
-GPU = Limits(subgroup_size=32, features=ALL - {"buffer_address"})
+GPU = Limits(subgroup_size=32, features=ALL - {"buffer_address", "matrix_units"})
+UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
 FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
 
@@ -26,7 +27,7 @@ def view(*shape: int, dtype: str = "f32") -> View:
 
 def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
     recording = Recording("choice")
-    x = view(rows, 64, dtype="q8" if ops.reads_q8(limits, rows, dtype) else "f32")
+    x = view(rows, 64, dtype=ops.operand_type(limits, rows, dtype))
     ops.mat(recording, limits, view(64, 64, dtype=dtype), x, view(rows, 64))
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
@@ -41,6 +42,8 @@ def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
         (SWIFTSHADER, "mat_vec", "mat_mul"),
         (GPU, "mat_wave", "mat_tile"),
         (replace(GPU, subgroup_size=8), "mat_vec", "mat_tile"),
+        (UNITS, "mat_wave", "mat_mul_coop"),
+        (replace(UNITS, is_cpu=True), "mat_vec", "mat_mul"),
     ],
 )
 def test_matrix(limits: Limits, few: str, many: str) -> None:
@@ -54,6 +57,7 @@ def test_matrix(limits: Limits, few: str, many: str) -> None:
         (LAVAPIPE, "buffer_address", "mat_vec"),
         (LAVAPIPE, "subgroup_shuffle", "mat_vec"),
         (GPU, "subgroup_arithmetic", "mat_vec"),
+        (UNITS, "subgroup_arithmetic", "mat_vec"),
     ],
 )
 def test_without_a_feature(limits: Limits, off: str, then: str) -> None:

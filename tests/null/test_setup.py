@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("tools/setup.sh", "tools/drivers.sh", "tools/demo.sh", "tools/test.sh", ".ci/run")
+SCRIPTS = (
+    "tools/setup.sh",
+    "tools/drivers.sh",
+    "tools/glslang.sh",
+    "tools/demo.sh",
+    "tools/test.sh",
+    ".ci/run",
+)
 STAMP = ROOT / ".venv" / ".setup-stamp"
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the set-up scripts need bash")
@@ -118,7 +125,7 @@ def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
     checkout, bin_dir = tmp_path / "checkout with space", tmp_path / "bin"
     bin_dir.mkdir()
     (checkout / "tools").mkdir(parents=True)
-    for name in ("setup.sh", "drivers.sh"):
+    for name in ("setup.sh", "drivers.sh", "glslang.sh"):
         shutil.copy(ROOT / "tools" / name, checkout / "tools" / name)
     shutil.copy(ROOT / "pyproject.toml", checkout)
     needed = "bash dirname flock id tr grep mktemp tail sed rm cat env sha256sum head find mkdir sort awk cut"

@@ -1,0 +1,35 @@
+// Cooperative matrices of halves with sums in floats, the same words for both extensions: MATRIX_A [M, K], MATRIX_B
+// [K, N], MATRIX_SUM [M, N] belong to a subgroup and are loaded from QUADs, four halves. The including file declares M, N,
+// K.
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#ifdef API_NV
+#extension GL_NV_cooperative_matrix : require
+#define MATRIX_A fcoopmatNV<16, gl_ScopeSubgroup, M, K>
+#define MATRIX_B fcoopmatNV<16, gl_ScopeSubgroup, K, N>
+#define MATRIX_SUM fcoopmatNV<32, gl_ScopeSubgroup, M, N>
+#define LOAD_ROWS(m, from, at, stride) coopMatLoadNV(m, from, at, stride, false)
+#define LOAD_COLUMNS(m, from, at, stride) coopMatLoadNV(m, from, at, stride, true)
+#define STORE_COLUMNS(m, to, at, stride) coopMatStoreNV(m, to, at, stride, true)
+#define MULTIPLY_ADD(a, b, c) coopMatMulAddNV(a, b, c)
+#define QUAD uvec2
+
+QUAD quad_of(uvec2 words) { return words; }
+
+QUAD quad_of(vec4 v) { return uvec2(packFloat2x16(f16vec2(v.xy)), packFloat2x16(f16vec2(v.zw))); }
+#else
+#extension GL_KHR_cooperative_matrix : require
+#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA>
+#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
+#define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
+#define LOAD_ROWS(m, from, at, stride) coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define LOAD_COLUMNS(m, from, at, stride) coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
+#define STORE_COLUMNS(m, to, at, stride) coopMatStore(m, to, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
+#define MULTIPLY_ADD(a, b, c) coopMatMulAdd(a, b, c)
+#define QUAD f16vec4
+
+QUAD quad_of(uvec2 words) { return f16vec4(unpackFloat2x16(words.x), unpackFloat2x16(words.y)); }
+
+QUAD quad_of(vec4 v) { return f16vec4(v); }
+#endif

@@ -1,0 +1,40 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// Rows of x as halves that no magnitude overflows: y[r] is x[r] / s, s the power of two with max |x[r]| / s in 1..2 (1 for
+// rows with inf or NaN, and of zeros). A row is laid out as in lib/half_rows.glsl. One workgroup per row.
+#include "lib/types.glsl"
+#include "lib/half.glsl"
+#include "lib/half_rows.glsl"
+
+layout(push_constant) uniform Push {
+    uint x_off, y_off;
+    uint k, n_rows;
+};
+layout(set = 0, binding = 0) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1) writeonly buffer Y { uint y[]; };
+
+shared uint top; // bits of the largest magnitude, which are ordered as the magnitudes are
+
+float at(uint row, uint i) { return i < k ? x[x_off + row * k + i] : 0.0; }
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint row = group_index();
+    if (row >= n_rows) return;
+    if (thread == 0) top = 0;
+    barrier();
+    uint own = 0;
+    for (uint i = thread; i < k; i += LOCAL) own = max(own, floatBitsToUint(x[x_off + row * k + i]) & 0x7FFFFFFFu);
+    atomicMax(top, own);
+    barrier();
+
+    const bool scaled = top != 0 && top < 0x7F800000u;
+    const uint exponent = scaled ? clamp(top >> 23, 1u, 253u) : 127u; // so that its reciprocal is normal, too
+    const float scale = uintBitsToFloat((254u - exponent) << 23);
+    const uint begin = y_off + row * half_row_words(k);
+    for (uint word = thread; word < half_words(k); word += LOCAL) {
+        const uint low = half_bits(at(row, 2 * word) * scale);
+        y[begin + word] = low | (half_bits(at(row, 2 * word + 1) * scale) << 16);
+    }
+    if (thread < 4) y[begin + half_words(k) + thread] = thread == 0 ? exponent << 23 : 0u;
+}

@@ -1,0 +1,38 @@
+# Unpacks a glslang that knows GL_KHR_cooperative_matrix into .glslang/, where the system's does not; sourced by
+# setup.sh after drivers.sh, whose private apt it uses. With it come spirv-val and the libc they were linked with: their
+# own loader starts them (vkbackend/shaderlib.py), so that the system's libc may be older.
+
+glslang_dir=$root/.glslang
+glslang_suite=trixie  # the first Debian release whose glslang (15) is new enough, for those before it
+
+# glslang_major COMMAND...: the major version it prints.
+glslang_major() { "$@" --version 2>/dev/null | sed -n 's/^Glslang Version: \([0-9]*:\)\?\([0-9]*\)\..*/\2/p'; }
+
+unpack_glslang() {
+    local major work uri codename found="" lib name
+    major=$(glslang_major glslangValidator) || true
+    [ "${major:-0}" -ge 13 ] && return 0
+    [ -x "$glslang_dir/glslang" ] && return 0
+    [ "$(. /etc/os-release && echo "$ID")" = debian ] || return 0
+    step "unpacking a newer glslang into .glslang/ (for the shaders of matrix units)"
+    mkdir -p "$glslang_dir"
+    work=$(mktemp -d "$glslang_dir/work.XXXXXX")
+    while read -r uri codename; do
+        if (private_apt "$work" "$uri" "$glslang_suite"); then found=yes && break; fi
+    done < <(mirrors)
+    if [ -n "$found" ] &&
+        (export APT_CONFIG=$work/apt.conf && fetch "$work" glslang-tools spirv-tools libc6 libstdc++6 libgcc-s1); then
+        rm -rf "$glslang_dir/lib" && mkdir -p "$glslang_dir/lib"
+        lib=$(dirname "$(find "$work/root/usr/lib" -name libc.so.6 | head -n 1)")
+        for name in "$lib"/ld-linux* "$lib"/lib{c,m,stdc++,gcc_s}.so.[0-9]*; do
+            [ -L "$name" ] || [ -n "${name##*libstdc++.so.6.*}" ] || continue
+            cp -L "$name" "$glslang_dir/lib/"
+        done
+        cp "$work/root/usr/bin/spirv-val" "$glslang_dir/"
+        cp "$work/root/usr/bin/glslang" "$glslang_dir/glslang.new"
+        mv "$glslang_dir/glslang.new" "$glslang_dir/glslang"  # last: its presence says that all is there
+    else
+        step "left out the newer glslang: no mirror answers with $glslang_suite; matrix units stay unused"
+    fi
+    rm -rf "$work"
+}

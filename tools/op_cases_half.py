@@ -1,0 +1,115 @@
+"""Test cases of the ops in half precision, as op_cases.py, whose lists include these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend import ops, reference
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording
+from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
+
+
+def packed(x: np.ndarray) -> Tensor:
+    """f32 rows as f16s."""
+    raw = np.zeros((len(x), row_nbytes("f16s", x.shape[1])), np.uint8)
+    reference.pack_f16(x, raw, k=x.shape[1], n_rows=len(x))
+    return Tensor(x.shape, "f16s", raw)
+
+
+@dataclass(frozen=True)
+class PackF16(Case):
+    """Rows of all magnitudes; with `special` of zeros, with NaN and inf, of the largest and least floats."""
+
+    tolerance: ClassVar[float] = 0.0
+    k: int = 64
+    rows: int = 1
+    special: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = rng.uniform(-1, 1, (self.rows, self.k)).astype(np.float32)
+        x *= np.exp2(rng.integers(-100, 100, (self.rows, 1))).astype(np.float32)
+        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # down to no half
+        if self.special:
+            x[0], x[1, 5], x[2] = 0, np.nan, rng.uniform(-1e6, 1e6, self.k)
+            x[2, 7], x[3], x[4] = -np.inf, 3.4e38, 2e-38
+            x[5] = 1 + np.exp2(-11) * np.arange(self.k)  # ties
+        tensors = {"x": Tensor(x.shape, "f32", x), "y": Tensor(x.shape, "f16s", written=True)}
+        return Setup(tensors, lambda rec, limits, v: ops.pack_f16(rec, limits, v["x"], v["y"]))
+
+
+@dataclass(frozen=True)
+class MatMulCoop(Case):
+    """w [n, k] by x f16s [rows, k] (+ a bias); `pad` elements lie between the rows of y. The magnitudes of x
+    are those of `span`, and rows differ by powers of two."""
+
+    tolerance: ClassVar[float] = 1e-6
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_coop"].needs
+    type: str = "f32"
+    n: int = 16
+    k: int = 64
+    rows: int = 9
+    pad: int = 0
+    bias: bool = False
+    nan: bool = False
+    span: float = 1.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        stride = self.n + self.pad
+        x = uniform(rng, self.rows, self.k, span=self.span).raw
+        assert x is not None
+        x *= np.exp2(rng.integers(-3, 4, (self.rows, 1))).astype(np.float32)
+        if self.nan:
+            x[-1, rng.integers(0, self.k)] = np.nan
+        tensors = {
+            "w": weights(rng, self.type, self.n, self.k),
+            "x": packed(x),
+            "y": output(self.rows * stride),
+        }
+        if self.bias:
+            tensors["bias"] = uniform(rng, self.n)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            self.op(rec, limits, v["w"], v["x"], v["y"], bias=v.get("bias"), y_stride=stride)
+
+        return Setup(tensors, record)
+
+    @property
+    def op(self) -> Callable[..., None]:
+        return ops.mat_mul_coop
+
+
+def quick() -> list[Case]:
+    return [
+        PackF16(1),
+        PackF16(67, 9, special=True),
+        PackF16(2048, 2),
+        MatMulCoop("f32", 1, 1, 1),
+        MatMulCoop("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
+        MatMulCoop("q8_0", 129, 96, 65, nan=True),
+    ]
+
+
+def wide(kind: str) -> list[Case]:
+    """Around the sizes of tiles, and of real models, for one type of weights."""
+    block = block_of(kind)[0]
+    k = 288 if 288 % block == 0 else 3 * block
+    return [
+        *(MatMulCoop(kind, n, k, rows, bias=True) for n in (63, 65) for rows in (15, 16, 17, 31, 33)),
+        MatMulCoop(kind, 64, 4096, 128, span=1e-6),
+        MatMulCoop(kind, 4097, k, 129),  # tiles of 128 x 128
+    ]
+
+
+def some_of_gpus(kind: str, k: int) -> list[Case]:
+    """One case of every op that CPUs leave to GPUs."""
+    return [MatMulCoop(kind, 3, k)]
+
+
+def bench(kind: str) -> list[Case]:
+    return [MatMulCoop(kind, 3072, 1024, rows) for rows in (16, 128, 512)]
