@@ -123,7 +123,9 @@ class Device(ABC):
         """Release everything; `counts` is empty afterwards."""
 
     def replay(self, executable: Executable) -> None:
-        """Run an executable and wait for its end: for tests, loading and measurements, never for a step."""
+        """Run an executable and wait for its end: for tests, loading and measurements, never for a step.
+
+        Raises Timeout, after which the device is good for nothing but to be closed."""
         try:
             self.queue.submit(executable, 0, executable.n_segments)
             self.queue.allow(self.queue.submitted)
