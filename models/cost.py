@@ -17,11 +17,13 @@ from vkbackend.meta.balance import Cost, Shares
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, bucket, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
+from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.tensor import Graph, Weight
 from vkbackend.models.base import LayerCache, LayerMemory, LayerState, Model, Weights
 from vkbackend.models.layout import Layout, Options, lay_out, sizes, weight_nbytes
 from vkbackend.ops import MAX_TOP_K
+from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
 
 # Below it whole rows of logits cost the host less than another dispatch costs a device.
@@ -82,6 +84,12 @@ def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
 
 
 # ---- the traced step ----
+
+
+def in_halves(devices: Sequence[Device], options: Options) -> bool:
+    """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged: where
+    devices are real and several."""
+    return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
 def step_shape(

@@ -19,10 +19,9 @@ from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
-from vkbackend.meta.speed import resource_of
 from vkbackend.models.base import Weights
 from vkbackend.models.control_vectors import marked, read_control_vectors
-from vkbackend.models.cost import cost_function, step_shape, step_sizes
+from vkbackend.models.cost import cost_function, in_halves, step_shape, step_sizes
 from vkbackend.models.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.kv_cache import KVCache
@@ -161,7 +160,10 @@ class Runner:
         model, mesh, n = self.model, self.mesh, len(self.mesh.devices)
         self.layout = layout = lay_out(model, types, n, options)
         limits = [device.limits for device in mesh.devices]
-        shape = self._shape = step_shape(model, layout, options, self.n_ubatch, self._halves())
+        halves = in_halves(mesh.devices, options)
+        if self._interleave is not None and n > 1 and options.split_mode == "tensor":
+            halves = self._interleave
+        shape = self._shape = step_shape(model, layout, options, self.n_ubatch, halves)
         steps = step_sizes(model, layout, limits, shape, **mesh.how)
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
         sizes = sizes_with(model, types, mesh.devices, steps, mesh.wanted)
@@ -247,15 +249,6 @@ class Runner:
         rope = {name: table[:n_rows] for name, table in self._rope_rows.items()}
         self.mesh.write_step(self._params, rope, second)
         self.mesh.run(step)
-
-    def _halves(self) -> bool:
-        """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged:
-        where devices are real and several."""
-        devices = self.mesh.devices
-        if len(devices) == 1 or self.options.split_mode != "tensor":
-            return False
-        several = len({resource_of(device) for device in devices}) > 1
-        return several if self._interleave is None else self._interleave
 
     def resumable(self, n_stored: int) -> int:
         """The first position at which a sequence can go on after `n_stored` positions of it were written."""

@@ -79,9 +79,9 @@ def tell_notes(notes: Iterable[str], err: Console) -> None:
 
 
 @contextmanager
-def byte_progress(out: Console, what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for bytes; yields the function to call with (done, in all)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=out, transient=True) as bar:
+def byte_progress(out: Console, what: str, *, keep: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for bytes; yields the function to call with (done, in all). With `keep` it stays."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
+    with Progress(*columns, TransferSpeedColumn(), console=out, transient=not keep) as bar:
         task = bar.add_task(printable(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,7 +7,6 @@ that comes with the package is used.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.arguments import device_list, finite_number, whole_number
+from vkbackend.models.arguments import device_list, whole_number
 from vkbackend.models.llm import HOST, LLM
 from vkbackend.models.sampling import SamplingParams
-from vkbackend.tools.console import MIB, console, printable, table, tell_notes, write_json
+from vkbackend.tools.console import MIB, byte_progress, console, printable, table, tell_notes, write_json
 from vkbackend.tools.control_vectors import add_control_arguments, control_of
+from vkbackend.tools.device_flags import add_device_arguments, parse_split
 from vkbackend.tools.devices import device_table, present
 from vkbackend.tools.placement import add_placement_arguments, placement_of
 
@@ -50,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens to generate at most; -1: until the model ends or the context is full (default: -1)",
     )
+    add("-c", "--ctx-size", type=int, default=512, metavar="N",
+        help="context size in tokens; 0: the model's own (default: 512)")  # fmt: skip
     add("--ignore-eos", action="store_true", help="go on after the model's end-of-text token")
     add("--json", action="store_true",
         help="print one JSON object instead of the text: text, tokens, prompt_tokens, finish_reason, seed, "
@@ -97,47 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling("-s", "--seed", type=int, default=-1, metavar="N",
              help="seed of the random numbers; -1: a random one, shown at the end (default: -1)")  # fmt: skip
 
-    devices = parser.add_argument_group("devices and memory").add_argument
-    devices(
-        "-dev",
-        "--device",
-        metavar="LIST",
-        help="devices that share the model, comma-separated: indices, UUIDs or names as `vkbackend devices` "
-        "shows them; one may be given several times; numpy: the host itself, slowly, without Vulkan "
-        "(default: the best device)",
-    )
-    devices(
-        "-ts",
-        "--tensor-split",
-        metavar="LIST",
-        help="the share of each device, in any unit, such as 3,1; auto: measure the devices once and balance "
-        "their time (default: auto where devices differ, else equal)",
-    )
-    devices(
-        "-c",
-        "--ctx-size",
-        type=int,
-        default=512,
-        metavar="N",
-        help="context size in tokens; 0: the model's own (default: 512)",
-    )
-    devices(
-        "-ub",
-        "--ubatch-size",
-        type=int,
-        default=512,
-        metavar="N",
-        help="tokens of the prompt computed at once, 1..512 (default: 512)",
-    )
-    devices(
-        "-ctk",
-        "--cache-type-k",
-        default="f16",
-        metavar="TYPE",
-        help="type of the K cache: f32, f16, bf16, q8_0, q4_0 (default: f16)",
-    )
-    devices("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
-            help="type of the V cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
+    add_device_arguments(parser)
     add_placement_arguments(parser)
     add_control_arguments(parser)
 
@@ -158,23 +119,6 @@ def read_prompt(args: argparse.Namespace) -> str:
         raise InvalidArgument(
             f"the prompt file {args.file!r} cannot be read: {error}; give a UTF-8 text"
         ) from None
-
-
-def parse_split(text: str | None) -> list[float] | str | None:
-    """ "3,1" (also "3/1" and "3:1") as numbers, "auto" as it is."""
-    if text is None or text == "auto":
-        return text
-    return [
-        finite_number("--tensor-split", part, 0, float("inf"))
-        for part in map(to_float, re.split("[,/:]", text))
-    ]
-
-
-def to_float(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def chosen_devices(
@@ -200,9 +144,7 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
     if path is None:
         path = demo_model()
         err.print("no model given (-m): using the embedded demo model", style="yellow")
-    columns = TextColumn("loading"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
-    with Progress(*columns, console=err) as bar:
-        task = bar.add_task("loading", total=None)
+    with byte_progress(err, "loading", keep=True) as progress:
         return LLM(
             path,
             devices=words,
@@ -211,7 +153,7 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
             n_ubatch=args.ubatch_size,
             type_k=args.cache_type_k,
             type_v=args.cache_type_v,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
             **placement_of(args),
             **control_of(args),
         )

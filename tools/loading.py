@@ -13,7 +13,7 @@ from vkbackend.models.llm import unlike
 from vkbackend.models.runner import Runner
 from vkbackend.tools.console import byte_progress, console, tell_notes
 from vkbackend.tools.control_vectors import add_control_arguments, control_of
-from vkbackend.tools.generate import parse_split
+from vkbackend.tools.device_flags import add_device_arguments, parse_split
 from vkbackend.tools.placement import add_placement_arguments, placement_of
 from vkbackend.tools.synthetic import SHAPES, Synthetic
 
@@ -32,18 +32,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
             help="a model of a real shape with random weights instead of a file, such as llama-8b:Q4_0; "
             f"shapes: {', '.join(SHAPES)}; may be given several times",
         )
-    add("-dev", "--device", metavar="LIST",
-        help="devices that share the model, comma-separated; one may be given several times "
-        "(default: the best device)")  # fmt: skip
-    add("-ts", "--tensor-split", metavar="LIST",
-        help="the share of each device, in any unit, such as 3,1, or auto: balanced by measured speed "
-        "(default: auto where devices differ, else equal)")  # fmt: skip
-    add("-ub", "--ubatch-size", type=int, default=512, metavar="N",
-        help="rows of one step, at most 512 (default: 512)")  # fmt: skip
-    add("-ctk", "--cache-type-k", default="f16", metavar="TYPE",
-        help="type of the K cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
-    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
-        help="type of the V cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
+    add_device_arguments(parser)
     add_placement_arguments(parser)
     add_control_arguments(parser)
 

@@ -21,7 +21,7 @@ from vkbackend.meta.reduce import Reduce, check_provider
 from vkbackend.meta.split import Kind
 from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.base import Model
-from vkbackend.models.cost import cost_function, cost_of, step_shape, step_sizes, trace_reduces
+from vkbackend.models.cost import cost_function, cost_of, in_halves, step_shape, step_sizes, trace_reduces
 from vkbackend.models.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.layout import Layout, Options, lay_out, weight_nbytes
@@ -31,7 +31,7 @@ from vkbackend.models.runner import checked_options, open_devices, with_a_share
 from vkbackend.models.tensors import check_weights, notes
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
-from vkbackend.tools.generate import parse_split
+from vkbackend.tools.device_flags import add_device_arguments, parse_split
 from vkbackend.tools.placement import add_placement_arguments, placement_of
 
 HELP = "Show how a model would be split over devices"
@@ -49,29 +49,12 @@ DIMS = {  # of a plan, and what they are called
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", "--model", metavar="FILE", required=True, help="the model, a .gguf file")
-    add(
-        "-dev",
-        "--device",
-        metavar="LIST",
-        help="devices that share the model, comma-separated; one may be given several times "
-        "(default: the best device)",
-    )
-    add(
-        "-ts",
-        "--tensor-split",
-        metavar="LIST",
-        default=AUTO,
-        help="the share of each device, in any unit, such as 3,1, or auto: balanced by measured speed "
-        "(default: auto)",
-    )
     add("-c", "--ctx-size", type=int, default=512, metavar="N",
         help="context size in tokens; 0: the model's own (default: 512)")  # fmt: skip
-    add("-ctk", "--cache-type-k", default="f16", metavar="TYPE",
-        help="type of the K cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
-    add("-ctv", "--cache-type-v", default="f16", metavar="TYPE",
-        help="type of the V cache: f32, f16, bf16, q8_0, q4_0 (default: f16)")  # fmt: skip
     add("--json", action="store_true",
         help="print one JSON object: plan, devices and totals (bytes), traffic, prediction (ms)")  # fmt: skip
+    add_device_arguments(parser, shares=AUTO)
+    parser.set_defaults(tensor_split=AUTO)
     add_placement_arguments(parser)
 
 
@@ -129,7 +112,7 @@ def report(args: argparse.Namespace) -> Report:
     exact = placement.pop("exact") or env.exact()
     placement.pop("submit_ahead")  # it changes no byte and no exchange
     options = checked_options(
-        512,
+        args.ubatch_size,
         {
             "tensor_split": None if auto else share_list(parse_split(args.tensor_split), words),
             "n_ctx": args.ctx_size,
@@ -163,7 +146,7 @@ def _report(
     provider: str,
 ) -> Report:
     limits, budgets = [device.limits for device in devices], budgets_of(devices)
-    cost = cost_function(model, types, options, limits)
+    cost = cost_function(model, types, options, limits, options.n_ubatch)
     if auto:
         prediction = auto_split(devices, cost, budgets)
         options = replace(options, tensor_split=prediction.tensor_split)
@@ -173,13 +156,13 @@ def _report(
     layout = lay_out(model, types, len(devices), options)
     reduces = trace_reduces(model, layout, options, limits, wire=wire)
 
-    shape = step_shape(model, layout, options, 512)
+    shape = step_shape(model, layout, options, options.n_ubatch, in_halves(devices, options))
     steps = step_sizes(model, layout, limits, shape, wire=wire)
     planned = sizes_with(model, types, devices, steps, provider)
     if options.fit_layers:
         options = with_fitting_layers(devices, options, planned, model.n_layer)
         layout = lay_out(model, types, len(devices), options)
-        cost = cost_function(model, types, options, limits)
+        cost = cost_function(model, types, options, limits, options.n_ubatch)
         prediction = predict(devices, prediction.tensor_split, cost, budgets)
     misfit = ""
     try:
