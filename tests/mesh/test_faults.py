@@ -23,6 +23,10 @@ from vkbackend.recording import Recording
 from vkbackend.step import Run
 
 TWO = [for_every_runtime(p) if p.id == "0,0" else p for p in MULTI if p.id in ("0,0", "0,1")]
+THREE = [
+    pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.wide]) for p in MULTI if p.id == "0,0,0"
+]
+SETS = TWO + THREE
 
 
 def step(runner: Runner, pos: int = 0) -> np.ndarray:
@@ -47,7 +51,7 @@ def works_again(shared: Path, devices: list[str]) -> None:
 
 @pytest.mark.native  # the kompute runtime has its own: its devices wait for nothing
 @pytest.mark.usefixtures("hurry")
-@pytest.mark.parametrize("devices", TWO)
+@pytest.mark.parametrize("devices", SETS)
 def test_device_that_stops_answering(
     shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +77,7 @@ def test_device_that_stops_answering(
     assert stuck.queue.wait(stuck.queue.submitted, 10)
 
 
-@pytest.mark.parametrize("devices", TWO)
+@pytest.mark.parametrize("devices", SETS)
 def test_lost_device(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(shared, devices)
     step(runner)
@@ -93,7 +97,7 @@ def test_lost_device(shared: Path, devices: list[str], monkeypatch: pytest.Monke
     works_again(shared, devices)
 
 
-@pytest.mark.parametrize("devices", TWO)
+@pytest.mark.parametrize("devices", SETS)
 def test_interrupt_in_the_middle_of_a_step(
     shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +152,7 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing(shared: Path, devices: li
     runner.close()
 
 
-@pytest.mark.parametrize("devices", TWO)
+@pytest.mark.parametrize("devices", SETS)
 @pytest.mark.parametrize(
     ("call", "nth", "result", "error"),
     [
@@ -173,7 +177,7 @@ def test_injected_fault(
     shared: Path, devices: list[str], call: str, nth: int, result: str, error: type[VkbackendError]
 ) -> None:
     """At plan, load, compile, submit or wait: the typed error, everything released, the process usable."""
-    name = "Vulkan0.1" if devices == ["0", "0"] else "Vulkan1"
+    name = "Vulkan1" if "1" in devices else "Vulkan0.1"
     runner = None
     began = time.monotonic()
     with faults.inject(faults.Fault(name, call, nth, result)), pytest.raises(error, match=name):

@@ -96,10 +96,11 @@ def test_sums_are_exact_in_slot_order(n: int, writers: list[int], provider: str,
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 @pytest.mark.parametrize("wire", ["f32", "bf16"])
 @pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("n_runs", [100, pytest.param(1000, marks=pytest.mark.wide)])
 def test_bit_equal_over_many_runs_with_delays(
-    provider: str, wire: str, monkeypatch: pytest.MonkeyPatch
+    provider: str, wire: str, n_runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 runs of 10 chained reduces, each device held back for a random moment before it may go on."""
+    """Runs of 10 chained reduces, each device held back for a random moment before it may go on."""
     devices = open_devices(["0", "0", "0"])
     summed = Sum(devices, [0, 1, 2], 10, provider=provider, wire=wire)
     rng, delay = np.random.default_rng(3), random.Random(4)
@@ -117,7 +118,7 @@ def test_bit_equal_over_many_runs_with_delays(
     exact = [expected(values[i], [0, 1, 2]) for i in range(10)]
     want = exact if wire == "f32" else [results[0] for results in summed.run()]
     assert all(np.abs(w - e).max() <= 3 * 2**-9 for w, e in zip(want, exact, strict=True))
-    for _ in range(100):
+    for _ in range(n_runs):
         for results, right in zip(summed.run(), want, strict=True):
             assert all(np.array_equal(r, right) for r in results)
     summed.mesh.close()

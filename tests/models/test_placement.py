@@ -83,6 +83,35 @@ def test_host_placement_on_vulkan(shared: Path, options: dict[str, Any]) -> None
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
 
+PLACED = {  # what llama.cpp's users place on the host
+    "attention": "attn_", "ffn": r"ffn_(up|gate|down)\.", "experts": "_exps", "output": "^output",
+    "embedding": "token_embd",
+}  # fmt: skip
+ON_VULKAN: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {"override_tensor": ((pattern, "CPU"),)}) for kind, pattern in PLACED.items()),
+    *((f"-ngl {n}", {"n_gpu_layers": n}) for n in (0, 1, 3, 6)),
+    ("-nkvo", {"kv_offload": False}),
+]
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(len(device_infos()) < 2, reason="needs devices of two drivers")
+@pytest.mark.parametrize(("kind", "options"), ON_VULKAN, ids=[kind for kind, _ in ON_VULKAN])
+@pytest.mark.parametrize("devices", ["0", "0,0", "0,0,0", "0,1", "0,0,0,0,0", "0,0,0,0,0,0,0,0"])
+def test_every_placement_on_every_number_of_devices(
+    shared: Path, kind: str, options: dict[str, Any], devices: str
+) -> None:
+    """The logits of one device with everything on it; between two drivers the last bits differ."""
+    name = "stories260K-moe8x-Q4_0" if kind == "experts" else "stories260K-F32"
+    if (key := f"Vulkan {name}") not in _reference:
+        _reference[key] = run(shared, ["0"], name)[0]
+    want = _reference[key]
+    logits, runner = run(shared, devices.split(","), name, **options)
+    assert nmse(logits, want) <= (1e-6 if "1" in devices else 1e-9)
+    if kind not in ("embedding", "-ngl 6"):  # an own copy of the table is there anyway; 6 are all
+        assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("options", "n"),
     [
