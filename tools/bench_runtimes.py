@@ -1,8 +1,9 @@
 """Native against Kompute on one device in one run: `python -m vkbackend.tools.bench_runtimes -m model.gguf`.
 
 Prints the Markdown tables of docs/runtimes.md: per dispatch (a chain of tiny dependent ones), per op, per
-token and per all-reduce on one, two and three logical devices, and memory. Times are the best of their
-repeats, the runtimes taking turns. Needs kp: .venv-kompute.
+token and per all-reduce on one, two and three logical devices, and memory. The runtimes take turns, repeat by
+repeat, and the least time of each counts: other work on the machine can only add to it. The median beside it
+tells how much there was. Needs kp: .venv-kompute.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import os
 import re
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,19 +21,24 @@ from pathlib import Path
 
 from vkbackend import env, ops
 from vkbackend.buffer import Home, View
+from vkbackend.errors import VkbackendError
+from vkbackend.models.arguments import whole_number
+from vkbackend.models.memory_report import HOMES
 from vkbackend.models.runner import Runner, open_devices
 from vkbackend.opspec import OPS
 from vkbackend.recording import Recording, derive_barriers
-from vkbackend.runtime import Device
-from vkbackend.runtimes import RUNTIMES
+from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run
 from vkbackend.tools.bench_ops import time_case
+from vkbackend.tools.console import printable
 from vkbackend.tools.generate import demo_model
 from vkbackend.tools.op_cases import CASES
 
 # Small shapes, so that a software driver's arithmetic does not hide the cost of a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
 CHAIN = 64
+ROUNDS = 4  # in which the runtimes take turns at an op
+N_CTX = 128
 # The runtimes, and between them the native one with the shaders that kompute runs.
 WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "kompute"}
 
@@ -65,24 +72,15 @@ def opened(spec: str, way: str) -> Iterator[Device]:
         device.close()
 
 
-def chain_us(device: Device, dependent: bool, repeats: int) -> float:
-    """Microseconds per dispatch of copies of one word: each needs the one before, or none does."""
+def chain(device: Device, dependent: bool) -> Executable:
+    """Copies of a few words: each needs the one before, or none does."""
     a, b = (View(device.buffer(256 * CHAIN, Home.SCRATCH, name), 0, (CHAIN, 64), "u32") for name in "ab")
     recording = Recording("chain")
     for i in range(CHAIN):
         row = 0 if dependent else i
         src, dst = (b, a) if dependent and i % 2 else (a, b)
         ops.copy_words(recording, device.limits, src.rows(row, row + 1), dst.rows(row, row + 1))
-    executable = device.build(derive_barriers(recording))
-    seconds = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        device.replay(executable)
-        seconds.append(time.perf_counter() - began)
-    executable.close()
-    for view in (a, b):
-        device.free(view.buffer)  # type: ignore[arg-type]
-    return 1e6 * min(seconds[1:]) / CHAIN
+    return device.build(derive_barriers(recording))
 
 
 def children_nbytes() -> int:
@@ -97,7 +95,7 @@ def children_nbytes() -> int:
 @contextmanager
 def loaded(path: str, devices: Sequence[str], way: str) -> Iterator[Runner]:
     with portable(way):
-        runner = Runner(path, devices=devices, n_ctx=128, n_ubatch=8, runtime=WAYS[way])
+        runner = Runner(path, devices=devices, n_ctx=N_CTX, n_ubatch=8, runtime=WAYS[way])
     try:
         yield runner
     finally:
@@ -113,13 +111,28 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 
 def dispatches(spec: str, repeats: int) -> None:
-    rows = []
-    for runtime in RUNTIMES:
-        for order in ("word", "submit") if runtime == "kompute" else ("",):
-            with variable(env.KOMPUTE_ORDER, order), opened(spec, runtime) as device:
-                name = f"{runtime}, {order}" if order else runtime
-                rows.append((name, chain_us(device, False, repeats), chain_us(device, True, repeats)))
-    table("us per dispatch", ("runtime", "independent", "dependent"), rows)
+    chains: dict[str, tuple[Device, list[Executable]]] = {}
+    with ExitStack() as stack:
+        for name, order in (("native", ""), ("kompute, word", "word"), ("kompute, submit", "submit")):
+            device = stack.enter_context(opened(spec, name.partition(",")[0]))
+            with variable(env.KOMPUTE_ORDER, order):
+                chains[name] = device, [chain(device, dependent) for dependent in (False, True)]
+        us: dict[str, list[list[float]]] = {name: [[], []] for name in chains}
+        for _ in range(1 + 5 * repeats):
+            for name, (device, pair) in chains.items():
+                for executable, took in zip(pair, us[name], strict=True):
+                    began = time.perf_counter()
+                    device.replay(executable)
+                    took.append(1e6 * (time.perf_counter() - began) / CHAIN)
+        for _, pair in chains.values():
+            for executable in pair:
+                executable.close()
+    rows = [(name, *(x for took in pair for x in least_and_median(took[1:]))) for name, pair in us.items()]
+    table("us per dispatch", ("runtime", "independent", "(median)", "dependent", "(median)"), rows)
+
+
+def least_and_median(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), statistics.median(values)
 
 
 def per_op(spec: str, pattern: str, repeats: int) -> None:
@@ -128,7 +141,10 @@ def per_op(spec: str, pattern: str, repeats: int) -> None:
     with ExitStack() as stack:
         devices = [stack.enter_context(opened(spec, way)) for way in WAYS]
         for case in cases:
-            us = [min(time_case(device, case, repeats, 2.0).us_min for _ in range(2)) for device in devices]
+            rounds = [
+                [time_case(device, case, repeats, 2.0).us_min for device in devices] for _ in range(ROUNDS)
+            ]
+            us = [min(of_device) for of_device in zip(*rounds, strict=True)]
             rows.append((f"`{case!r}`", *us, us[2] / us[1]))
     table("us per op", ("case", *WAYS, "ratio of the last two"), rows)
 
@@ -150,14 +166,16 @@ def per_token(path: str, spec: str, counts: Sequence[int], n_tokens: int) -> Non
                     of_reduce.append((so_far - before) / max(after - reduces, 1))
             processes = 0.0, 0.0, children_nbytes() / 2**20
             for r, way in enumerate(WAYS):
-                buffers = sum(sum(device.nbytes.values()) for device in runners[r].mesh.devices) / 2**20
-                us = 1e6 * min(reduce_s[r][1:])
-                rows.append((n, way, 1e3 * min(seconds[r][1:]), us, buffers, processes[r]))
+                buffers = sum(row[home] for row in runners[r].memory() for home in HOMES) / 2**20
+                ms, us = ([1e3 * s for s in seconds[r][1:]], [1e6 * s for s in reduce_s[r][1:]])
+                rows.append((n, way, *least_and_median(ms), *least_and_median(us), buffers, processes[r]))
     columns = (
         "devices",
         "runtime",
         "ms per token",
+        "(median)",
         "us per reduce",
+        "(median)",
         "MiB of buffers",
         "MiB of worker processes",
     )
@@ -176,10 +194,19 @@ def main() -> int:
         "--case", default=OP_CASES, metavar="REGEX", help="op cases; the last of each op is timed"
     )
     args = parser.parse_args()
+    try:
+        measure(args)
+    except VkbackendError as error:
+        sys.exit(f"error: {printable(str(error))}")
+    return 0
+
+
+def measure(args: argparse.Namespace) -> None:
+    whole_number("-n", args.n, 1, N_CTX - 1)
+    whole_number("--repeats", args.repeats, 1, 1000)
     dispatches(args.device, args.repeats)
     per_op(args.device, args.case, args.repeats)
     per_token(args.model, args.device, (1, 2, 3), args.n)
-    return 0
 
 
 if __name__ == "__main__":
