@@ -7,6 +7,8 @@ exists only while there is something to load. Runtimes say how bytes get from bu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from vkbackend.memory import ALIGN
 from vkbackend.recording import HOST_HOMES
 from vkbackend.runtime import Device
 
-UPLOAD_NBYTES = 16 << 20
+UPLOAD_NBYTES = 32 << 20  # two halves
 
 
 class Transfers(ABC):
@@ -25,6 +27,7 @@ class Transfers(ABC):
     def __init__(self, device: Device) -> None:
         self._device = device
         self._upload: Buffer | None = None
+        self._thread: ThreadPoolExecutor | None = None
 
     def write(self, view: View, data: np.ndarray) -> None:
         buffer = view.buffer
@@ -37,19 +40,23 @@ class Transfers(ABC):
             copy_into(target.view(data.dtype).reshape(data.shape), data)
             self._device.flush(buffer)
             return
+        upload, half = self._upload_buffer(), UPLOAD_NBYTES // 2
+        offset, sent = view.offset, None
+        for i, piece in enumerate(_pieces(data, half)):
+            at = i % 2 * half  # while one half is copied on, the other is filled
+            filled = self._filler().submit(copy_into, upload.host[at : at + piece.size], piece)
+            if sent:
+                self._send(*sent)
+            sent = filled, at, buffer, offset, piece.size
+            offset += piece.size
+        if sent:
+            self._send(*sent)
+
+    def _send(self, filled: Future[None], at: int, buffer: Buffer, offset: int, nbytes: int) -> None:
         upload = self._upload_buffer()
-        flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
-        # 4 rows of any format are whole words, and some runtimes copy nothing smaller.
-        rows = max(4, UPLOAD_NBYTES // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1
-        offset = view.offset
-        for begin in range(0, flat.shape[0], rows):
-            raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)
-            for at in range(0, raw.size, UPLOAD_NBYTES):
-                piece = raw[at : at + UPLOAD_NBYTES]
-                copy_into(upload.host[: piece.size], piece)
-                self._device.flush(upload)
-                self._copy(upload, 0, buffer, offset, piece.size)
-                offset += piece.size
+        filled.result()
+        self._device.flush(upload)
+        self._copy(upload, at, buffer, offset, nbytes)
 
     def read(self, view: View) -> np.ndarray:
         buffer = view.buffer
@@ -72,8 +79,16 @@ class Transfers(ABC):
             self._upload = self._device.buffer(UPLOAD_NBYTES + ALIGN, Home.STAGING, "upload")
         return self._upload
 
+    def _filler(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "vkbackend-upload")
+        return self._thread
+
     def drop_upload(self) -> None:
         """Free the upload staging once loading is over."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
         if self._upload is not None:
             self._device.free(self._upload)
             self._upload = None
@@ -85,3 +100,14 @@ class Transfers(ABC):
     @abstractmethod
     def _order(self) -> None:
         """Order the host behind all writes of the device."""
+
+
+def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
+    """The bytes of an array in order, uint8 [up to `nbytes`], each piece but the last of whole words."""
+    flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
+    # 4 rows of any format are whole words, and some runtimes copy nothing smaller.
+    rows = max(4, nbytes // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1
+    for begin in range(0, flat.shape[0], rows):
+        raw = np.ascontiguousarray(flat[begin : begin + rows]).reshape(-1).view(np.uint8)
+        for at in range(0, raw.size, nbytes):
+            yield raw[at : at + nbytes]
