@@ -22,7 +22,7 @@ from vkbackend.tools.synthetic import Synthetic
 from vkbackend.tools.timing import Test, Timer, Timing
 
 WORKER = "vkbackend.tools.llama_cpp_worker"
-WAIT_S = 600.0  # for one answer: loading a model, or one run of a test
+WAIT_S = 1800.0  # for one answer: a model loaded, or a test run; software devices compile for minutes
 
 
 class LlamaCpp:
