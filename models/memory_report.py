@@ -8,6 +8,7 @@ scratch, staging, and padding.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -128,7 +129,4 @@ def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
 
 def stored_nbytes(load: Load) -> int:
     """Bytes of a whole weight as devices hold it."""
-    n = 1
-    for size in load.shape[:-1]:
-        n *= size
-    return n * row_nbytes(load.dtype, load.shape[-1])
+    return math.prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,18 +80,21 @@ class Row:
 
     def cells(self) -> dict[str, str]:
         """By column."""
-        yes: Callable[[bool], str] = lambda flag: "yes" if flag else "-"  # noqa: E731
         return {
             "architecture": self.name,
             "models": self.models,
             "tensor parallel": ", ".join(self.split_by) or "-",
-            "layer split": yes(self.layer_split),
+            "layer split": _yes(self.layer_split),
             "state save": self.state_save,
-            "control vectors": yes(self.control_vectors),
-            "experts": yes(self.experts),
-            "sliding window": yes(self.windows),
-            "recurrent": yes(self.recurrent),
+            "control vectors": _yes(self.control_vectors),
+            "experts": _yes(self.experts),
+            "sliding window": _yes(self.windows),
+            "recurrent": _yes(self.recurrent),
         }
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "-"
 
 
 def row_of(name: str) -> Row:

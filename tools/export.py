@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.runner import Runner
-from vkbackend.tools.console import console, printable, size, tell_notes
-from vkbackend.tools.generate import parse_split
+from vkbackend.tools.console import byte_progress, console, printable, size, tell_notes
+from vkbackend.tools.device_flags import add_device_arguments, parse_split
 from vkbackend.tools.synthetic import Synthetic
 
 HELP = "Write a loaded model back to a GGUF file from its devices"
@@ -29,15 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("-m", "--model", metavar="FILE", help="the model, a .gguf file")
     model.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights, such as llama-1b:Q4_0")
     add("-o", "--output", metavar="FILE", required=True, help="the .gguf file to write")
-    add(
-        "-dev",
-        "--device",
-        metavar="LIST",
-        help="devices that share the model, comma-separated; one may be given several times "
-        "(default: the best device)",
-    )
-    add("-ts", "--tensor-split", metavar="LIST",
-        help="the share of each device, in any unit, such as 3,1 (default: equal shares)")  # fmt: skip
+    add_device_arguments(parser, shares="equal shares", steps=False)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -48,24 +38,19 @@ def run(args: argparse.Namespace) -> None:
         return
     words = device_list(args.device)
     shares = share_list(parse_split(args.tensor_split), words)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
-    with (
-        GGUF.open(args.model) as source,
-        Progress(*columns, TransferSpeedColumn(), console=console(stderr=True)) as bar,
-    ):
-        loading, writing = bar.add_task("loading", total=None), bar.add_task("writing", total=None)
-        # The smallest context there is: only the weights are wanted.
-        runner = Runner(
-            args.model, devices=words, tensor_split=shares, n_ctx=1, n_ubatch=1,
-            progress=lambda done, total: bar.update(loading, completed=done, total=total),
-        )  # fmt: skip
-        tell_notes(runner.notes, bar.console)
+    err = console(stderr=True)
+    with GGUF.open(args.model) as source:
+        with byte_progress(err, "loading", keep=True) as progress:
+            # The smallest context there is: only the weights are wanted.
+            runner = Runner(
+                source, devices=words, tensor_split=shares, n_ctx=1, n_ubatch=1, progress=progress
+            )
         try:
+            tell_notes(runner.notes, err)
             mesh, names = runner.mesh, runner.device_names()
-            total = write_gguf(
-                args.output, source, mesh.devices, mesh.weights, runner.model.weights(),
-                lambda done, total: bar.update(writing, completed=done, total=total),
-            )  # fmt: skip
+            with byte_progress(err, "writing", keep=True) as progress:
+                specs = runner.model.weights()
+                total = write_gguf(args.output, source, mesh.devices, mesh.weights, specs, progress)
         finally:
             runner.close()
     what = f"{len(source.tensors)} tensors, {size(total)}, from {', '.join(names)}"
