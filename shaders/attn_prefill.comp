@@ -2,7 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax.
 // Workgroup (tile, head); tiles are found by walking the run table, and those behind the last one write zeros to the
-// rows that belong to no run. Shared memory: q tile, scores and probabilities, at most 12.2 KiB by the choice of TQ.
+// rows that belong to no run. Shared memory: q tile, scores, probabilities and a piece of the keys, at most 14.6 KiB by the
+// choice of TQ.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -44,6 +45,7 @@ shared float score[TQ * CELL_BLOCK];
 shared float prob[TQ * CELL_BLOCK];
 shared float row_max[TQ];
 shared float row_rescale[TQ];
+shared vec4 k_tile[CELL_BLOCK * (S_GROUPS + 1)]; // S_GROUPS quads of each key; the odd stride spreads them over the banks
 
 void zero_rows(uint first, uint head) {
     const uint end = min(first + TQ, n_rows);
@@ -106,12 +108,28 @@ void main() {
         const uint first_valid = max(first_key, block_pos) - block_pos;
 
         for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
-        if (key >= first_valid && key < n_valid) {
+        const bool valid = key >= first_valid && key < n_valid;
+        // The bounds of both loops are no constants, or drivers unroll all of it and take seconds to compile.
+        if (S_GROUPS == 1) {
             const uint base = ((cell + key) * n_kv + kv_head) * K_QUADS;
-            // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
-            for (uint at = base; at < base + K_QUADS; ++at) {
+            for (uint at = base; valid && at < base + K_QUADS; ++at) {
                 const vec4 kv = k_quad(at);
                 for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + at - base]);
+            }
+        } else { // a thread reading its key alone would take 32 lines of memory at a time, and every set all keys
+            const uint own = thread / S_GROUPS;
+            const uint quad = thread % S_GROUPS;
+            const uint base = (cell * n_kv + kv_head) * K_QUADS;
+            for (uint at = base; at < base + K_QUADS; at += S_GROUPS) {
+                if (own >= first_valid && own < n_valid && at + quad < base + K_QUADS) {
+                    k_tile[own * (S_GROUPS + 1) + quad] = k_quad(at + own * n_kv * K_QUADS + quad);
+                }
+                barrier();
+                for (uint c = at; valid && c < min(at + S_GROUPS, base + K_QUADS); ++c) {
+                    const vec4 kv = k_tile[key * (S_GROUPS + 1) + c - at];
+                    for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + c - base]);
+                }
+                barrier();
             }
         }
         for (uint a = 0; a < S_ROWS; ++a) {
