@@ -112,8 +112,9 @@ class VulkanDevice(Device):
         """The first of the device's that are not switched off."""
         if not (self.features.get("float16") and self.features.get("memory_model")):
             return None
+        default, chosen = self.info.limits["subgroup_size"], self.features.get("subgroup_size_control")
         for units in self.info.matrix_units:
-            if self.features.get(FEATURES[units.api]):
+            if self.features.get(FEATURES[units.api]) and (chosen or units.lanes == default):
                 if shaderlib.is_available("mat_mul_coop", f"f16-{units.api}"):
                     return units
                 env.log(1, f"{self.name}: {units} unused, no shader for them (see tools/setup.sh)")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from vkbackend import cooperative, ops, reference
+from vkbackend import cooperative, ops, reference, shaderlib
+from vkbackend.device import VulkanDevice
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops_half import coop_tile, usable
@@ -34,6 +37,18 @@ def test_the_usual_size_comes_first() -> None:
 def test_sizes_that_do_not_fit_stay_unused(size: tuple[int, int, int]) -> None:
     assert not usable(MatrixUnits("khr", *size))
     assert cooperative.best("khr", [size, (8, 8, 8)], 32) == MatrixUnits("khr", 8, 8, 8, 32)
+
+
+@pytest.mark.parametrize(("lanes", "choice", "used"), [(32, False, True), (8, True, True), (8, False, False)])
+def test_units_of_other_subgroups_need_a_choice_of_size(
+    lanes: int, choice: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shaderlib, "is_available", lambda *_: True)
+    able = {"float16": True, "memory_model": True, "cooperative_matrix": True}
+    units = MatrixUnits("khr", lanes=lanes)
+    info = SimpleNamespace(matrix_units=(units,), limits={"subgroup_size": 32})
+    probe: Any = SimpleNamespace(name="probe", features=able | {"subgroup_size_control": choice}, info=info)
+    assert VulkanDevice._matrix_units(probe) == (units if used else None)
 
 
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
