@@ -44,12 +44,12 @@ class PackF16(Case):
 
 
 @dataclass(frozen=True)
-class MatMulCoop(Case):
+class MatMulF16(Case):
     """w [n, k] by x f16s [rows, k] (+ a bias); `pad` elements lie between the rows of y. The magnitudes of x
     are those of `span`, and rows differ by powers of two."""
 
     tolerance: ClassVar[float] = 1e-6
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_coop"].needs
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_f16"].needs
     type: str = "f32"
     n: int = 16
     k: int = 64
@@ -81,6 +81,15 @@ class MatMulCoop(Case):
 
     @property
     def op(self) -> Callable[..., None]:
+        return ops.mat_mul_f16
+
+
+@dataclass(frozen=True)
+class MatMulCoop(MatMulF16):
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_coop"].needs
+
+    @property
+    def op(self) -> Callable[..., None]:
         return ops.mat_mul_coop
 
 
@@ -89,9 +98,15 @@ def quick() -> list[Case]:
         PackF16(1),
         PackF16(67, 9, special=True),
         PackF16(2048, 2),
-        MatMulCoop("f32", 1, 1, 1),
-        MatMulCoop("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
-        MatMulCoop("q8_0", 129, 96, 65, nan=True),
+        *(
+            case
+            for op in (MatMulF16, MatMulCoop)
+            for case in (
+                op("f32", 1, 1, 1),
+                op("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
+                op("q8_0", 129, 96, 65, nan=True),
+            )
+        ),
     ]
 
 
@@ -100,16 +115,22 @@ def wide(kind: str) -> list[Case]:
     block = block_of(kind)[0]
     k = 288 if 288 % block == 0 else 3 * block
     return [
-        *(MatMulCoop(kind, n, k, rows, bias=True) for n in (63, 65) for rows in (15, 16, 17, 31, 33)),
-        MatMulCoop(kind, 64, 4096, 128, span=1e-6),
-        MatMulCoop(kind, 4097, k, 129),  # tiles of 128 x 128
+        *(
+            op(kind, n, k, rows, bias=True)
+            for op in (MatMulF16, MatMulCoop)
+            for n in (63, 65)
+            for rows in (15, 16, 17, 31, 33)
+        ),
+        *(op(kind, 64, 4096, 128, span=1e-6) for op in (MatMulF16, MatMulCoop)),
+        MatMulF16(kind, 8065, k, 65),  # tiles of 128 x 64
+        MatMulCoop(kind, 8193, k, 65),  # of 128 x 128
     ]
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
     """One case of every op that CPUs leave to GPUs."""
-    return [MatMulCoop(kind, 3, k)]
+    return [MatMulF16(kind, 3, k), MatMulCoop(kind, 3, k)]
 
 
 def bench(kind: str) -> list[Case]:
-    return [MatMulCoop(kind, 3072, 1024, rows) for rows in (16, 128, 512)]
+    return [op(kind, 3072, 1024, rows) for op in (MatMulF16, MatMulCoop) for rows in (16, 128, 512)]

@@ -24,7 +24,7 @@ from vkbackend.models.runner import open_devices
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
-from vkbackend.tools.op_cases_half import MatMulCoop
+from vkbackend.tools.op_cases_half import MatMulCoop, MatMulF16
 from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatTile, MatVec, MatWave
 from vkbackend.tools.op_cases_quantized import MatDot, MatMulDot
 
@@ -42,6 +42,7 @@ CASES = {
     "mat_dot": MatDot,
     "mat_mul_dot": MatMulDot,
     "mat_mul_coop": MatMulCoop,
+    "mat_mul_f16": MatMulF16,
 }
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
 

@@ -22,7 +22,7 @@ ROWS = {"one": 1, "few": 8, "many": 1 << 31}  # classes of rows of x and the mos
 CANDIDATES = {
     "one": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
     "few": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
-    "many": ("mat_mul", "mat_tile", "mat_lane", "mat_mul_dot", "mat_mul_coop"),
+    "many": ("mat_mul", "mat_tile", "mat_lane", "mat_mul_dot", "mat_mul_coop", "mat_mul_f16"),
 }
 Table = dict[str, tuple[str, ...]]  # class of rows -> ops, the fastest first
 _FORMAT = 2

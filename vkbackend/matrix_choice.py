@@ -7,7 +7,7 @@ from vkbackend import shaderlib
 from vkbackend.buffer import View
 from vkbackend.choices import row_class
 from vkbackend.limits import Limits
-from vkbackend.ops_half import mat_mul_coop, pack_f16
+from vkbackend.ops_half import mat_mul_coop, mat_mul_f16, pack_f16
 from vkbackend.ops_matrix import MAX_VEC_ROWS, mat_lane, mat_mul, mat_tile, mat_vec, mat_wave
 from vkbackend.ops_quantized import mat_dot, mat_mul_dot, quantize_q8
 from vkbackend.opspec import OPS, prefers_lanes, rows_of
@@ -22,8 +22,9 @@ _OPS = {
     "mat_dot": mat_dot,
     "mat_mul_dot": mat_mul_dot,
     "mat_mul_coop": mat_mul_coop,
+    "mat_mul_f16": mat_mul_f16,
 }
-_READ = {"mat_dot": "q8", "mat_mul_dot": "q8", "mat_mul_coop": "f16s"}
+_READ = {"mat_dot": "q8", "mat_mul_dot": "q8", "mat_mul_coop": "f16s", "mat_mul_f16": "f16s"}
 
 
 def mat(
@@ -72,9 +73,10 @@ def _by_rules(limits: Limits, n_rows: int) -> tuple[str, ...]:
         return ("mat_lane",)
     few = n_rows <= MAX_VEC_ROWS
     dots = ("mat_dot" if few else "mat_mul_dot",) if prefers_dots(limits) else ()
+    if not few and prefers_tiles(limits):
+        return ("mat_mul_coop", *dots, "mat_mul_f16", "mat_tile")
     if not few:
-        units = () if limits.is_cpu else ("mat_mul_coop",)
-        return (*units, *dots, "mat_tile" if prefers_tiles(limits) else "mat_mul")
+        return (*dots, "mat_mul")
     return (*dots, "mat_wave" if prefers_waves(limits) else "mat_vec")
 
 

@@ -43,6 +43,7 @@ from vkbackend.ops_experts import moe_group as moe_group
 from vkbackend.ops_experts import tile_count as tile_count
 from vkbackend.ops_experts import tile_size as tile_size
 from vkbackend.ops_half import mat_mul_coop as mat_mul_coop
+from vkbackend.ops_half import mat_mul_f16 as mat_mul_f16
 from vkbackend.ops_half import pack_f16 as pack_f16
 from vkbackend.ops_heads import concat as concat
 from vkbackend.ops_heads import mat_heads as mat_heads

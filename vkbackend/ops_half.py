@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.ops_matrix import BUSY_TILES, mat_args
+from vkbackend.ops_matrix import BUSY_TILES, mat_args, tile_of
 from vkbackend.opspec import OPS, floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording
 
@@ -24,6 +24,27 @@ def pack_f16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "
     assert rows_of(y, k, "f16s") == rows_of(x, k) == n_rows, (x, y)
     push: dict[str, int | float] = {"k": k, "n_rows": n_rows}
     record(rec, "pack_f16", "f32", (x, y), push, {"LOCAL": 128}, (*fold(limits, n_rows), 1), label=label)
+
+
+def mat_mul_f16(
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    y: View,
+    *,
+    bias: View | None = None,
+    y_stride: int | None = None,
+    label: str = "",
+) -> None:
+    """As mat_tile for x f16s; sums are halves over 16 elements, which weights above 2,047 may overflow."""
+    assert limits.features.issuperset(OPS["mat_mul_f16"].needs), limits.features
+    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride, x_type="f16s")
+    n, k = w.shape
+    rm, rn = tile_of(n, n_rows)
+    groups = (*fold(limits, -(-n // (16 * rm))), -(-n_rows // (8 * rn)))
+    consts, flops = {"LOCAL": 128, "RM": rm, "RN": rn}, 2 * n * k * n_rows
+    record(rec, "mat_mul_f16", w.dtype, args, push, consts, groups, label=label, flops=flops)
 
 
 def mat_mul_coop(

@@ -85,6 +85,7 @@ OPS: dict[str, OpSpec] = {
         ),
         _spec("mat_mul_dot", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN", needs="int_dot"),
         _spec("pack_f16", "x:r y:w", "k n_rows"),
+        _spec("mat_mul_f16", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RM RN", needs="float16"),
         _spec(
             "mat_mul_coop",
             "w:r x:r b:r y:w",

@@ -99,7 +99,9 @@ def mat_vec(
         flat[r * y_stride : r * y_stride + n] = product[r]
 
 
-mat_lane = mat_mul = mat_mul_coop = mat_tile = mat_wave = mat_vec  # the same product for more rows
+mat_lane = mat_mul = mat_mul_coop = mat_mul_f16 = mat_tile = mat_wave = (
+    mat_vec  # the same product for more rows
+)
 mat_dot = mat_mul_dot = mat_vec  # x comes dequantized
 
 

@@ -16,7 +16,8 @@ from vkbackend.tools import cli, tune
 ALL = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
 SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
-GPU = Limits(subgroup_size=32, features=ALL - {"buffer_address", "matrix_units"})
+GPU = Limits(subgroup_size=32, features=ALL - {"buffer_address", "matrix_units", "float16"})
+HALVES = replace(GPU, features=GPU.features | {"float16"})
 UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
 FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
@@ -42,6 +43,7 @@ def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
         (SWIFTSHADER, "mat_vec", "mat_mul"),
         (GPU, "mat_wave", "mat_tile"),
         (replace(GPU, subgroup_size=8), "mat_vec", "mat_tile"),
+        (HALVES, "mat_wave", "mat_mul_f16"),
         (UNITS, "mat_wave", "mat_mul_coop"),
         (replace(UNITS, is_cpu=True), "mat_vec", "mat_mul"),
     ],
