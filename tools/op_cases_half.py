@@ -98,15 +98,10 @@ def quick() -> list[Case]:
         PackF16(1),
         PackF16(67, 9, special=True),
         PackF16(2048, 2),
-        *(
-            case
-            for op in (MatMulF16, MatMulCoop)
-            for case in (
-                op("f32", 1, 1, 1),
-                op("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
-                op("q8_0", 129, 96, 65, nan=True),
-            )
-        ),
+        MatMulF16("f16", 67, 35, 33, pad=3, bias=True, nan=True, span=1e6),
+        MatMulCoop("f32", 1, 1, 1),
+        MatMulCoop("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
+        MatMulCoop("q8_0", 129, 96, 65, nan=True),
     ]
 
 
@@ -121,6 +116,7 @@ def wide(kind: str) -> list[Case]:
             for n in (63, 65)
             for rows in (15, 16, 17, 31, 33)
         ),
+        MatMulF16(kind, 1, k, 1, nan=True),
         *(op(kind, 64, 4096, 128, span=1e-6) for op in (MatMulF16, MatMulCoop)),
         MatMulF16(kind, 8065, k, 65),  # tiles of 128 x 64
         MatMulCoop(kind, 8193, k, 65),  # of 128 x 128
