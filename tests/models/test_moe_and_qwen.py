@@ -24,7 +24,8 @@ from vkbackend.models.runner import Runner
 from vkbackend.recording import Copy
 from vkbackend.step import Run
 
-SHARED_MODELS = ("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0")
+SHARED_MODELS = ("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0")  # MXFP4: test_weight_formats.py
+NEAR = 0.05  # logits closer than this may change places by rounding
 DENSE = [Tiny("qwen2", keys={"attention.sliding_window": 256}), Tiny("qwen3", "Q8_0"), Tiny("llama", "F16")]
 MIXED = [
     Tiny("qwen3moe", "Q8_0", n_expert=10, n_used=3, keys={"expert_weights_scale": 2.5}),
@@ -98,11 +99,16 @@ def check_expected(shared: Path, name: str, devices: list[str], shares: tuple[in
     expected = json.loads((shared / "models" / "expected.json").read_text())[name]
     want = np.load(shared / "models" / "expected_logits.npz")[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
-    with opened(shared / "models" / f"{name}.gguf", devices, tensor_split=shares) as runner:
+    with opened(shared / "models" / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
-        if expected["min_margin"] <= 0.05:
-            return  # the choice of a token hangs on rounding somewhere
+        if (
+            expected["min_margin"] <= NEAR
+        ):  # rounding decides somewhere: told each token, the next one is best
+            told = runner.step(greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1))
+            told = np.concatenate([logits[-1:], told])
+            assert (told.max(axis=1) - told[np.arange(len(greedy)), greedy]).max() <= NEAR
+            return
         tokens = [int(logits[-1].argmax())]
         for i in range(len(greedy) - 1):
             tokens.append(int(runner.step(tokens[-1:], [Run(0, 0, 1, len(prompt) + i)], [0])[0].argmax()))
