@@ -11,13 +11,14 @@ layout(constant_id = 2) const uint N = 1; // 1..8
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
-    uint k, n, n_rows, y_stride, has_bias;
+    uint k, n, n_rows, y_stride, has_bias, act, up_at;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
+#include "lib/glu.glsl"
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
@@ -33,10 +34,10 @@ float product(Quants q, uvec4 codes, int sum) {
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, n);
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act the two rows are one of gate, and that of up
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
-        const uint start0 = row_start(row, k);
-        const uint start1 = row_start(min(row + 1, n - 1), k);
+        const uint start0 = row_start(act == 0 ? row : row / 2, k);
+        const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint i = 16 * lane; i < k; i += 16 * gl_SubgroupSize) {
@@ -55,7 +56,9 @@ void main() {
         if (has_bias != 0) bias = vec2(b[b_off + row], b[b_off + min(row + 1, n - 1)]);
         for (uint r = 0; r < N; ++r) {
             const vec2 total = subgroupAdd(sum[r]) + bias;
-            if (lane == 0) {
+            if (lane == 0 && act != 0) {
+                y[y_off + r * y_stride + row / 2] = glu_value(act - 1, total.x, total.y);
+            } else if (lane == 0) {
                 y[y_off + r * y_stride + row] = total.x;
                 if (row + 1 < end) y[y_off + r * y_stride + row + 1] = total.y;
             }

@@ -18,19 +18,25 @@ layout(push_constant) uniform Push {
     Floats x;
     Floats b;
     FloatsOut y;
-    uint k, n, n_rows, y_stride, has_bias;
+    uint k, n, n_rows, y_stride, has_bias, act, up_at;
 };
 #define HOLD
 #include "lib/dequant.glsl"
+#include "lib/glu.glsl"
 
 #include "lib/lane_dot.glsl"
 
 void main() {
-    const uint row = global_index();
+    const uint row = act == 0 ? global_index() : global_index() / 2; // with act neighbours have a row of gate and of up
+    const bool is_up = act != 0 && global_index() % 2 == 1;
     const uint first_r = gl_WorkGroupID.z * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;
-    lane_dot(row_start(min(row, n - 1), k), k); // surplus threads repeat the last row and write nothing
-    if (row < n) {
+    // Surplus threads repeat the last row and write nothing.
+    lane_dot(row_start(min(row, n - 1), k) + (is_up ? 4 * up_at : 0), k);
+    if (act != 0) {
+        [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = glu_value(act - 1, sum[r], subgroupShuffleXor(sum[r], 1));
+    }
+    if (row < n && !is_up) {
         const float bias = has_bias != 0 ? b.at[row] : 0.0;
         [[unroll]] for (uint r = 0; r < N; ++r) {
             if (first_r + r < n_rows) y.at[(first_r + r) * y_stride + row] = sum[r] + bias;

@@ -9,21 +9,24 @@ layout(constant_id = 2) const uint N = 1; // 1..8
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
-    uint k, n, n_rows, y_stride, has_bias;
+    uint k, n, n_rows, y_stride, has_bias, act, up_at;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
+#include "lib/glu.glsl"
 
 shared float tree[N * LOCAL];
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % TPR;
-    const uint row = group_index() * (LOCAL / TPR) + thread / TPR;
-    const uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row and write nothing
+    const uint slot = group_index() * (LOCAL / TPR) + thread / TPR;
+    const uint row = act == 0 ? slot : slot / 2; // with act a row of gate and that row of up are neighbours
+    uint start = row_start(min(row, n - 1), k); // surplus threads repeat the last row and write nothing
+    if (act != 0 && slot % 2 == 1) start += 4 * up_at;
 
     float sum[N];
     for (uint r = 0; r < N; ++r) sum[r] = 0.0;
@@ -52,7 +55,14 @@ void main() {
             barrier();
         }
     }
-    if (lane == 0 && row < n) {
+    if (lane != 0 || row >= n) return;
+    if (act != 0) {
+        if (slot % 2 == 1) return;
+        for (uint r = 0; r < N; ++r) {
+            const uint at = r * LOCAL + thread;
+            y[y_off + r * y_stride + row] = glu_value(act - 1, tree[at], tree[at + TPR]);
+        }
+    } else {
         const float bias = has_bias != 0 ? b[b_off + row] : 0.0;
         for (uint r = 0; r < N; ++r) {
             y[y_off + r * y_stride + row] = (TPR > 1 ? tree[r * LOCAL + thread] : sum[r]) + bias;

@@ -17,7 +17,8 @@ from vkbackend.tools.op_setup import Case, Setup, Views, output, uniform, weight
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """w [n, k] by x [rows, k] (+ a bias); `pad` elements lie between the rows of y."""
+    """w [n, k] by x [rows, k] (+ a bias); `pad` elements lie between the rows of y. With `act` there are two
+    matrices, gate and up."""
 
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
@@ -27,6 +28,7 @@ class MatVec(Case):
     pad: int = 0
     scale: float = 1.0
     bias: bool = False
+    act: str = ""
 
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.n + self.pad
@@ -38,8 +40,13 @@ class MatVec(Case):
         if self.bias:
             tensors["bias"] = uniform(rng, self.n)
 
+        gated = {"act": self.act} if self.act else {}
+        if self.act:
+            tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
+
         def record(rec: Recording, limits: Limits, v: Views) -> None:
-            self.op(rec, limits, v["w"], v["x"], v["y"], bias=v.get("bias"), y_stride=stride)
+            how = gated | ({"up": v["up"]} if gated else {"bias": v.get("bias")})
+            self.op(rec, limits, v["w"], v["x"], v["y"], y_stride=stride, **how)
 
         return Setup(tensors, record)
 
@@ -103,11 +110,16 @@ def quick() -> list[Case]:
         MatMul("q4_0", 129, 96, 31),
         MatTile("f32", 1, 1, 9),
         MatTile("f16", 67, 35, 33, pad=3, bias=True),
+        MatVec("f16", 33, 67, 3, pad=2, act="silu"),
+        MatVec("q4_0", 1, 32, act="swiglu_oai"),
+        MatWave("q8_0", 33, 96, 3, pad=1, act="gelu"),
         MatWave("f32", 1, 1),
         MatWave("f16", 33, 2051, 8, pad=3, bias=True),
         MatWave("q8_0", 65, 96, 3),
         MatWave("q4_0", 129, 576),
-        MatLane("f32", 1, 1),
+        MatLane("f32", 1, 1, act="none"),
+        MatLane("q4_0", 33, 96, 9, pad=1, act="gelu"),
+        MatLane("f16", 16, 67, act="sigmoid"),
         MatLane("f32", 33, 67, 9, pad=3, bias=True),
         MatLane("f16", 5, 2051, 3),
         MatLane("q8_0", 31, 96, 17, pad=1),

@@ -53,7 +53,8 @@ def run_dispatch(dispatch: Dispatch) -> None:
     if dispatch.step is not None:
         args.append(StepParams(_bytes(dispatch.step).view(np.uint32)))
     twin = getattr(reference, dispatch.op)
-    twin(*args, **({name.lower(): value for name, value in dispatch.consts} | dict(dispatch.push)))
+    named = {name.lower(): value for name, value in dispatch.consts} | dict(dispatch.push)
+    twin(*args, **named, variant=dispatch.variant)
 
 
 class HostExecutable(Executable):

@@ -14,6 +14,9 @@ from vkbackend.buffer import View, Virtual
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.ops_attention import HeadNorm, Rotation, kv_store, rope
+from vkbackend.ops_elementwise import ACTS
+from vkbackend.ops_matrix import mat_lane, mat_vec, mat_wave
+from vkbackend.ops_quantized import mat_dot
 from vkbackend.opspec import OPS
 from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 
@@ -49,7 +52,7 @@ class _Fusing:
         d = self.commands[at]
         assert isinstance(d, Dispatch)
         views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
-        return views | dict(d.push) | dict(d.consts) | {"step": d.step, "label": d.label}
+        return views | dict(d.push) | dict(d.consts) | {"op": d.op, "step": d.step, "label": d.label}
 
     def maker(self, at: int, name: str, ops: tuple[str, ...]) -> int | None:
         """Where one of these ops makes what dispatch `at` reads as `name` and nobody else does, and could as
@@ -115,7 +118,36 @@ def _rope_store(f: _Fusing, at: int) -> None:
     f.replace(at, [i], made)
 
 
+def _gated_product(f: _Fusing, at: int) -> None:
+    """glu of the products of one x with two matrices, which one binding can show: neighbours have a row of
+    each."""
+    g = f.named(at)
+    makers = [f.maker(at, name, tuple(_GATED)) for name in ("gate", "up")]
+    if None in makers:
+        return
+    gate, up = (f.named(i) for i in makers if i is not None)
+    w, v = gate["w"], up["w"]
+    same = all(gate[name] == up[name] for name in ("op", "x", "k", "n", "y_stride"))
+    plain = not any(c["has_bias"] or c["act"] or c["y_stride"] != c["n"] for c in (gate, up))
+    if not (same and plain and w.buffer is v.buffer and (w.shape, w.dtype) == (v.shape, v.dtype)):
+        return
+    if not 0 < v.offset - w.offset or v.end - w.offset > f.limits.max_storage_range:
+        return
+    if gate["op"] == "mat_vec" and f.limits.is_cpu:  # there a thread has a row alone
+        return
+    made, how = Recording("fused"), {"up": v, "act": ACTS[g["ACT"]], "label": g["label"]}
+    _GATED[gate["op"]](made, f.limits, w, gate["x"], g["y"], **how)
+    f.replace(at, [i for i in makers if i is not None], made)
+
+
+_GATED: dict[str, Callable[..., None]] = {
+    "mat_vec": mat_vec,
+    "mat_wave": mat_wave,
+    "mat_lane": mat_lane,
+    "mat_dot": mat_dot,
+}
 _RULES: dict[str, tuple[Callable[[_Fusing, int], None], ...]] = {
     "rope": (_norm_rope,),
     "kv_store": (_rope_store,),
+    "glu": (_gated_product,),
 }

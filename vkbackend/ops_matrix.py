@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
+from vkbackend.ops_elementwise import ACTS
 from vkbackend.opspec import OPS, floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording
 
@@ -22,24 +23,29 @@ def mat_vec(
     y: View,
     *,
     bias: View | None = None,
+    up: View | None = None,
+    act: str = "",
     y_stride: int | None = None,
     label: str = "",
 ) -> None:
     """w [n, k] of any weight type times 1..8 rows x [n_rows, k].
 
     Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written. bias f32
-    [n] is added to every row.
+    [n] is added to every row. With `up`, a matrix like w and behind it in the same buffer, y is
+    act(w x) * (up x) as glu makes it, and there is no bias.
     """
-    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
+    args, push, n_rows, n_slots = gated_args(limits, w, up, act, x, bias, y, y_stride)
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_vec serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
-    n, k = w.shape
-    if limits.is_cpu:  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
+    k = w.shape[1]
+    if (
+        limits.is_cpu and not up
+    ):  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
         local, tpr = 32, 1
     else:  # at least two rounds of 4 elements for each thread of a row
         local, tpr = 128, min(64, max(4, floor_pow2(k // 8)))
     consts = {"LOCAL": local, "TPR": tpr, "N": n_rows}
-    groups = (*fold(limits, -(-n // (local // tpr))), 1)
-    record(rec, "mat_vec", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    groups = (*fold(limits, -(-n_slots // (local // tpr))), 1)
+    record(rec, "mat_vec", w.dtype, args, push, consts, groups, label=label, flops=2 * n_slots * k * n_rows)
 
 
 def mat_mul(
@@ -70,19 +76,21 @@ def mat_wave(
     y: View,
     *,
     bias: View | None = None,
+    up: View | None = None,
+    act: str = "",
     y_stride: int | None = None,
     label: str = "",
 ) -> None:
     """As mat_vec, where threads of a subgroup can add up among themselves."""
     assert limits.features.issuperset(OPS["mat_wave"].needs), limits.features
-    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
+    args, push, n_rows, n_slots = gated_args(limits, w, up, act, x, bias, y, y_stride)
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_wave serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
-    n, k = w.shape
+    k = w.shape[1]
     local = 128
     per_group = max(2, 2 * local // limits.subgroup_size)
     consts = {"LOCAL": local, "ROWS": per_group, "N": n_rows}
-    groups = (*fold(limits, -(-n // per_group)), 1)
-    record(rec, "mat_wave", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    groups = (*fold(limits, -(-n_slots // per_group)), 1)
+    record(rec, "mat_wave", w.dtype, args, push, consts, groups, label=label, flops=2 * n_slots * k * n_rows)
 
 
 def mat_lane(
@@ -93,17 +101,19 @@ def mat_lane(
     y: View,
     *,
     bias: View | None = None,
+    up: View | None = None,
+    act: str = "",
     y_stride: int | None = None,
     label: str = "",
 ) -> None:
     """As mat_vec for any number of rows, on devices whose invocations are SIMD lanes (see prefers_lanes)."""
     assert limits.features.issuperset(OPS["mat_lane"].needs), limits.features
-    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride)
-    n, k = w.shape
+    args, push, n_rows, n_slots = gated_args(limits, w, up, act, x, bias, y, y_stride)
+    k = w.shape[1]
     local, per_thread = 32, min(n_rows, MAX_VEC_ROWS)
-    groups = (*fold(limits, -(-n // local)), -(-n_rows // per_thread))
+    groups = (*fold(limits, -(-n_slots // local)), -(-n_rows // per_thread))
     consts = {"LOCAL": local, "N": per_thread, "SUBGROUP": min(limits.subgroup_size, local)}
-    record(rec, "mat_lane", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    record(rec, "mat_lane", w.dtype, args, push, consts, groups, label=label, flops=2 * n_slots * k * n_rows)
 
 
 def mat_tile(
@@ -152,3 +162,27 @@ def mat_args(
     )
     push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
     return (w, x, bias or x, y), push | {"has_bias": int(bias is not None)}, n_rows
+
+
+def gated_args(
+    limits: Limits,
+    w: View,
+    up: View | None,
+    act: str,
+    x: View,
+    bias: View | None,
+    y: View,
+    y_stride: int | None,
+    x_type: str = "f32",
+) -> tuple[tuple[View, ...], dict[str, int | float], int, int]:
+    """mat_args, and how many rows the matrices have; with `up` w is all from the one to the end of the other,
+    so that one binding shows both."""
+    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride, x_type)
+    if not up:
+        return args, push | {"act": 0, "up_at": 0}, n_rows, w.shape[0]
+    assert bias is None and up.buffer is w.buffer and (up.shape, up.dtype) == (w.shape, w.dtype), (w, up)
+    up_at, rest = divmod(up.offset - w.offset, 4)
+    assert up_at > 0 and not rest and up.end - w.offset <= limits.max_storage_range, (w, up)
+    both = View(w.buffer, w.offset, ((up.end - w.offset) // 4,), "u32")
+    push |= {"act": 1 + ACTS.index(act), "up_at": up_at}
+    return (both, *args[1:]), push, n_rows, 2 * w.shape[0]

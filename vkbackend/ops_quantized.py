@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.ops_matrix import MAX_VEC_ROWS, mat_args
+from vkbackend.ops_matrix import MAX_VEC_ROWS, gated_args, mat_args
 from vkbackend.opspec import OPS, fold, record, rows_of
 from vkbackend.recording import Recording
 
@@ -35,19 +35,21 @@ def mat_dot(
     y: View,
     *,
     bias: View | None = None,
+    up: View | None = None,
+    act: str = "",
     y_stride: int | None = None,
     label: str = "",
 ) -> None:
     """w [n, k] times 1..8 rows x q8 [n_rows, k]; the rest as mat_vec."""
     assert limits.features.issuperset(OPS["mat_dot"].needs), limits.features
-    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride, "q8")
+    args, push, n_rows, n_slots = gated_args(limits, w, up, act, x, bias, y, y_stride, "q8")
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_dot serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
-    n, k = w.shape
+    k = w.shape[1]
     local = 128
     per_group = max(2, 2 * local // limits.subgroup_size)
     consts = {"LOCAL": local, "ROWS": per_group, "N": n_rows}
-    groups = (*fold(limits, -(-n // per_group)), 1)
-    record(rec, "mat_dot", w.dtype, args, push, consts, groups, label=label, flops=2 * n * k * n_rows)
+    groups = (*fold(limits, -(-n_slots // per_group)), 1)
+    record(rec, "mat_dot", w.dtype, args, push, consts, groups, label=label, flops=2 * n_slots * k * n_rows)
 
 
 def mat_mul_dot(

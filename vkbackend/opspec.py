@@ -58,18 +58,18 @@ OPS: dict[str, OpSpec] = {
     for spec in (
         _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
         _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W BATCH"),
-        _spec("mat_vec", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "TPR N"),
+        _spec("mat_vec", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias act up_at", "TPR N"),
         _spec(
             "mat_wave",
             "w:r x:r b:r y:w",
-            "k n n_rows y_stride has_bias",
+            "k n n_rows y_stride has_bias act up_at",
             "ROWS N",
             needs="subgroup_arithmetic full_subgroups",
         ),
         _spec(
             "mat_lane",
             "w:r x:r b:r y:w",
-            "k n n_rows y_stride has_bias",
+            "k n n_rows y_stride has_bias act up_at",
             "N SUBGROUP",
             needs="buffer_address subgroup_shuffle full_subgroups",
         ),
@@ -79,7 +79,7 @@ OPS: dict[str, OpSpec] = {
         _spec(
             "mat_dot",
             "w:r x:r b:r y:w",
-            "k n n_rows y_stride has_bias",
+            "k n n_rows y_stride has_bias act up_at",
             "ROWS N",
             needs="int_dot subgroup_arithmetic full_subgroups",
         ),

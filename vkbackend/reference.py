@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend.formats import quantize
+from vkbackend.formats import dequantize, quantize
 from vkbackend.reference_moe import add_id as add_id
 from vkbackend.reference_moe import exact_reciprocal
 from vkbackend.reference_moe import mat_lane_id as mat_lane_id
@@ -86,7 +86,7 @@ def rms_norm(
     y.reshape(n_rows, n)[:] = rows * _f64(w, n) if has_w else rows
 
 
-def mat_vec(
+def mat_mul(
     w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
     **_: Any,
 ) -> None:  # fmt: skip
@@ -94,15 +94,34 @@ def mat_vec(
     product = _f64(x, n_rows, k) @ _f64(w, n, k).T
     if has_bias:
         product += _f64(b, n)
+    _put_rows(y, product, y_stride)
+
+
+def mat_vec(
+    w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
+    act: int = 0, up_at: int = 0, variant: str = "f32", **_: Any,
+) -> None:  # fmt: skip
+    """As mat_mul; or act(w x) * (up x), where w is words with one matrix at 0 and the other at up_at."""
+    if not act:
+        mat_mul(w, x, b, y, k=k, n=n, n_rows=n_rows, y_stride=y_stride, has_bias=has_bias)
+        return
+    rows = _f64(x, n_rows, k)
+    gate, up = (
+        rows @ dequantize(w[at:].view(np.uint8), variant, (n, k)).T.astype(float) for at in (0, up_at)
+    )
+    product = np.empty(gate.shape)
+    glu(gate, up, product, n=gate.size, act=act - 1)
+    _put_rows(y, product, y_stride)
+
+
+def _put_rows(y: Array, rows: Array, y_stride: int) -> None:
     flat = y.reshape(-1)
-    for r in range(n_rows):
-        flat[r * y_stride : r * y_stride + n] = product[r]
+    for r, row in enumerate(rows):
+        flat[r * y_stride : r * y_stride + len(row)] = row
 
 
-mat_lane = mat_mul = mat_mul_coop = mat_mul_f16 = mat_tile = mat_wave = (
-    mat_vec  # the same product for more rows
-)
-mat_dot = mat_mul_dot = mat_vec  # x comes dequantized
+mat_lane = mat_wave = mat_dot = mat_vec  # the same products; x of mat_dot comes dequantized
+mat_tile = mat_mul_coop = mat_mul_dot = mat_mul_f16 = mat_mul
 
 
 def pack_f16(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
