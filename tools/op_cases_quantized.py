@@ -63,6 +63,7 @@ class MatDot(Case):
     pad: int = 0
     bias: bool = False
     nan: bool = False
+    act: str = ""  # with two matrices, gate and up
 
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.n + self.pad
@@ -78,8 +79,12 @@ class MatDot(Case):
         if self.bias:
             tensors["bias"] = uniform(rng, self.n)
 
+        if self.act:
+            tensors["up"] = weights(rng, self.type, self.n, self.k)
+
         def record(rec: Recording, limits: Limits, v: Views) -> None:
-            self.op(rec, limits, v["w"], v["x"], v["y"], bias=v.get("bias"), y_stride=stride)
+            how = {"up": v["up"], "act": self.act} if self.act else {"bias": v.get("bias")}
+            self.op(rec, limits, v["w"], v["x"], v["y"], y_stride=stride, **how)
 
         return Setup(tensors, record)
 
@@ -108,6 +113,7 @@ def quick() -> list[Case]:
         MatDot("q4_0", 129, 576, 8, bias=True),
         MatDot("q4_k", 17, 768, 3, pad=5),
         MatDot("q8_0", 5, 96, 2, nan=True),
+        MatDot("q4_0", 33, 96, 3, pad=1, act="silu"),
         MatMulDot("q8_0", 63, 32, 16),
         MatMulDot("q4_1", 65, 96, 31, pad=3, bias=True),
         MatMulDot("q6_k", 129, 256, 40),
