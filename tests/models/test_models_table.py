@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +36,13 @@ def test_the_model_files_are_all_listed() -> None:
         if "\nclass Model(" in path.read_text() and path.stem != "base"
     }
     assert {name.replace("_", "-") for name in ARCHITECTURES} == files
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_model_file_is_short_and_knows_roles_only(name: str) -> None:
+    text = (ROOT / "models" / f"{name.replace('-', '_')}.py").read_text()
+    assert text.count("\n") <= 200 and text.startswith(f'"""{name} (')
+    assert not re.search(r"device|reduce|partial|n_gpu|mesh|vulkan", text, re.I)
 
 
 @pytest.mark.parametrize("name", ROWS)
