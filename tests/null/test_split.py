@@ -19,9 +19,9 @@ from vkbackend.formats import block_of, dequantize
 from vkbackend.limits import Limits
 from vkbackend.memory import ALIGN
 from vkbackend.meta import split as rules
-from vkbackend.meta.load import Load, load_weights, piece_nbytes, piece_shapes
+from vkbackend.meta.load import load_weights
 from vkbackend.meta.plan import Dim, normalise, share_out
-from vkbackend.meta.slices import slice_of, slices_of
+from vkbackend.meta.slices import Load, piece_nbytes, piece_shapes, slice_of, slices_of
 from vkbackend.meta.split import (
     MIRRORED,
     State,
