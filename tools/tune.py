@@ -18,7 +18,7 @@ from typing import Any
 from vkbackend import choices
 from vkbackend.errors import InvalidArgument
 from vkbackend.limits import Limits
-from vkbackend.matrix_choice import mat_op, runs
+from vkbackend.matrix_choice import GPU_OPS, mat_op, runs
 from vkbackend.models.arguments import device_list
 from vkbackend.models.runner import open_devices
 from vkbackend.runtime import Device
@@ -64,7 +64,8 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
         name: {
             op: {kind: seconds(op, kind, rows) for kind in kinds}
             for op in choices.CANDIDATES[name]
-            if (kinds := [kind for kind in TYPES if runs(device.limits, op, kind)])
+            if not (device.limits.is_cpu and op in GPU_OPS)  # none is a CPU's winner, all compile long there
+            and (kinds := [kind for kind in TYPES if runs(device.limits, op, kind)])
         }
         for name, rows in ROWS.items()
     }

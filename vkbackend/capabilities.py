@@ -228,7 +228,7 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
         ),
         "VkPhysicalDeviceVulkanMemoryModelFeatures": (
             api >= API_1_2 or "VK_KHR_vulkan_memory_model" in extensions,
-            {"memory_model": "vulkanMemoryModel"},
+            {"memory_model": "vulkanMemoryModel", "memory_model_device": "vulkanMemoryModelDeviceScope"},
         ),
         "VkPhysicalDeviceCooperativeMatrixFeaturesNV": (
             "VK_NV_cooperative_matrix" in extensions,
@@ -260,6 +260,7 @@ def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool |
             "int_dot",
             "buffer_address",
             "memory_model",
+            "memory_model_device",
             "cooperative_matrix",
             "cooperative_matrix_nv",
         )

@@ -10,6 +10,8 @@ from vkbackend.ops_half import usable
 from vkbackend.vk import NULL, C, enumerate_all, ffi, lib
 
 _F16, _F32, _SUBGROUP = 0, 1, 3  # VkComponentTypeKHR, VkScopeKHR; the same numbers in both extensions
+# What is needed besides. With the memory model enabled, atomics in every shader need its device scope.
+BESIDES = ("float16", "memory_model", "memory_model_device")
 FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}  # by api, the better first
 
 
@@ -49,7 +51,7 @@ def units_of(
     instance: Any, physical: Any, features: dict[str, bool | int | str], lanes: int
 ) -> tuple[MatrixUnits, ...]:
     """The best of every extension that the device has."""
-    if not (features["float16"] and features["memory_model"]):  # what the shaders need besides
+    if not all(features[name] for name in BESIDES):
         return ()
     apis = (api for api, feature in FEATURES.items() if features[feature])
     found = (best(api, _sizes(instance, physical, api.upper()), lanes) for api in apis)

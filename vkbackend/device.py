@@ -19,7 +19,7 @@ from vkbackend.capabilities import (
     free_nbytes,
     limits_of,
 )
-from vkbackend.cooperative import FEATURES
+from vkbackend.cooperative import BESIDES, FEATURES
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import instance
 from vkbackend.limits import Limits, MatrixUnits
@@ -87,7 +87,9 @@ class VulkanDevice(Device):
         have = limits_of(info)
         able = frozenset(name for name, value in self.features.items() if value is True)
         self.limits = replace(have, features=able, choices=tuple(choices.load(info).items()))
-        if units := self._matrix_units():
+        units = self._matrix_units()
+        self.features["memory_model"] = self.features["memory_model_device"] = bool(units)
+        if units:
             self.limits = replace(self.limits, features=able | {"matrix_units"}, matrix_units=units)
         if env.floor():
             self.limits = replace(
@@ -110,7 +112,7 @@ class VulkanDevice(Device):
 
     def _matrix_units(self) -> MatrixUnits | None:
         """The first of the device's that are not switched off."""
-        if not (self.features.get("float16") and self.features.get("memory_model")):
+        if not all(self.features.get(name) for name in BESIDES):
             return None
         default, chosen = self.info.limits["subgroup_size"], self.features.get("subgroup_size_control")
         for units in self.info.matrix_units:

@@ -24,6 +24,7 @@ _OPS = {
     "mat_mul_coop": mat_mul_coop,
     "mat_mul_f16": mat_mul_f16,
 }
+GPU_OPS = frozenset({"mat_tile", "mat_mul_f16", "mat_mul_coop"})  # what CPUs emulate at a loss
 _READ = {"mat_dot": "q8", "mat_mul_dot": "q8", "mat_mul_coop": "f16s", "mat_mul_f16": "f16s"}
 
 

@@ -44,7 +44,7 @@ def test_units_of_other_subgroups_need_a_choice_of_size(
     lanes: int, choice: bool, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shaderlib, "is_available", lambda *_: True)
-    able = {"float16": True, "memory_model": True, "cooperative_matrix": True}
+    able = dict.fromkeys((*cooperative.BESIDES, "cooperative_matrix"), True)
     units = MatrixUnits("khr", lanes=lanes)
     info = SimpleNamespace(matrix_units=(units,), limits={"subgroup_size": 32})
     probe: Any = SimpleNamespace(name="probe", features=able | {"subgroup_size_control": choice}, info=info)
