@@ -202,7 +202,11 @@ def _override(
         )
     for text, _, target in patterns:
         if text not in matched:
-            raise InvalidArgument(f"override {text}={target}: no tensor's name matches the pattern")
+            names = ", ".join(spec.name for spec in specs if spec.role.dim)[:100].rpartition(",")[0]
+            raise InvalidArgument(
+                f"override {text}={target}: no tensor's name matches the pattern; names are such as {names} "
+                "(vkbackend info lists them all)"
+            )
     return homes, plans, output_plan
 
 

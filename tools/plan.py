@@ -245,7 +245,12 @@ def show(found: Report) -> None:
     out.print(table("plan", slices, plan_rows(found.layout, found.devices)))
     keys = ("weights", "mirrored", "kv", "scratch", "host", "shared", "staging", "padding", "read_per_token")
     rows = [
-        (row["device"], f"{row['share']:g}", *(row[key] / MIB for key in keys), row["bytes_per_s"] / 1e9)
+        (
+            row["device"],
+            f"{row['share']:g}",
+            *(row[key] / MIB for key in keys),
+            f"{row['bytes_per_s'] / 1e9:.3g}",
+        )
         for row in found.per_device()
     ]
     columns = (

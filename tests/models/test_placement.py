@@ -18,7 +18,7 @@ from vkbackend.models.fit import sizes_with
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.memory_report import HOMES, ITEMS, allocations, itemised, stored_nbytes
-from vkbackend.models.runner import Runner
+from vkbackend.models.runner import Runner, open_devices
 from vkbackend.step import Run
 
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
@@ -279,6 +279,18 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
         assert 0 <= wider <= vectors, "the file's bytes, but for vectors that devices hold as f32"
     finally:
         runner.close()
+
+
+@needs_device
+def test_logical_devices_of_a_physical_one_share_its_budget() -> None:
+    devices = open_devices(["0", "numpy", "0"])
+    try:
+        [budget] = fit.budgets_of(devices)
+        heap = max(h.budget or h.nbytes for h in devices[0].info.heaps if h.device_local)  # type: ignore[attr-defined]
+        assert budget.members == (0, 2) and 0.97 * heap < budget.nbytes < heap
+    finally:
+        for device in devices:
+            device.close()
 
 
 def test_host_memory_is_a_budget_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

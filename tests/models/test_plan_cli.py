@@ -129,7 +129,10 @@ def test_model_that_does_not_fit(shared: Path, capsys: pytest.CaptureFixture[str
         (("-ts", "1,2,3"), "3 shares"),
         (("-ts", "x,1"), "'x'"),
         (("--split-policy", "fair"), "fair"),
-        (("-ot", "nothing=CPU"), "nothing"),
+        (
+            ("-ot", "nothing=CPU"),
+            "nothing=CPU: no tensor's name matches the pattern; names are such as output",
+        ),
         (("-ctk", "q3"), "q3"),
         (("-c", "-1"), "-1"),
         (("-ts", "nan,1"), "nan"),
