@@ -29,14 +29,14 @@ from vkbackend.opspec import OPS
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run
-from vkbackend.tools.bench_ops import time_case
+from vkbackend.tools.bench_ops import Chain
 from vkbackend.tools.console import printable
 from vkbackend.tools.generate import demo_model
 from vkbackend.tools.op_cases import CASES
 
 # Small shapes, so that a software driver's arithmetic does not hide the cost of a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
-CHAIN = 64
+CHAIN = 64  # dispatches in a submission, in every runtime: what a submission costs is spread over them
 ROUNDS = 4  # in which the runtimes take turns at an op
 N_CTX = 128
 # The runtimes, and between them the native one with the shaders that kompute runs.
@@ -58,8 +58,8 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 def portable(way: str) -> AbstractContextManager[None]:
     """While devices are opened: leave out the features that faster shaders need, where `way` says so."""
-    needed = ",".join(sorted({feature for op in OPS.values() for feature in op.needs}))
-    return variable("VKBACKEND_DISABLE", needed) if "portable" in way else nullcontext()
+    needed = env.FEATURES & {feature for op in OPS.values() for feature in op.needs}
+    return variable("VKBACKEND_DISABLE", ",".join(sorted(needed))) if "portable" in way else nullcontext()
 
 
 @contextmanager
@@ -141,11 +141,12 @@ def per_op(spec: str, pattern: str, repeats: int) -> None:
     with ExitStack() as stack:
         devices = [stack.enter_context(opened(spec, way)) for way in WAYS]
         for case in cases:
-            rounds = [
-                [time_case(device, case, repeats, 2.0).us_min for device in devices] for _ in range(ROUNDS)
-            ]
-            us = [min(of_device) for of_device in zip(*rounds, strict=True)]
+            cases_on = [Chain(device, case) for device in devices]
+            rounds = [[min(one.seconds(CHAIN, repeats)) for one in cases_on] for _ in range(ROUNDS)]
+            us = [1e6 * min(of_device) for of_device in zip(*rounds, strict=True)]
             rows.append((f"`{case!r}`", *us, us[2] / us[1]))
+            for one in cases_on:
+                one.close()
     table("us per op", ("case", *WAYS, "ratio of the last two"), rows)
 
 
