@@ -7,6 +7,7 @@ long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -128,7 +129,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
 
 def _matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
     recording, limits, width = graph.recordings[d], graph.devices[d].limits, out.shape[-1]
-    operand = _operand(x, d, device_ops.operand_type(limits, x.rows, w.dtype))
+    operand = operand_of(x, d, device_ops.operand_type(limits, x.rows, w.dtype))
     for first, piece in w.pieces[d]:
         # A piece of the rows fills its own columns of every row of the result.
         n_rows, n = out.shape[0], piece.shape[0]
@@ -137,17 +138,21 @@ def _matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | 
         device_ops.mat(recording, limits, piece, operand, target, bias=own, y_stride=width, label=w.name)
 
 
-def _operand(x: Tensor, d: int, dtype: str) -> View:
+def operand_of(x: Tensor, d: int, dtype: str) -> View:
     """x of that type on a device, converted once for all the matrices that read it there."""
-    graph, own = x.graph, x.on(d)
-    if dtype == own.dtype:
-        return own
     if (d, dtype) not in x.converted:
-        label = graph.label(f"as_{dtype}")
-        view = View(Virtual(row_nbytes(dtype, own.shape[1]) * x.rows, label), 0, own.shape, dtype)
-        device_ops.convert(graph.recordings[d], graph.devices[d].limits, own, view, label=label)
-        x.converted[d, dtype] = view
+        x.converted[d, dtype] = convert(x.graph, d, x.on(d), dtype)
     return x.converted[d, dtype]
+
+
+def convert(graph: Graph, d: int, x: View, dtype: str) -> View:
+    """Rows of any shape as another type, in fresh scratch unless they have it."""
+    if dtype == x.dtype:
+        return x
+    recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label(f"as_{dtype}")
+    y = View(Virtual(math.prod(x.shape[:-1]) * row_nbytes(dtype, x.shape[-1]), label), 0, x.shape, dtype)
+    device_ops.convert(recording, limits, x, y, label=label)
+    return y
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.ops import whole
+from vkbackend.meta.ops import convert, operand_of, whole
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.tensor import Graph, Tensor, Weight
 from vkbackend.ops_moe import Gating
@@ -64,11 +64,14 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         each = graph.scratch((x.rows, router.n_used, x.width), "moe experts")
         groups = _groups(graph, d, ids, e.gate.starts[d])
         # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
-        _experts(graph, d, e.gate, e.gate_bias, x.on(d), ids, groups, a)
-        _experts(graph, d, e.up, e.up_bias, x.on(d), ids, groups, b)
+        for w, bias, out in ((e.gate, e.gate_bias, a), (e.up, e.up_bias, b)):
+            operand = operand_of(x, d, _operand_type(graph, d, w))
+            _experts(graph, d, w, bias, operand, ids, groups, out)
         device_ops.glu(recording, limits, a, b, a, act=e.act, label=label)
         # The sum over devices has the bias of down once.
-        _experts(graph, d, e.down, e.down_bias if d == state.writers[0] else None, a, ids, groups, each)
+        operand = convert(graph, d, a, _operand_type(graph, d, e.down))
+        bias = e.down_bias if d == state.writers[0] else None
+        _experts(graph, d, e.down, bias, operand, ids, groups, each)
         device_ops.moe_sum(recording, limits, each, weights, y.on(d), label=label)
     return y
 
@@ -98,6 +101,10 @@ def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor,
             **{name: vector.whole(d) for name, vector in vectors.items() if vector},
         )
     return weights, chosen
+
+
+def _operand_type(graph: Graph, d: int, w: Weight) -> str:
+    return device_ops.experts_operand_type(graph.devices[d].limits, graph.n_rows, w.dtype)
 
 
 def _groups(graph: Graph, d: int, ids: View, starts: View) -> device_ops.Groups | None:

@@ -22,15 +22,6 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// The 16 products without the scale of x; `sum` is that of its codes.
-float product(Quants q, uvec4 codes, int sum) {
-    float value = q.scale * float(dot16(q.codes, codes) - CODE_OFFSET * sum);
-#ifdef HAS_LOW
-    value += q.low * float(sum);
-#endif
-    return value;
-}
-
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
@@ -49,7 +40,7 @@ void main() {
                 const uvec4 codes = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
                 const float d = uintBitsToFloat(x[x_row + q8_block(k, i)]);
                 const int x_sum = q8_sum16(x[x_row + q8_block(k, i) + 1], i);
-                sum[r] += d * vec2(product(q0, codes, x_sum), product(q1, codes, x_sum));
+                sum[r] += d * vec2(product16(q0, codes, x_sum), product16(q1, codes, x_sum));
             }
         }
         vec2 bias = vec2(0.0);

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import product
+from typing import Any, ClassVar
 
 import numpy as np
 
 from vkbackend import ops, reference, shaderlib
+from vkbackend.buffer import View
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
+from vkbackend.tools.op_cases_moe import MatVecId
 from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
 
 TYPES = tuple(shaderlib.manifest()["mat_dot"])  # of weights
@@ -19,8 +22,9 @@ TYPES = tuple(shaderlib.manifest()["mat_dot"])  # of weights
 
 def quantized(x: np.ndarray) -> Tensor:
     """f32 rows as q8."""
-    raw = np.zeros((len(x), row_nbytes("q8", x.shape[1])), np.uint8)
-    reference.quantize_q8(x, raw, k=x.shape[1], n_rows=len(x))
+    k = x.shape[-1]
+    raw = np.zeros((x.size // k, row_nbytes("q8", k)), np.uint8)
+    reference.quantize_q8(x, raw, k=k, n_rows=len(raw))
     return Tensor(x.shape, "q8", raw)
 
 
@@ -103,7 +107,33 @@ class MatMulDot(MatDot):
         return ops.mat_mul_dot
 
 
+@dataclass(frozen=True)
+class MatDotId(MatVecId):
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_dot_id"].needs
+    type: str = "q8_0"
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        setup = super().setup(rng)
+        x = setup.tensors["x"].raw
+        assert x is not None
+        setup.tensors["x"] = quantized(x)
+        return setup
+
+    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
+        ops.mat_dot_id(rec, limits, w, v["x"], v["ids"], v["starts"], v["y"], **how)
+
+
+@dataclass(frozen=True)
+class MatMulDotId(MatDotId):
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_dot_id"].needs
+    tile: int = 16
+
+    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
+        ops.mat_mul_dot_id(rec, limits, w, v["x"], self.groups(v), v["starts"], v["y"], **how)
+
+
 def quick() -> list[Case]:
+    down: dict[str, Any] = {"axis": ops.COLUMNS, "x_per_used": True}
     return [
         QuantizeQ8(32),
         QuantizeQ8(96, 7),
@@ -118,6 +148,10 @@ def quick() -> list[Case]:
         MatMulDot("q4_1", 65, 96, 31, pad=3, bias=True),
         MatMulDot("q6_k", 129, 256, 40),
         MatMulDot("q4_0", 5, 96, 2, nan=True),
+        MatDotId("q8_0", side=96, widths=(17, 32, 0, 40), rows=2, pieces=2),
+        MatDotId("q4_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),
+        MatMulDotId("mxfp4", side=96, widths=(67, 3), rows=70, used=1, tile=32),
+        MatMulDotId("q8_0", side=65, widths=(32, 0, 96, 64), rows=9, used=4, pieces=2, tile=8, **down),
     ]
 
 
@@ -127,7 +161,15 @@ def one_of(kind: str) -> list[Case]:
 
 
 def one_tiled(kind: str) -> list[Case]:
-    return [MatMulDot(kind, 3, 3 * block_of(kind)[0])] if kind in TYPES else []
+    """As one_of, of the ops whose variants differ in nothing else: in the wide sweep."""
+    if kind not in TYPES:
+        return []
+    k, widths = 3 * block_of(kind)[0], (3, 0, 2)
+    return [
+        MatMulDot(kind, 3, k),
+        MatDotId(kind, side=k, widths=widths, used=3),
+        MatMulDotId(kind, side=k, widths=widths, rows=3),
+    ]
 
 
 def wide() -> list[Case]:
@@ -138,6 +180,11 @@ def wide() -> list[Case]:
         cases += [MatDot(kind, n, k, rows) for n in (1, 31, 33) for rows in range(1, 9)]
         cases += [MatDot(kind, n, k * 7, 1) for n in (2, 13)]
         cases += [MatMulDot(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
+        unit, side, widths = (32, 288, (11, 12, 13, 0)) if block == 32 else (block, 3 * block, (1, 0, 3, 2))
+        for case, (rows, tile) in product((MatDotId, MatMulDotId), ((1, 16), (2, 24), (40, 32))):
+            own = tuple(unit * n for n in widths)
+            cases += [case(kind, ops.ROWS, side, own, rows, 4, tile=tile)]
+            cases += [case(kind, ops.COLUMNS, 33, own, rows, 4, x_per_used=True, pieces=2, tile=tile)]
         cases += [MatDot(kind, 64, block, 2), MatMulDot(kind, 2880, 2880 // block * block, 20)]
     return cases
 
@@ -147,4 +194,6 @@ def bench(kind: str) -> list[Case]:
         return []
     cases: list[Case] = [MatDot(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
     cases += [MatDot(kind, 1024, 3072), MatDot(kind, 256, 256), MatDot(kind, 16_384, 1024)]
-    return [*cases, *(MatMulDot(kind, 3072, 1024, rows) for rows in (16, 32, 128))]
+    cases += [MatMulDot(kind, 3072, 1024, rows) for rows in (16, 32, 128)]
+    experts: dict[str, Any] = {"side": 1024, "widths": (512,) * 8}
+    return [*cases, MatDotId(kind, **experts), MatMulDotId(kind, **experts, rows=64)]

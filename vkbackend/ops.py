@@ -35,8 +35,11 @@ from vkbackend.ops_elementwise import softcap as softcap
 from vkbackend.ops_experts import COLUMNS as COLUMNS
 from vkbackend.ops_experts import ROWS as ROWS
 from vkbackend.ops_experts import Groups as Groups
+from vkbackend.ops_experts import experts_operand_type as experts_operand_type
+from vkbackend.ops_experts import mat_dot_id as mat_dot_id
 from vkbackend.ops_experts import mat_id as mat_id
 from vkbackend.ops_experts import mat_lane_id as mat_lane_id
+from vkbackend.ops_experts import mat_mul_dot_id as mat_mul_dot_id
 from vkbackend.ops_experts import mat_mul_id as mat_mul_id
 from vkbackend.ops_experts import mat_vec_id as mat_vec_id
 from vkbackend.ops_experts import moe_group as moe_group

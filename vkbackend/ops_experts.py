@@ -16,6 +16,7 @@ from typing import Any
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
+from vkbackend.matrix_choice import operand_type, prefers_dots, runs
 from vkbackend.opspec import OPS, floor_pow2, fold, prefers_lanes, record
 from vkbackend.recording import Recording
 
@@ -76,13 +77,26 @@ def mat_id(
     groups: Groups | None = None,
     **where: Any,
 ) -> None:
-    """y[r, u] = W_e x for e = ids[r, u], by the fastest op; `where` is first, count, label."""
-    if prefers_lanes(limits):
+    """y[r, u] = W_e x for e = ids[r, u], by the fastest op; `where` is first, count, label.
+
+    x is of the type that `experts_operand_type` says."""
+    if x.dtype == "q8" and groups:
+        mat_mul_dot_id(rec, limits, w, x, groups, starts, y, axis=axis, **where)
+    elif x.dtype == "q8":
+        mat_dot_id(rec, limits, w, x, ids, starts, y, axis=axis, **where)
+    elif prefers_lanes(limits):
         mat_lane_id(rec, limits, w, x, groups or ids, starts, y, axis=axis, **where)
     elif groups:
         mat_mul_id(rec, limits, w, x, groups, starts, y, axis=axis, **where)
     else:
         mat_vec_id(rec, limits, w, x, ids, starts, y, axis=axis, **where)
+
+
+def experts_operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
+    """The type in which x goes to experts of type `dtype`: q8 where there are instructions for it, or where
+    that many rows go so to other matrices; else f32."""
+    able = all(runs(limits, op, dtype) for op in ("mat_dot_id", "mat_mul_dot_id"))
+    return "q8" if able and (prefers_dots(limits) or operand_type(limits, n_rows, dtype) == "q8") else "f32"
 
 
 def mat_vec_id(
@@ -168,8 +182,66 @@ def mat_lane_id(
     record(rec, "mat_lane_id", w.dtype, args, push, consts, grid, label=label, flops=flops)
 
 
+def mat_dot_id(
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    ids: View,
+    starts: View,
+    y: View,
+    *,
+    axis: int,
+    first: int = 0,
+    count: int | None = None,
+    label: str = "",
+) -> None:
+    """As mat_vec_id for x of type q8."""
+    assert limits.features.issuperset(OPS["mat_dot_id"].needs), limits.features
+    assert ids.dtype == "u32" and ids.shape == (x.shape[0], y.shape[1]), (x, ids)
+    push, flops = _push(limits, w, x, starts, y, axis, first, count, "q8")
+    local = 128
+    per_group = max(2, 2 * local // limits.subgroup_size)
+    groups = (*fold(limits, -(-y.shape[-1] // per_group)), ids.shape[0] * ids.shape[1])
+    consts = {"LOCAL": local, "ROWS": per_group, "AXIS": axis}
+    args = w, x, ids, starts, y
+    record(rec, "mat_dot_id", w.dtype, args, push, consts, groups, label=label, flops=flops)
+
+
+def mat_mul_dot_id(
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    groups: Groups,
+    starts: View,
+    y: View,
+    *,
+    axis: int,
+    first: int = 0,
+    count: int | None = None,
+    label: str = "",
+) -> None:
+    """As mat_mul_id for x of type q8; tiles may be of 8 pairs, too."""
+    assert limits.features.issuperset(OPS["mat_mul_dot_id"].needs), limits.features
+    push, flops = _push(limits, w, x, starts, y, axis, first, count, "q8")
+    assert groups.tile in (8, 16, 24, 32), groups
+    consts = {"LOCAL": 128, "RN": groups.tile // 8, "AXIS": axis}
+    grid = (*fold(limits, -(-y.shape[-1] // 64)), groups.tiles.shape[0])
+    args = w, x, groups.order, groups.tiles, starts, y
+    record(rec, "mat_mul_dot_id", w.dtype, args, push, consts, grid, label=label, flops=flops)
+
+
 def _push(
-    limits: Limits, w: View, x: View, starts: View, y: View, axis: int, first: int, count: int | None
+    limits: Limits,
+    w: View,
+    x: View,
+    starts: View,
+    y: View,
+    axis: int,
+    first: int,
+    count: int | None,
+    x_type: str = "f32",
 ) -> tuple[dict[str, int | float], int]:
     n_rows, n_used, y_stride = y.shape
     x_stride, x_per_used = x.shape[-1], len(x.shape) == 3
@@ -178,7 +250,7 @@ def _push(
     assert axis in (ROWS, COLUMNS) and len(w.shape) == 2, (axis, w)
     side = w.shape[1 - axis]  # the side that is the same for all experts
     assert starts.dtype == "u32" and 0 <= first < first + count <= n_experts, (first, count)
-    assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)) and x.dtype == "f32", (x, y)
+    assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)) and x.dtype == x_type, (x, y)
     assert y.dtype == "f32" and side == (x_stride if axis == ROWS else y_stride), (w, x, y, axis)
     assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by experts"
     assert n_rows * n_used <= limits.max_groups[2], f"{n_rows} rows of {n_used} exceed the grid"

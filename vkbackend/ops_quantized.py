@@ -14,11 +14,12 @@ from vkbackend.recording import Recording
 
 
 def quantize_q8(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
-    """y q8 [n_rows, k] = x f32 of as many elements: |x - y| is at most half of the largest |x| of 32 / 127.
+    """y q8 [..., k] = x f32 of as many elements: |x - y| is at most half of the largest |x| of 32 / 127.
 
     32 elements with NaN or inf among them become NaN, in whatever is multiplied with them."""
-    n_rows, k = y.shape
-    assert k % 32 == 0 and rows_of(y, k, "q8") == rows_of(x, k) == n_rows, (x, y)
+    k = y.shape[-1]
+    n_rows = rows_of(y, k, "q8")
+    assert k % 32 == 0 and rows_of(x, k) == n_rows, (x, y)
     local = 128
     groups = (*fold(limits, -(-n_rows * k // (4 * local))), 1)
     push: dict[str, int | float] = {"k": k, "n_rows": n_rows}

@@ -146,6 +146,20 @@ OPS: dict[str, OpSpec] = {
             "RN AXIS",
         ),
         _spec(
+            "mat_dot_id",
+            "w:r x:r ids:r starts:r y:w",
+            "side first count n_used n_rows x_stride y_stride x_per_used",
+            "ROWS AXIS",
+            needs="int_dot subgroup_arithmetic full_subgroups",
+        ),
+        _spec(
+            "mat_mul_dot_id",
+            "w:r x:r order:r tiles:r starts:r y:w",
+            "side first count n_used n_rows x_stride y_stride x_per_used",
+            "RN AXIS",
+            needs="int_dot",
+        ),
+        _spec(
             "mat_lane_id",
             "w:r x:r order:r tiles:r starts:r y:w",
             "side first count n_used n_rows x_stride y_stride x_per_used",

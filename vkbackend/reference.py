@@ -14,7 +14,9 @@ import numpy as np
 from vkbackend.formats import dequantize, quantize
 from vkbackend.reference_moe import add_id as add_id
 from vkbackend.reference_moe import exact_reciprocal
+from vkbackend.reference_moe import mat_dot_id as mat_dot_id
 from vkbackend.reference_moe import mat_lane_id as mat_lane_id
+from vkbackend.reference_moe import mat_mul_dot_id as mat_mul_dot_id
 from vkbackend.reference_moe import mat_mul_id as mat_mul_id
 from vkbackend.reference_moe import mat_vec_id as mat_vec_id
 from vkbackend.reference_moe import moe_group as moe_group

@@ -4,7 +4,7 @@
 //     value = scale * (code - CODE_OFFSET) + low, low only with HAS_LOW
 //     Quants quants16(uint start, uint k)       elements k..k+15 of a row, k a multiple of 16
 //
-// and lib/q8.glsl's reader of activations. GROUP elements share scale and low: 16 or 32.
+// GROUP elements share scale and low: 16 or 32.
 #extension GL_EXT_spirv_intrinsics : require
 
 // OpSDot of packed vectors: the sum of the products of four int8 each.
@@ -157,3 +157,12 @@ Quants quants(uint b, uint k) {
 #endif
 
 Quants quants16(uint start, uint k) { return quants(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT); }
+
+// The sum of 16 products without the scale of x, whose codes add up to `x_sum`.
+float product16(Quants q, uvec4 x_codes, int x_sum) {
+    float value = q.scale * float(dot16(q.codes, x_codes) - CODE_OFFSET * x_sum);
+#ifdef HAS_LOW
+    value += q.low * float(x_sum);
+#endif
+    return value;
+}

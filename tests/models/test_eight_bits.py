@@ -43,7 +43,7 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
     return {getattr(c, "op", "copy") for recording in recordings for c in recording.commands}
 
 
-def check_file(shared: Path, name: str, devices: list[str]) -> np.ndarray:
+def check_file(shared: Path, name: str, devices: list[str], experts: bool = False) -> np.ndarray:
     """Logits of the prompt, to 2e-3 of llama.cpp's, which rounds activations, too; then one step more."""
     path = shared / "models" / f"stories260K-{name}.gguf"
     prompt = json.loads((shared / "models" / "expected.json").read_text())[path.stem]["prompt_tokens"]
@@ -55,6 +55,9 @@ def check_file(shared: Path, name: str, devices: list[str]) -> np.ndarray:
         again = runner.step(prompt[-1:], [Run(0, 0, 1, len(prompt) - 1)], [0])
         assert nmse(again, want[-1:]) <= 2e-3
         assert ops_of(runner, 1) >= {"mat_dot", "quantize_q8"}
+        if experts:
+            assert "mat_dot_id" in ops_of(runner, 1) and "mat_mul_dot_id" in ops_of(runner, 16)
+            assert not {"mat_vec_id", "mat_mul_id", "mat_lane_id"} & (ops_of(runner, 1) | ops_of(runner, 16))
     return logits
 
 
@@ -68,6 +71,12 @@ def numpy_dots(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_files_in_numpy(numpy_dots: None, shared: Path, name: str) -> None:
     check_file(shared, name, ["numpy"] * 2)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("name", ["moe8x-MXFP4", "moe8x-Q4_0"])
+def test_experts_in_numpy(numpy_dots: None, shared: Path, name: str, n: int) -> None:
+    check_file(shared, name, ["numpy"] * n, experts=True)
 
 
 @pytest.mark.parametrize("name", ["w256-Q4_0", "w256-Q4_K"])

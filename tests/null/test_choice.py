@@ -106,6 +106,15 @@ def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:
         assert tuple(chosen(without, rows, "q4_0") for rows in (1, 8, 9)) == plain
 
 
+def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:
+    measured = (("one", ("mat_dot",)), ("many", ("mat_mul_dot",)))
+    for limits, wanted in ((FAST_DOTS, "q8"), (GPU, "f32"), (replace(GPU, choices=measured), "q8")):
+        found = {ops.experts_operand_type(limits, n, dtype) for n, dtype in ((1, "q4_0"), (9, "mxfp4"))}
+        assert found == {wanted}
+        assert ops.experts_operand_type(limits, 1, "f16") == "f32"
+        assert ops.experts_operand_type(limits.exact(), 1, "q4_0") == "f32"
+
+
 # ---- measured choices ----
 
 

@@ -34,7 +34,7 @@ def error(device: Device, limits: Limits, kind: str, n_rows: int) -> float:
     device.write(views["w"], np.pad(raw, (0, views["w"].nbytes - raw.size)))
     device.write(views["x"], x)
     recording = Recording("product")
-    assert ops.reads_q8(limits, n_rows, kind)
+    assert ops.operand_type(limits, n_rows, kind) == "q8"
     ops.quantize_q8(recording, limits, views["x"], views["q"])
     ops.mat(recording, limits, views["w"], views["q"], views["y"])
     device.run(recording)

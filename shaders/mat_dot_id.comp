@@ -1,0 +1,57 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+// y[r, u] = W_e x for the experts e = ids[r, u] as mat_vec_id, of x in 8 bits: dot products of integers. Workgroups (rows
+// of W_e, -, (r, u)), in which a subgroup has two rows at a time, as in mat_dot.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint ROWS = 8; // rows of W_e per workgroup, even
+layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+
+layout(push_constant) uniform Push {
+    uint w_off, x_off, ids_off, starts_off, y_off;
+    uint side, first, count, n_used, n_rows, x_stride, y_stride, x_per_used;
+};
+layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
+layout(set = 0, binding = 2) readonly buffer Ids { uint ids[]; };
+layout(set = 0, binding = 3) readonly buffer Starts { uint starts[]; };
+layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
+#include "lib/dequant.glsl"
+#include "lib/expert.glsl"
+#include "lib/q8.glsl"
+#include "lib/quants.glsl"
+
+void main() {
+    const uint pair = gl_WorkGroupID.z; // of row and used expert
+    const uint first_row = group_index() * ROWS;
+    const uint expert = ids[ids_off + pair];
+    if (expert - first >= count) return; // another piece of the stack has it
+    const uint s = starts_off;
+    const Expert e = expert_of(starts[s + expert], starts[s + expert + 1], starts[s + first]);
+    if (first_row >= e.n) return;
+    const uint end = min(first_row + ROWS, e.n);
+    const uint x_row = x_off + (x_per_used != 0 ? pair : pair / n_used) * q8_row_words(x_stride);
+
+    for (uint row = first_row + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
+        const uint start0 = expert_row(e, row);
+        const uint start1 = expert_row(e, min(row + 1, e.n - 1));
+        vec2 sum = vec2(0.0);
+        for (uint i = 16 * gl_SubgroupInvocationID; i < e.k; i += 16 * gl_SubgroupSize) {
+            const uint at = x_row + i / 4;
+            const uvec4 codes = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+            const uint block = x_row + q8_block(x_stride, i);
+            const int x_sum = q8_sum16(x[block + 1], i);
+            const vec2 products = vec2(
+                product16(quants16(start0, i), codes, x_sum), product16(quants16(start1, i), codes, x_sum)
+            );
+            sum += uintBitsToFloat(x[block]) * products;
+        }
+        const vec2 total = subgroupAdd(sum);
+        if (gl_SubgroupInvocationID == 0) {
+            y[y_off + pair * y_stride + row] = total.x;
+            if (row + 1 < end) y[y_off + pair * y_stride + row + 1] = total.y;
+        }
+    }
+}

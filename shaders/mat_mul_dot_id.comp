@@ -1,0 +1,65 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// y[r, u] = W_e x for the experts e = ids[r, u] as mat_dot_id, for many pairs (r, u): workgroup z has the pairs of one
+// tile of moe_group, which are all of one expert. Tiles of 64 rows of W_e by 8 RN pairs, as in mat_mul_dot.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
+layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+
+layout(push_constant) uniform Push {
+    uint w_off, x_off, order_off, tiles_off, starts_off, y_off;
+    uint side, first, count, n_used, n_rows, x_stride, y_stride, x_per_used;
+};
+layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
+layout(set = 0, binding = 2) readonly buffer Order { uint order[]; };
+layout(set = 0, binding = 3) readonly buffer Tiles { uint tiles[]; };
+layout(set = 0, binding = 4) readonly buffer Starts { uint starts[]; };
+layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+#include "lib/dequant.glsl"
+#include "lib/expert.glsl"
+#include "lib/q8.glsl"
+#include "lib/quants.glsl"
+#include "lib/dot_tile.glsl"
+
+shared uint pairs[TN];
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint at = tiles_off + 3 * gl_WorkGroupID.z;
+    const uint e_id = tiles[at];
+    const uint begin = tiles[at + 1];
+    const uint n_pairs = tiles[at + 2];
+    if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
+    const uint s = starts_off;
+    const Expert e = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
+    const uint first_i = group_index() * TM;
+    if (first_i >= e.n) return;
+    if (thread < TN) pairs[thread] = order[order_off + begin + min(thread, n_pairs - 1)];
+    barrier();
+
+    for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
+    for (uint slice = 0; slice < e.k; slice += TK) {
+        for (uint i = thread; i < 2 * TM; i += LOCAL) { // two neighbouring threads have a row's 32 elements
+            hold_w(i / 2, expert_row(e, min(first_i + i / 2, e.n - 1)), slice + i % 2 * 16);
+        }
+        for (uint i = thread; i < TN * WORDS; i += LOCAL) {
+            const uint p = pairs[i / WORDS];
+            const uint row = x_per_used != 0 ? p : p / n_used;
+            hold_x(i / WORDS, i % WORDS, x_off + row * q8_row_words(x_stride), x_stride, slice);
+        }
+        barrier();
+        add_slice();
+        barrier();
+    }
+
+    for (uint c = 0; c < RN; ++c) {
+        const uint r = thread / M_THREADS + c * N_THREADS;
+        if (r >= n_pairs) continue;
+        for (uint a = 0; a < 4; ++a) {
+            const uint i = first_i + thread % M_THREADS + a * M_THREADS;
+            if (i < e.n) y[y_off + pairs[r] * y_stride + i] = sum[c][a];
+        }
+    }
+}
