@@ -20,7 +20,7 @@ from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
-PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once; as large as a device's upload staging
+PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once; one half of an upload staging
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,9 +222,7 @@ def _llama_cpp(
 def _llama_cpp_heads(
     a: Attention | DeltaNet, n: int, shares: Sequence[float] | None, rotation: int
 ) -> dict[str, Ranges]:
-    if isinstance(
-        a, DeltaNet
-    ):  # theirs cuts q, k and v apart, which 3 devices may not agree on: by key heads
+    if isinstance(a, DeltaNet):  # by key heads: theirs cuts q, k and v apart, where 3 devices may not agree
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}
     columns = a.group * a.head_dim_k

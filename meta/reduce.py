@@ -25,10 +25,8 @@ WIRES = ("auto", "f32", "bf16")
 # Elements from which `auto` sends bfloat16, by device count (the thresholds of llama.cpp's NCCL path).
 _BF16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _BF16_FROM_MANY = 262_144
-SCATTER_DEVICES, SCATTER_NBYTES = (
-    4,
-    1 << 20,
-)  # from here on reading n - 1 whole slots costs more than an exchange
+# From here on reading n - 1 whole slots costs more than an exchange.
+SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
 
 
 def wire_of(wanted: str, elements: int, n_devices: int) -> str:

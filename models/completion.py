@@ -15,9 +15,8 @@ class Chunk:
 
     text: str
     token: int | None  # None only where max_tokens is 0
-    finish_reason: str | None = (
-        None  # "stop": a stop token or string; "length": max_tokens or the end of the context
-    )
+    # "stop": a stop token or string; "length": max_tokens or the end of the context.
+    finish_reason: str | None = None
     timings: dict[str, float] | None = None
     slot: int = 0
 

@@ -244,9 +244,8 @@ def _check_split(parts: list[Part]) -> None:
                     raise GGUFError(f"{part.path}: named as a part of a split model, but {key!r} is missing")
                 continue
             stated = meta[key]
-            lone = (
-                key == "split.count" and not required and stated == 0
-            )  # written by some tools for a whole file
+            # Some tools write a count of 0 into a whole file.
+            lone = key == "split.count" and not required and stated == 0
             if stated != actual and not lone:
                 raise GGUFError(
                     f"{part.path}: {key!r} is {stated}, but the files found make it {actual}; "

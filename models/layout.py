@@ -64,9 +64,7 @@ class Layout:
     caches: list[CachePlan]
     cache_owners: list[int | None]  # of each layer: whose caches it reads, None for its own
     states: list[StatePlan]
-    active: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # devices that work on a layer, by scope
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # who works on a layer, by scope
 
     def memories(self) -> list[CachePlan | StatePlan]:
         """All that a slot's sequence fills."""

@@ -120,9 +120,7 @@ class Model(Decoder):
         if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:  # the same of every key head
             by_name |= {spec.name: spec for spec in fused(ba, [beta, alpha], repeat=self.delta.n_k)}
         qkv, z = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_qkv", "attn_gate"))
-        if (
-            qkv and z and (old := f"{prefix}ssm_in.weight") in self._shapes
-        ):  # and so q, k, v and the gate, once
+        if qkv and z and (old := f"{prefix}ssm_in.weight") in self._shapes:  # so had q, k, v and gate, once
             d = self.delta
             qkv, z = fused(old, [qkv, z], repeat=d.n_k)
             assert qkv.part

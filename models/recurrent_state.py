@@ -83,9 +83,8 @@ class SlotStates:
         self._most = n_snapshots
         self._cells = list(range(n_slots))  # what each slot's steps write
         self._positions = [0] * n_slots  # what that cell holds; 0: nothing
-        self._snapshots: list[dict[int, int]] = [
-            {} for _ in range(n_slots)
-        ]  # cells by position, oldest first
+        # Cells by position, oldest first.
+        self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # whether the last step had several rows
 
     def resumable(self, slot: int, position: int) -> int:

@@ -193,9 +193,8 @@ class Runner:
         mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
         for device in mesh.devices:
             device.drop_upload()
-        mesh.step(
-            1, 1, self.max_top_k
-        )  # compiles what decode needs now, rather than in front of the first token
+        # Compiles what decode needs now, rather than in front of the first token.
+        mesh.step(1, 1, self.max_top_k)
 
     # ---- steps ----
 

@@ -68,9 +68,8 @@ def experts() -> list[Case]:
             cases.append(MatMulId(kind, ops.ROWS, side, Equal((n,) * n_expert), rows, 10))
     cases += [MatMulId("f16", ops.ROWS, k, (8,), 16, 1) for k in (1, 63, 65)]
     cases.append(MatMulId("mxfp4", ops.ROWS, 2880, Equal((2880,) * 32), 32, 2, pieces=2))  # gpt-oss
-    cases += [
-        MatVecId("q4_0", ops.ROWS, 2048, Equal((768,) * 128), rows, 8) for rows in (1, 4)
-    ]  # Qwen3-30B-A3B
+    qwen3_30b = Equal((768,) * 128)
+    cases += [MatVecId("q4_0", ops.ROWS, 2048, qwen3_30b, rows, 8) for rows in (1, 4)]
     for rows in (16, 32, 64):  # beyond the largest half
         cases.append(MatMulId("q4_k", ops.ROWS, 2048, Equal((512,) * 16), rows, 4, span=1e5))
         cases.append(MatMulId("q8_0", ops.ROWS, 2048, Equal((512,) * 8), rows, 2, span=1e5))

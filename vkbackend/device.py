@@ -73,9 +73,8 @@ class VulkanDevice(Device):
         self.created = 0
         self.nbytes: Counter[Home] = Counter()
         self.lost = self.abandoned = self.closed = False
-        self._memory: dict[
-            int, tuple[Any, Any, bool]
-        ] = {}  # buffer uid -> VkBuffer, VkDeviceMemory, coherent
+        # By the uid of buffers: VkBuffer, VkDeviceMemory, whether it is coherent.
+        self._memory: dict[int, tuple[Any, Any, bool]] = {}
         self.transfers = VulkanTransfers(self)
         self.features = {k: v for k, v in info.features.items() if k not in env.disabled()}
         self.imports_pages, self.has_codebooks = bool(self.features.get("host_import")), True

@@ -35,12 +35,9 @@ def _name(index: int, command: Dispatch | Copy) -> str:
 def check(recording: Recording) -> list[Hazard]:
     """All hazards of a placed recording whose barriers are in place; an empty list means it is ordered."""
     hazards: list[Hazard] = []
-    unordered: dict[Buffer | Virtual, list[tuple[Range, bool, str]]] = defaultdict(
-        list
-    )  # since the last barrier
-    host_pending: list[
-        tuple[Range, str]
-    ] = []  # device writes to host memory not yet made visible to the host
+    # Since the last barrier, and: device writes to host memory that are not yet visible to the host.
+    unordered: dict[Buffer | Virtual, list[tuple[Range, bool, str]]] = defaultdict(list)
+    host_pending: list[tuple[Range, str]] = []
     host_wrote = True  # the host may have written its memory since the device last waited for it
 
     def end_of_segment() -> None:

@@ -232,9 +232,8 @@ def attn_prefill(
     push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
     assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
     _check_sinks(sinks, n_heads)
-    tq = (
-        16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
-    )  # the q tile takes at most 10 KiB of shared memory
+    # The q tile takes at most 10 KiB of shared memory.
+    tq = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
     n_tiles = -(-n_rows // tq) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
     local = 32 if limits.is_cpu else 128  # 1 to 4 times CELL_BLOCK
     record(

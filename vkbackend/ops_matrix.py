@@ -37,9 +37,7 @@ def mat_vec(
     args, push, n_rows, n_slots = gated_args(limits, w, up, act, x, bias, y, y_stride)
     assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_vec serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
     k = w.shape[1]
-    if (
-        limits.is_cpu and not up
-    ):  # one invocation is a SIMD lane: a row each needs neither barriers nor shared memory
+    if limits.is_cpu and not up:  # an invocation is a SIMD lane: with a row each, nothing has to meet
         local, tpr = 32, 1
     else:  # at least two rounds of 4 elements for each thread of a row
         local, tpr = 128, min(64, max(4, floor_pow2(k // 8)))

@@ -23,9 +23,7 @@ from vkbackend import env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
-PRIVATE = (
-    ".glslang"  # beside shaders/ in a checkout: a newer one with its own libc, which tools/setup.sh unpacks
-)
+PRIVATE = ".glslang"  # beside shaders/ in a checkout: a newer one with its libc, unpacked by tools/setup.sh
 _NEW = 13  # the first glslang with GL_KHR_cooperative_matrix
 _NEEDS_NEW = "API_KHR"  # the define of what is written with it
 TARGET = "vulkan1.1"

@@ -21,9 +21,8 @@ class Timestamps:
 
     def __init__(self, device: VulkanDevice, n: int) -> None:
         self._device, self._n = device, n
-        self._commands: list[
-            Dispatch | Copy | None
-        ] = []  # what ended at each timestamp; None: a submission began
+        # What ended at each timestamp; None: a submission began.
+        self._commands: list[Dispatch | Copy | None] = []
         pool = ffi.new("VkQueryPool *")
         info = new("VkQueryPoolCreateInfo", queryType=C.VK_QUERY_TYPE_TIMESTAMP, queryCount=n)
         device.check(lib.vkCreateQueryPool(device.vk, info, NULL, pool), "vkCreateQueryPool")
