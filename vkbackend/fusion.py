@@ -13,6 +13,7 @@ from typing import Any
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
+from vkbackend.ops import add_partials
 from vkbackend.ops_attention import HeadNorm, Rotation, kv_store, rope
 from vkbackend.ops_elementwise import ACTS
 from vkbackend.ops_matrix import mat_lane, mat_vec, mat_wave
@@ -54,13 +55,14 @@ class _Fusing:
         views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
         return views | dict(d.push) | dict(d.consts) | {"op": d.op, "step": d.step, "label": d.label}
 
-    def maker(self, at: int, name: str, ops: tuple[str, ...]) -> int | None:
-        """Where one of these ops makes what dispatch `at` reads as `name` and nobody else does, and could as
-        well do it at `at`."""
+    def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
+        """Where one of these ops makes what dispatch `at` reads as `name`, and could as well do it at `at`;
+        nobody else reads it, or with `others_later` not before."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         made = self.commands[first]
-        if others != [at] or not isinstance(made, Dispatch) or made.op not in ops:
+        alone = others[:1] == [at] and (others_later or len(others) == 1)
+        if not alone or not isinstance(made, Dispatch) or made.op not in ops:
             return None
         [written] = made.writes
         if (written.begin, written.end) != (value.offset, value.end):
@@ -140,6 +142,19 @@ def _gated_product(f: _Fusing, at: int) -> None:
     f.replace(at, [i for i in makers if i is not None], made)
 
 
+def _norm_of_sum(f: _Fusing, at: int) -> None:
+    """rms_norm of a sum, which others may read later: the tail of a reduce with one partial."""
+    n = f.named(at)
+    i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
+    if i is None or n["x"].nbytes != 4 * n["n"] * n["n_rows"]:
+        return
+    s, shape, made = f.named(i), (n["n_rows"], n["n"]), Recording("fused")
+    base, part, h = s["a"].reshape(*shape), s["b"].reshape(n["n"] * n["n_rows"]), n["x"].reshape(*shape)
+    how: dict[str, Any] = {"own_index": None, "writers": 1, "eps": n["eps"], "label": n["label"]}
+    add_partials(made, f.limits, base, None, part, n["w"], h, n["y"], slot_stride=part.shape[0], **how)
+    f.replace(at, [i], made)
+
+
 _GATED: dict[str, Callable[..., None]] = {
     "mat_vec": mat_vec,
     "mat_wave": mat_wave,
@@ -147,6 +162,7 @@ _GATED: dict[str, Callable[..., None]] = {
     "mat_dot": mat_dot,
 }
 _RULES: dict[str, tuple[Callable[[_Fusing, int], None], ...]] = {
+    "rms_norm": (_norm_of_sum,),
     "rope": (_norm_rope,),
     "kv_store": (_rope_store,),
     "glu": (_gated_product,),

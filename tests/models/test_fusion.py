@@ -153,3 +153,36 @@ def test_a_norm_of_more_than_a_head_stays() -> None:
     ops.rms_norm(chain.rec, LIMITS, chain.x, None, chain.normed, eps=1e-5)
     chain.rope()
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
+    """The sum is there for whoever reads it later."""
+    chain = Chain()
+    a, b, y, z = kept(192, 3, 16), kept(192, 3, 16), of_values(3, 16), of_values(3, 16)
+    ops.add(chain.rec, LIMITS, a, b, chain.normed)
+    if read_before:
+        ops.scale(chain.rec, LIMITS, chain.normed, z, c=2.0)
+    ops.rms_norm(chain.rec, LIMITS, chain.normed, kept(64, 16), y, eps=1e-5)
+    ops.add(chain.rec, LIMITS, chain.normed, y, z)
+    want = ["add", "scale", "rms_norm", "add"] if read_before else ["add_partials", "add"]
+    assert ops_of(chain.fused()) == want
+
+
+def test_gate_and_up_become_one() -> None:
+    x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
+    matrices = kept(4096, 24, 32)
+    for first in (16, 8):  # the other order first: that one is left alone
+        rec = Recording("products")
+        for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
+            ops.mat_vec(rec, LIMITS, matrices.rows(at, at + 8), x, out)
+        ops.glu(rec, LIMITS, gate, up, y, act="gelu")
+        found = [c for c in fuse(rec, LIMITS).accesses() if isinstance(c, Dispatch)]
+        assert ops_of(found) == (["mat_vec"] if first == 8 else ["mat_vec", "mat_vec", "glu"])
+    named = dict(found[0].push)
+    assert named["up_at"] == 8 * 32 and named["act"] == 3 and found[0].args[0].nbytes == 4 * 16 * 32
+    assert ops_of([c for c in fuse(rec, replace(LIMITS, is_cpu=True)).accesses()]) == [
+        "mat_vec",
+        "mat_vec",
+        "glu",
+    ]  # type: ignore[misc]
