@@ -1,6 +1,5 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#extension GL_EXT_control_flow_attributes : require
 // Tail of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w.
 // The device's own partial comes from its own memory, the others from the slots. Plain adds in a fixed order, so h is
 // the same bits on all devices; with WIRE 1 each partial was rounded to bfloat16, so the own one is here.

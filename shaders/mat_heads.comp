@@ -28,11 +28,11 @@ void main() {
     const uint head = own / n;
 
     float sum[N];
-    for (uint r = 0; r < N; ++r) sum[r] = 0.0;
+    [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = 0.0;
     const uint k4 = k & ~3u;
     for (uint i = 4 * lane; i < k4; i += 4 * TPR) {
         const vec4 wv = dequant4(start, i);
-        for (uint r = 0; r < N; ++r) {
+        [[unroll]] for (uint r = 0; r < N; ++r) {
             const uint at = x_off + (min(first + r, n_rows - 1) * n_heads + head) * k + i;
             sum[r] += dot(wv, vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
         }
@@ -40,15 +40,17 @@ void main() {
 #ifdef HAS_TAIL
     for (uint i = k4 + lane; i < k; i += TPR) {
         const float wv = dequant1(start, i);
-        for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + (min(first + r, n_rows - 1) * n_heads + head) * k + i];
+        [[unroll]] for (uint r = 0; r < N; ++r) {
+            sum[r] += wv * x[x_off + (min(first + r, n_rows - 1) * n_heads + head) * k + i];
+        }
     }
 #endif
 
-    for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] = sum[r];
+    [[unroll]] for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] = sum[r];
     barrier();
     for (uint s = TPR / 2; s > 0; s >>= 1) {
         if (lane < s) {
-            for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] += tree[r * LOCAL + thread + s];
+            [[unroll]] for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] += tree[r * LOCAL + thread + s];
         }
         barrier();
     }

@@ -36,14 +36,14 @@ void main() {
     const uint tn = thread / M_THREADS;
 
     vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile
-    for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
+    [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
         for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 neighbouring threads read a row's 32 elements
             const uint i = e / (TK / 4);
             const uint kk = 4 * (e % (TK / 4));
             const vec4 value = dequant4_tail(row_start(min(first_i + i, n - 1), k), slice + kk, k);
-            for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + i] = value[j];
+            [[unroll]] for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + i] = value[j];
         }
         for (uint e = thread; e < TN * TK; e += LOCAL) {
             const uint r = first_r + e / TK;
@@ -55,15 +55,15 @@ void main() {
         for (uint kk = 0; kk < TK; ++kk) {
             const uint at = kk * W_STRIDE + tm;
             const vec4 wv = vec4(w_tile[at], w_tile[at + 16], w_tile[at + 32], w_tile[at + 48]);
-            for (uint c = 0; c < RN; ++c) sum[c] += wv * x_tile[kk * X_STRIDE + tn + c * N_THREADS];
+            [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] += wv * x_tile[kk * X_STRIDE + tn + c * N_THREADS];
         }
         barrier();
     }
 
-    for (uint c = 0; c < RN; ++c) {
+    [[unroll]] for (uint c = 0; c < RN; ++c) {
         const uint r = first_r + tn + c * N_THREADS;
         if (r >= n_rows) continue;
-        for (uint a = 0; a < 4; ++a) {
+        [[unroll]] for (uint a = 0; a < 4; ++a) {
             const uint i = first_i + tm + a * M_THREADS;
             if (i < n) y[y_off + r * y_stride + i] = sum[c][a] + (has_bias != 0 ? b[b_off + i] : 0.0);
         }

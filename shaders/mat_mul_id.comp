@@ -49,14 +49,14 @@ void main() {
     const uint tm = thread % M_THREADS;
     const uint tn = thread / M_THREADS;
     vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile
-    for (uint b = 0; b < RN; ++b) sum[b] = vec4(0.0);
+    [[unroll]] for (uint b = 0; b < RN; ++b) sum[b] = vec4(0.0);
 
     for (uint slice = 0; slice < e.k; slice += TK) {
         for (uint i4 = thread; i4 < TM * (TK / 4); i4 += LOCAL) { // 8 neighbouring threads read a row's 32 elements
             const uint i = i4 / (TK / 4);
             const uint kk = 4 * (i4 % (TK / 4));
             const vec4 value = dequant4_tail(expert_row(e, min(first_i + i, e.n - 1)), slice + kk, e.k);
-            for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + i] = value[j];
+            [[unroll]] for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + i] = value[j];
         }
         for (uint i = thread; i < TN * TK; i += LOCAL) {
             const uint p = pairs[i / TK];
@@ -68,15 +68,15 @@ void main() {
         for (uint kk = 0; kk < TK; ++kk) {
             const uint wa = kk * W_STRIDE + tm;
             const vec4 wv = vec4(w_tile[wa], w_tile[wa + 16], w_tile[wa + 32], w_tile[wa + 48]);
-            for (uint b = 0; b < RN; ++b) sum[b] += wv * x_tile[kk * X_STRIDE + tn + b * N_THREADS];
+            [[unroll]] for (uint b = 0; b < RN; ++b) sum[b] += wv * x_tile[kk * X_STRIDE + tn + b * N_THREADS];
         }
         barrier();
     }
 
-    for (uint b = 0; b < RN; ++b) {
+    [[unroll]] for (uint b = 0; b < RN; ++b) {
         const uint r = tn + b * N_THREADS;
         if (r >= n_pairs) continue;
-        for (uint a = 0; a < 4; ++a) {
+        [[unroll]] for (uint a = 0; a < 4; ++a) {
             const uint i = first_i + tm + a * M_THREADS;
             if (i < e.n) y[y_off + pairs[r] * y_stride + i] = sum[b][a];
         }

@@ -32,13 +32,13 @@ void main() {
     const uint tn = thread / M_THREADS;
 
     vec4 sum[QM * RN]; // [a * RN + c]: rows 4 (tm + 16 a) .. + 3 of w's tile, row tn RN + c of x's
-    for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
+    [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
         for (uint e = thread; e < TM / 4 * (TK / 4); e += LOCAL) { // TK / 4 neighbours read on in the same four rows
             const uint kk = 4 * (e % (TK / 4));
             const mat4 columns = w_quad(first_i + e / (TK / 4) * 4, slice + kk, n, k);
-            for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + e / (TK / 4)] = columns[j];
+            [[unroll]] for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + e / (TK / 4)] = columns[j];
         }
         for (uint e = thread; e < TN * TK; e += LOCAL) {
             const uint r = first_r + e / TK;
@@ -49,21 +49,21 @@ void main() {
         barrier();
         for (uint kk = 0; kk < TK; ++kk) {
             vec4 wv[QM];
-            for (uint a = 0; a < QM; ++a) wv[a] = w_tile[kk * W_STRIDE + tm + a * M_THREADS];
-            for (uint c = 0; c < RN; ++c) {
+            [[unroll]] for (uint a = 0; a < QM; ++a) wv[a] = w_tile[kk * W_STRIDE + tm + a * M_THREADS];
+            [[unroll]] for (uint c = 0; c < RN; ++c) {
                 const float xv = x_tile[kk * X_STRIDE + tn * RN + c];
-                for (uint a = 0; a < QM; ++a) sum[a * RN + c] += wv[a] * xv;
+                [[unroll]] for (uint a = 0; a < QM; ++a) sum[a * RN + c] += wv[a] * xv;
             }
         }
         barrier();
     }
 
-    for (uint c = 0; c < RN; ++c) {
+    [[unroll]] for (uint c = 0; c < RN; ++c) {
         const uint r = first_r + tn * RN + c;
         if (r >= n_rows) continue;
-        for (uint a = 0; a < QM; ++a) {
+        [[unroll]] for (uint a = 0; a < QM; ++a) {
             const uint i = first_i + 4 * (tm + a * M_THREADS);
-            for (uint j = 0; j < 4; ++j) {
+            [[unroll]] for (uint j = 0; j < 4; ++j) {
                 if (i + j >= n) break;
                 y[y_off + r * y_stride + i + j] = sum[a * RN + c][j] + (has_bias != 0 ? b[b_off + i + j] : 0.0);
             }

@@ -1,6 +1,5 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#extension GL_EXT_control_flow_attributes : require
 // y = x / sqrt(mean(x^2) + eps) * w, one workgroup per row.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"

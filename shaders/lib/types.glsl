@@ -1,4 +1,6 @@
-// What every op includes first: the workgroup size, indices, constants.
+// What every op includes first: the workgroup size, indices, constants. Loops over arrays of a thread's own are marked
+// [[unroll]]: an array with an index that the compiler does not know leaves the registers for memory.
+#extension GL_EXT_control_flow_attributes : require
 
 layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 0) const uint LOCAL = 64; // a power of two, at most 128 on the portable floor
