@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.atomic_file import replacing
@@ -156,25 +158,25 @@ class Saving:
     """
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:
-        self._path, self._n, self._type, self._at = path, n_rows, _row_type(n_vocab), 0
+        self._path, self._n, self._type = path, n_rows, _row_type(n_vocab)
 
     def __enter__(self) -> Saver:
-        self._replacing = replacing(self._path, InvalidArgument)
-        part = self._replacing.__enter__()
-        self._rows = np.lib.format.open_memmap(part, mode="w+", dtype=self._type, shape=(self._n,))
+        with ExitStack() as stack:
+            part = stack.enter_context(replacing(self._path, InvalidArgument))
+            self._file = stack.enter_context(open(part, "wb"))  # not mapped: a full disk has to be an error
+            rows = {"descr": dtype_to_descr(self._type), "fortran_order": False, "shape": (self._n,)}
+            write_array_header_1_0(self._file, rows)
+            self._stack = stack.pop_all()
         return self._save
 
     def _save(self, logp: LogProbs, following: Sequence[int]) -> None:
-        into = self._rows[self._at : self._at + len(following)]
-        least = logp.min(axis=1)
-        into["token"], into["least"] = following, least
-        into["level"] = np.rint(LEVELS * (1 - logp / least[:, None]))
-        self._at += len(following)
+        rows, least = np.empty(len(following), self._type), logp.min(axis=1)
+        rows["token"], rows["least"] = following, least
+        rows["level"] = np.rint(LEVELS * (1 - logp / least[:, None]))
+        self._file.write(rows.tobytes())
 
     def __exit__(self, *error: object) -> None:
-        self._rows.flush()
-        del self._rows
-        self._replacing.__exit__(*error)  # type: ignore[arg-type]
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
 
 
 class Base:
@@ -182,7 +184,7 @@ class Base:
 
     def __init__(self, path: str | os.PathLike[str], n_vocab: int) -> None:
         try:
-            self._rows = np.lib.format.open_memmap(path, mode="r")
+            self._rows = open_memmap(path, mode="r")
         except (OSError, ValueError) as error:
             raise InvalidArgument(f"{path}: cannot be read as saved log-probabilities: {error}") from None
         if self._rows.dtype != _row_type(n_vocab) or self._rows.ndim != 1:

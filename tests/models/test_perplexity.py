@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,22 @@ def test_divergence_from_a_base(shared: Path, capsys: Any, tmp_path: Path) -> No
     assert same["base_ppl"] == pytest.approx(own["ppl"], rel=1e-3)
     other = perplexity(capsys, shared, "Q4_0", *window, "--kl-divergence-base", base)
     assert other["mean_kld"] > 100 * abs(same["mean_kld"]) and other["same_top"] < 1
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """An error, no half of a file, and no signal that ends the process."""
+    logp = log_softmax(np.zeros((5, 3000), np.float32))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with (
+            pytest.raises(InvalidArgument, match="cannot be written"),
+            Saving(tmp_path / "b", 5, 3000) as save,
+        ):
+            save(logp, [0] * 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_saved_rows_are_close_and_checked(tmp_path: Path) -> None:
