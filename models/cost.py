@@ -52,7 +52,8 @@ def cost_function(
     def cost(shares: Shares) -> Cost:
         nonlocal scratch
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
-        busy = tuple(share > 0 for share in shares)
+        # Without a share a device may still have what -ot puts there.
+        busy = tuple(share > 0 or layout.holds(d) for d, share in enumerate(shares))
         if not scratch:
             steps = step_sizes(model, layout, limits, step_shape(model, layout, options, n_ubatch))
             scratch = sum(busy) * max(steps.scratch(d) for d in range(layout.n_devices))

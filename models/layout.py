@@ -70,6 +70,10 @@ class Layout:
         """All that a slot's sequence fills."""
         return [*self.caches, *self.states]
 
+    def holds(self, device: int) -> bool:
+        """Whether a device has slices of its own."""
+        return any(load.state.ranges and weight_nbytes(load, device) for load in self.loads)
+
     def table(self) -> str:
         names = [f"blk.{il}" for il in range(len(self.plans))]
         return table([*self.plans, self.output_plan], [*names, "output"], self.n_devices)

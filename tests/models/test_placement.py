@@ -240,6 +240,7 @@ def test_the_memory_report_is_the_allocators_and_adds_up(
 
 
 @needs_device
+@pytest.mark.runtimes
 @pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
 @pytest.mark.parametrize("lacking", ["", "host_import"])
 def test_the_memory_report_of_real_devices(

@@ -90,6 +90,16 @@ def test_prediction_adds_up(shared: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(p["fewer"]) == 1 and p["fewer_total_ms"] < p["total_ms"], "one does without reduces"
 
 
+def test_what_is_placed_on_a_device_counts_without_a_share_too(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(shared / "models" / DENSE)
+    command = ["-m", path, "-dev", "numpy,numpy", "-ts", "1,1", "-ot", "blk=1"]
+    p = plan(capsys, *command)["prediction"]
+    alone = plan(capsys, "-m", path, "-dev", "numpy")["prediction"]
+    assert p["fewer"] and p["fewer_total_ms"] >= 0.99 * alone["total_ms"]
+
+
 def test_a_token_reads_the_experts_it_uses(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [row] = plan(capsys, "-m", str(shared / "models" / MOE), "-dev", "numpy")["devices"]
     assert row["read_per_token"] < row["weights"] / 2
