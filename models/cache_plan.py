@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vkbackend.buffer import Home
-from vkbackend.errors import InvalidArgument
+from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
@@ -95,7 +95,12 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec | StateSpec
                 f"layer {il} has no owner's cache"
             )
             assert isinstance(own, Attention) and isinstance(theirs, Attention), (own, theirs)
-            assert (own.n_head, own.n_head_kv) == (theirs.n_head, theirs.n_head_kv), (il, own, theirs)
+            heads = [(a.n_head, a.n_head_kv, a.head_dim_k, a.head_dim_v) for a in (own, theirs)]
+            if heads[0] != heads[1]:
+                raise UnsupportedModel(
+                    f"layer {il} reads the cache of layer {spec.owner}, which has other heads: (q, kv, sizes "
+                    f"of k and v) are {heads[1]}, not {heads[0]}"
+                )
             larger = max(own.block, theirs.block)  # blocks are powers of two
             units[spec.owner] = replace(units[spec.owner], attention=replace(theirs, block=larger))
     return units

@@ -80,7 +80,7 @@ class Layout:
 
 
 def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
-    """Decide everything for `n_devices` devices; raises InvalidArgument and PlanError."""
+    """Decide everything for `n_devices` devices; raises InvalidArgument, PlanError and UnsupportedModel."""
     if options.split_mode not in SPLIT_MODES:
         raise InvalidArgument(
             f"split mode {options.split_mode!r} is unknown; there are: {', '.join(SPLIT_MODES)}"

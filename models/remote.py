@@ -173,8 +173,9 @@ class RemoteEngine:
             if self._process.is_alive():
                 self._process.kill()
             if self._process.pid is not None:
-                self._process.join()
-                self._process.close()
+                self._process.join(CLOSE_S)  # one that a driver holds in the kernel does not even die
+                if self._process.exitcode is not None:
+                    self._process.close()
             self._conn.close()
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ class Process:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # one that a driver holds in the kernel does not even die
+            self._process.wait(ANSWER_S)
 
     def close(self) -> None:
         """Let it release what it has; one that does not is ended."""

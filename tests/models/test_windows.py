@@ -17,12 +17,14 @@ from models.test_engine import finish
 from models.tiny_models import Tiny, write_tiny
 from safetensors.numpy import load_file
 
-from vkbackend.errors import InvalidArgument, StateError
+from vkbackend.errors import InvalidArgument, StateError, UnsupportedModel
 from vkbackend.meta import ops
+from vkbackend.meta.policy import Attention, FeedForward, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models import runner as runner_module
 from vkbackend.models import state
 from vkbackend.models.base import KVSpec, LayerCache, Weights
+from vkbackend.models.cache_plan import blocks_of_owners
 from vkbackend.models.decoder import linear
 from vkbackend.models.engine import Engine
 from vkbackend.models.layout import largest_cache, sizes
@@ -226,3 +228,10 @@ def test_state_in_parts(path: Path, want: np.ndarray, tmp_path: Path) -> None:
         with pytest.raises(StateError, match="sliding window"):
             state.load(runner, second, 0, gone)
         assert gone == SlotContent(TOKENS, N, runner.resumable(N))
+
+
+def test_a_cache_of_other_heads_is_refused() -> None:
+    layers = [Layer(Attention(n_head, 2, 16, 16), FeedForward(64)) for n_head in (4, 8)]
+    specs = [KVSpec(2, 16, 16), KVSpec(2, 16, 16, owner=0)]
+    with pytest.raises(UnsupportedModel, match="layer 1 reads the cache of layer 0"):
+        blocks_of_owners(layers, specs)
