@@ -50,9 +50,12 @@ def disabled() -> frozenset[str]:
     return names
 
 
+FUSE = "VKBACKEND_FUSE"
+
+
 def fusing() -> bool:
     """VKBACKEND_FUSE=0: a dispatch for every op that a model calls, with all values in between."""
-    return os.environ.get("VKBACKEND_FUSE", "") != "0"
+    return os.environ.get(FUSE, "") != "0"
 
 
 RUNTIME = "VKBACKEND_RUNTIME"
