@@ -30,6 +30,7 @@ from vkbackend.tools.timing import Test, Timer, Timing, copy_rate, describe, rea
 
 HELP = "Measure tokens per second"
 MAX_TOKENS = 1 << 20
+BACKENDS = {"VulkanDevice": "Vulkan", "KomputeDevice": "Kompute", "NumpyDevice": "numpy"}
 COLUMNS = (
     "model", "size", "params", "backend", "devices", "ngl", "sm", "ts", "test", "t/s",
     "weight GB/s", "% of copy", "us/reduce", "load s", "load GB/s", "% of read",
@@ -67,7 +68,7 @@ class Row:
             printable(self.model["model_type"]),
             size(self.model["model_size"]),
             f"{self.model['model_n_params'] / 1e6:.2f} M",
-            "Vulkan",
+            self.runner["backends"],
             printable(",".join(self.runner["devices"])),
             str(self.runner["n_gpu_layers"]),
             self.runner["split_mode"],
@@ -168,7 +169,7 @@ def settings(runner: Runner) -> dict[str, Any]:
     shares = options.tensor_split or (1,) * len(devices)
     layers = runner.model.n_layer + 1
     return {
-        "backends": "Vulkan",
+        "backends": ",".join(dict.fromkeys(BACKENDS[type(device).__name__] for device in devices)),
         "devices": runner.device_names(),
         "n_gpu_layers": layers if options.n_gpu_layers is None else min(options.n_gpu_layers, layers),
         "split_mode": options.split_mode,
