@@ -24,6 +24,7 @@ from vkbackend.tools import cli, op_cases_quantized
 TABLE: choices.Table = {"one": ("mat_dot",), "few": ("mat_dot",), "many": ("mat_mul_dot",)}
 TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES if kind != "mxfp4")  # no dense file has that
 FILES = [*(f"w256-{kind}" for kind in TYPES), "qwen2-Q8_0"]
+MIXTURES = ["moe8x-MXFP4", "moe8x-Q4_0"]
 SETS = {param.id: param for param in DEVICE_SETS}
 
 
@@ -43,7 +44,7 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
     return {getattr(c, "op", "copy") for recording in recordings for c in recording.commands}
 
 
-def check_file(shared: Path, name: str, devices: list[str], experts: bool = False) -> np.ndarray:
+def check_file(shared: Path, name: str, devices: list[str]) -> np.ndarray:
     """Logits of the prompt, to 2e-3 of llama.cpp's, which rounds activations, too; then one step more."""
     path = shared / "models" / f"stories260K-{name}.gguf"
     prompt = json.loads((shared / "models" / "expected.json").read_text())[path.stem]["prompt_tokens"]
@@ -55,8 +56,8 @@ def check_file(shared: Path, name: str, devices: list[str], experts: bool = Fals
         again = runner.step(prompt[-1:], [Run(0, 0, 1, len(prompt) - 1)], [0])
         assert nmse(again, want[-1:]) <= 2e-3
         assert ops_of(runner, 1) >= {"mat_dot", "quantize_q8"}
-        if experts:
-            assert "mat_dot_id" in ops_of(runner, 1) and "mat_mul_dot_id" in ops_of(runner, 16)
+        if "moe" in name:
+            assert "mat_dot_id" in ops_of(runner, 1) and {"mat_dot_id", "mat_mul_dot_id"} & ops_of(runner, 16)
             assert not {"mat_vec_id", "mat_mul_id", "mat_lane_id"} & (ops_of(runner, 1) | ops_of(runner, 16))
     return logits
 
@@ -74,9 +75,9 @@ def test_files_in_numpy(numpy_dots: None, shared: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("name", ["moe8x-MXFP4", "moe8x-Q4_0"])
+@pytest.mark.parametrize("name", MIXTURES)
 def test_experts_in_numpy(numpy_dots: None, shared: Path, name: str, n: int) -> None:
-    check_file(shared, name, ["numpy"] * n, experts=True)
+    check_file(shared, name, ["numpy"] * n)
 
 
 @pytest.mark.parametrize("name", ["w256-Q4_0", "w256-Q4_K"])
@@ -101,7 +102,7 @@ def test_files(dots: None, shared: Path, name: str, devices: list[str]) -> None:
 
 @pytest.mark.wide
 @pytest.mark.native
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, *MIXTURES])
 @pytest.mark.parametrize("devices", [*DEVICE_SETS, pytest.param(["1"], id="1", marks=SETS["0,1"].marks)])
 def test_files_everywhere(dots: None, shared: Path, name: str, devices: list[str]) -> None:
     check_file(shared, name, devices)
