@@ -13,6 +13,8 @@ unpack_glslang() {
     major=$(glslang_major glslangValidator) || true
     [ "${major:-0}" -ge 13 ] && return 0
     [ -x "$glslang_dir/glslang" ] && return 0
+    # What could not be had is asked for again a day later, not on every run.
+    [ -n "$(find "$glslang_dir" -maxdepth 1 -name missing -mmin -1440 2>/dev/null)" ] && return 0
     [ "$(. /etc/os-release && echo "$ID")" = debian ] || return 0
     step "unpacking a newer glslang into .glslang/ (for the shaders of matrix units)"
     mkdir -p "$glslang_dir"
@@ -32,6 +34,7 @@ unpack_glslang() {
         cp "$work/root/usr/bin/glslang" "$glslang_dir/glslang.new"
         mv "$glslang_dir/glslang.new" "$glslang_dir/glslang"  # last: its presence says that all is there
     else
+        touch "$glslang_dir/missing"
         step "left out the newer glslang: no mirror answers with $glslang_suite; matrix units stay unused"
     fi
     rm -rf "$work"
