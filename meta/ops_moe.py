@@ -59,17 +59,18 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     for d in state.writers:
         recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("moe")
         weights, ids = routed[0].on(d), replace(routed[1].on(d), dtype="u32")
-        width = max(ranges[d][1] - ranges[d][0] for ranges in e.gate.state.experts)
+        widths = [ranges[d][1] - ranges[d][0] for ranges in e.gate.state.experts]
+        width, equal = max(widths), min(widths) == max(widths)
         a, b = (graph.scratch((x.rows, router.n_used, width), "moe columns") for _ in range(2))
         each = graph.scratch((x.rows, router.n_used, x.width), "moe experts")
         groups = _groups(graph, d, ids, e.gate.starts[d])
         # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
         for w, bias, out in ((e.gate, e.gate_bias, a), (e.up, e.up_bias, b)):
-            operand = operand_of(x, d, _operand_type(graph, d, w))
+            operand = operand_of(x, d, _operand_type(graph, d, w, groups))
             _experts(graph, d, w, bias, operand, ids, groups, out)
         device_ops.glu(recording, limits, a, b, a, act=e.act, label=label)
         # The sum over devices has the bias of down once.
-        operand = convert(graph, d, a, _operand_type(graph, d, e.down))
+        operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, ids, groups, each)
         device_ops.moe_sum(recording, limits, each, weights, y.on(d), label=label)
@@ -103,8 +104,11 @@ def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor,
     return weights, chosen
 
 
-def _operand_type(graph: Graph, d: int, w: Weight) -> str:
-    return device_ops.experts_operand_type(graph.devices[d].limits, graph.n_rows, w.dtype)
+def _operand_type(
+    graph: Graph, d: int, w: Weight, groups: device_ops.Groups | None, *, whole_rows: bool = True
+) -> str:
+    limits = graph.devices[d].limits
+    return device_ops.experts_operand_type(limits, graph.n_rows, w.dtype, groups, whole_rows=whole_rows)
 
 
 def _groups(graph: Graph, d: int, ids: View, starts: View) -> device_ops.Groups | None:

@@ -26,15 +26,7 @@ layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
-
-const uint TM = M * FM * SM; // rows of w in a tile
-const uint TN = N * FN * SN; // rows of x
-const uint TK = 32; // elements of k in a slice
-const uint STRIDE = TK / 4 + 2; // in QUADs: rows 80 bytes apart, eight of which begin at different banks
-
-shared QUAD w_tile[TM * STRIDE]; // [row of w][k]
-shared QUAD x_tile[TN * STRIDE]; // [row of x][k]
-shared float results[SM * SN * M * N]; // a matrix of each subgroup, by columns: [row of x][row of w]
+#include "lib/coop_tile.glsl"
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;

@@ -409,7 +409,7 @@ def _format_cases() -> _Sweep:
             *op_cases_moe.some_of(kind),
         ]
         s.wide += [*op_cases_matrix.some_of_gpus(kind, k), *op_cases_half.some_of_gpus(kind, k)]
-        s.wide += op_cases_quantized.one_tiled(kind)
+        s.wide += [*op_cases_quantized.one_tiled(kind), *op_cases_moe.some_of_gpus(kind)]
     return s
 
 

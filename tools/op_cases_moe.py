@@ -14,6 +14,7 @@ from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.ops_moe import GATINGS, Gating
 from vkbackend.recording import Recording
+from vkbackend.tools.op_cases_half import packed
 from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
 
 SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
@@ -170,6 +171,26 @@ class MatMulId(MatVecId):
 
 
 @dataclass(frozen=True)
+class MatMulIdCoop(MatVecId):
+    """With COLUMNS, widths are equal and nothing is padded."""
+
+    tolerance: ClassVar[float] = 1e-6
+    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_id_coop"].needs
+    tile: int = 32
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        setup = super().setup(rng)
+        x = setup.tensors["x"]
+        assert x.raw is not None
+        flat = packed(x.raw.reshape(-1, x.shape[-1]))
+        setup.tensors["x"] = Tensor(x.shape, "f16s", flat.raw)
+        return setup
+
+    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
+        ops.mat_mul_id_coop(rec, limits, w, v["x"], self.groups(v), v["starts"], v["y"], **how)
+
+
+@dataclass(frozen=True)
 class MatLaneId(MatVecId):
     """In tiles, or with tile=0 pair by pair."""
 
@@ -279,11 +300,23 @@ def some_of(kind: str) -> list[Case]:
     ]
 
 
+def some_of_gpus(kind: str) -> list[Case]:
+    """The same for the op that CPUs leave to GPUs."""
+    block = block_of(kind)[0]
+    side, width = 3 * block if block > 1 else 31, max(block, 5)
+    down: dict[str, Any] = {"axis": ops.COLUMNS, "x_per_used": True}
+    return [
+        MatMulIdCoop(kind, side=side, widths=(3, 0, 2), rows=3),
+        MatMulIdCoop(kind, side=7, widths=(width,) * 3, rows=3, **down),
+    ]
+
+
 def bench(kind: str) -> list[Case]:
     """The gate projections of 8 experts, for one row and for many."""
     widths = (512,) * 8
     cases: list[Case] = [MatVecId(kind, side=1024, widths=widths, rows=rows) for rows in (1, 64)]
     cases += [MatMulId(kind, side=1024, widths=widths, rows=64)]
+    cases += [MatMulIdCoop(kind, side=1024, widths=widths, rows=64)]
     return [
         *cases,
         *(MatLaneId(kind, side=1024, widths=widths, rows=r, tile=t) for r, t in ((1, 0), (64, 8))),
@@ -317,6 +350,9 @@ def quick() -> list[Case]:
         MatMulId("f16", side=33, widths=(5, 3, 1), rows=40, used=2, pad=2),
         MatMulId("q8_0", side=65, widths=(32, 0, 96, 64), rows=9, used=4, pieces=2, tile=24, **down),
         MatMulId("q4_0", side=96, widths=(67, 3), rows=70, used=1, tile=32),
+        MatMulIdCoop("f16", side=33, widths=(5, 3, 1), rows=40, used=2, pad=2, tile=16),
+        MatMulIdCoop("q8_0", side=65, widths=(32,) * 4, rows=9, used=4, pieces=2, **down),
+        MatMulIdCoop("q4_0", side=96, widths=(67, 3), rows=70, used=1, span=1e6),
         MatLaneId("f32", side=7, widths=(3, 0, 5, 1, 40), rows=3, pieces=2, tile=0),
         MatLaneId("f16", side=67, widths=(5, 3, 1), rows=21, used=2, pad=2, x_per_used=True),
         MatLaneId("q8_0", side=33, widths=(32, 0, 96, 64), rows=9, used=4, pieces=2, **down),

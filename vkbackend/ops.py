@@ -41,6 +41,7 @@ from vkbackend.ops_experts import mat_id as mat_id
 from vkbackend.ops_experts import mat_lane_id as mat_lane_id
 from vkbackend.ops_experts import mat_mul_dot_id as mat_mul_dot_id
 from vkbackend.ops_experts import mat_mul_id as mat_mul_id
+from vkbackend.ops_experts import mat_mul_id_coop as mat_mul_id_coop
 from vkbackend.ops_experts import mat_vec_id as mat_vec_id
 from vkbackend.ops_experts import moe_group as moe_group
 from vkbackend.ops_experts import tile_count as tile_count

@@ -16,7 +16,8 @@ from typing import Any
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.matrix_choice import operand_type, prefers_dots, runs
+from vkbackend.matrix_choice import mat_op, operand_type, prefers_dots, runs
+from vkbackend.ops_half import subgroups, unit_consts
 from vkbackend.opspec import OPS, floor_pow2, fold, prefers_lanes, record
 from vkbackend.recording import Recording
 
@@ -80,7 +81,9 @@ def mat_id(
     """y[r, u] = W_e x for e = ids[r, u], by the fastest op; `where` is first, count, label.
 
     x is of the type that `experts_operand_type` says."""
-    if x.dtype == "q8" and groups:
+    if x.dtype == "f16s" and groups:
+        mat_mul_id_coop(rec, limits, w, x, groups, starts, y, axis=axis, **where)
+    elif x.dtype == "q8" and groups:
         mat_mul_dot_id(rec, limits, w, x, groups, starts, y, axis=axis, **where)
     elif x.dtype == "q8":
         mat_dot_id(rec, limits, w, x, ids, starts, y, axis=axis, **where)
@@ -92,9 +95,15 @@ def mat_id(
         mat_vec_id(rec, limits, w, x, ids, starts, y, axis=axis, **where)
 
 
-def experts_operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
-    """The type in which x goes to experts of type `dtype`: q8 where there are instructions for it, or where
-    that many rows go so to other matrices; else f32."""
+def experts_operand_type(
+    limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
+) -> str:
+    """The type in which x goes to experts of type `dtype`: f16s where that many rows go to other matrices on
+    matrix units (rows not written whole have no scale), q8 where there are instructions for it or rows go so
+    to other matrices, else f32."""
+    if groups and whole_rows and mat_op(limits, n_rows, dtype) == "mat_mul_coop":
+        if groups.tile % limits.matrix_units.n == 0:
+            return "f16s"
     able = all(runs(limits, op, dtype) for op in ("mat_dot_id", "mat_mul_dot_id"))
     return "q8" if able and (prefers_dots(limits) or operand_type(limits, n_rows, dtype) == "q8") else "f32"
 
@@ -230,6 +239,33 @@ def mat_mul_dot_id(
     grid = (*fold(limits, -(-y.shape[-1] // 64)), groups.tiles.shape[0])
     args = w, x, groups.order, groups.tiles, starts, y
     record(rec, "mat_mul_dot_id", w.dtype, args, push, consts, grid, label=label, flops=flops)
+
+
+def mat_mul_id_coop(
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    groups: Groups,
+    starts: View,
+    y: View,
+    *,
+    axis: int,
+    first: int = 0,
+    count: int | None = None,
+    label: str = "",
+) -> None:
+    """As mat_mul_id for x f16s, on matrix units, in tiles of 64 rows of an expert. With axis=COLUMNS every
+    expert has as many columns as a row of x."""
+    assert limits.features.issuperset(OPS["mat_mul_id_coop"].needs), limits.features
+    push, flops = _push(limits, w, x, starts, y, axis, first, count, x_type="f16s")
+    assert axis == ROWS or w.shape[1] == push["count"] * push["x_stride"], (w, x, push)
+    units, tile_m = limits.matrix_units, 64
+    consts = unit_consts(units, tile_m, groups.tile, *subgroups(limits, tile_m, groups.tile))
+    grid = (*fold(limits, -(-y.shape[-1] // tile_m)), groups.tiles.shape[0])
+    args, variant = (w, x, groups.order, groups.tiles, starts, y), f"{w.dtype}-{units.api}"
+    consts |= {"AXIS": axis}
+    record(rec, "mat_mul_id_coop", variant, args, push, consts, grid, label=label, flops=flops)
 
 
 def _push(

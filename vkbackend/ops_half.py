@@ -20,8 +20,9 @@ _ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
 def pack_f16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
     """y f16s [n_rows, k] = x f32 of as many elements: |x - y| is at most 2^-11 of |x|, or of 2^-14 of the
     row's largest; a row with inf or NaN keeps those, and what exceeds 65,520 beside them becomes inf."""
-    n_rows, k = y.shape
-    assert rows_of(y, k, "f16s") == rows_of(x, k) == n_rows, (x, y)
+    k = y.shape[-1]
+    n_rows = rows_of(y, k, "f16s")
+    assert rows_of(x, k) == n_rows, (x, y)
     push: dict[str, int | float] = {"k": k, "n_rows": n_rows}
     record(rec, "pack_f16", "f32", (x, y), push, {"LOCAL": 128}, (*fold(limits, n_rows), 1), label=label)
 
@@ -64,10 +65,8 @@ def mat_mul_coop(
     n, k = w.shape
     units = limits.matrix_units
     tile_m, tile_n, across, down = coop_tile(limits, n, n_rows)
-    consts = {"LOCAL": across * down * units.lanes, "M": units.m, "N": units.n, "K": units.k}
-    consts |= {"FM": tile_m // (across * units.m), "FN": tile_n // (down * units.n), "SM": across, "SN": down}
+    consts = unit_consts(units, tile_m, tile_n, across, down)
     groups = (*fold(limits, -(-n // tile_m)), -(-n_rows // tile_n))
-    consts |= {"LANES": units.lanes}
     variant, flops = f"{w.dtype}-{units.api}", 2 * n * k * n_rows
     record(rec, "mat_mul_coop", variant, args, push, consts, groups, label=label, flops=flops)
 
@@ -76,15 +75,28 @@ def coop_tile(limits: Limits, n: int, n_rows: int) -> tuple[int, int, int, int]:
     """(rows of w and of x in a tile, subgroups along each): the largest tile that the rows of x need, of
     which enough are left to occupy a GPU, and that fits into shared memory."""
     units = limits.matrix_units
-    count = min(max(4, 128 // units.lanes), max(1, limits.max_invocations // units.lanes))
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
-        down = min(1 << (floor_pow2(count).bit_length() - 1) // 2, tile_n // units.n)
-        across = min(floor_pow2(count) // down, tile_m // units.m)
+        across, down = subgroups(limits, tile_m, tile_n)
         nbytes = (tile_m + tile_n) * _ROW_NBYTES + 4 * across * down * units.m * units.n
         enough = tile_m < 128 or -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES
         if n_rows > tile_n // 2 and enough and nbytes <= limits.max_shared_nbytes:
             break
     return tile_m, tile_n, across, down
+
+
+def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
+    """Subgroups along w and x: four, or as many as make 128 invocations, of a matrix each at least."""
+    units = limits.matrix_units
+    count = min(max(4, 128 // units.lanes), max(1, limits.max_invocations // units.lanes))
+    down = min(1 << (floor_pow2(count).bit_length() - 1) // 2, tile_n // units.n)
+    return min(floor_pow2(count) // down, tile_m // units.m), down
+
+
+def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down: int) -> dict[str, int]:
+    """The specialization constants of a tile that so many subgroups make."""
+    consts = {"LOCAL": across * down * units.lanes, "M": units.m, "N": units.n, "K": units.k}
+    consts |= {"FM": tile_m // (across * units.m), "FN": tile_n // (down * units.n), "SM": across, "SN": down}
+    return consts | {"LANES": units.lanes}
 
 
 def usable(units: MatrixUnits) -> bool:

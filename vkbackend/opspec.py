@@ -160,6 +160,13 @@ OPS: dict[str, OpSpec] = {
             needs="int_dot",
         ),
         _spec(
+            "mat_mul_id_coop",
+            "w:r x:r order:r tiles:r starts:r y:w",
+            "side first count n_used n_rows x_stride y_stride x_per_used",
+            "M N K FM FN SM SN LANES AXIS",
+            needs="matrix_units full_subgroups",
+        ),
+        _spec(
             "mat_lane_id",
             "w:r x:r order:r tiles:r starts:r y:w",
             "side first count n_used n_rows x_stride y_stride x_per_used",

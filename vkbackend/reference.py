@@ -18,6 +18,7 @@ from vkbackend.reference_moe import mat_dot_id as mat_dot_id
 from vkbackend.reference_moe import mat_lane_id as mat_lane_id
 from vkbackend.reference_moe import mat_mul_dot_id as mat_mul_dot_id
 from vkbackend.reference_moe import mat_mul_id as mat_mul_id
+from vkbackend.reference_moe import mat_mul_id_coop as mat_mul_id_coop
 from vkbackend.reference_moe import mat_vec_id as mat_vec_id
 from vkbackend.reference_moe import moe_group as moe_group
 from vkbackend.reference_moe import moe_logits as moe_logits

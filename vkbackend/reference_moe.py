@@ -192,7 +192,7 @@ def mat_mul_id(
     )  # fmt: skip
 
 
-mat_dot_id, mat_mul_dot_id = mat_vec_id, mat_mul_id  # x comes dequantized
+mat_dot_id, mat_mul_dot_id, mat_mul_id_coop = mat_vec_id, mat_mul_id, mat_mul_id  # x comes dequantized
 
 
 def moe_group(

@@ -71,6 +71,7 @@ def test_without_a_feature(limits: Limits, off: str, then: str) -> None:
     ("limits", "single", "tiled", "tile"),
     [
         (Limits.floor(), "mat_vec_id", "mat_mul_id", {8: 16, 200: 32}),
+        (GPU, "mat_vec_id", "mat_mul_id", {8: 16, 200: 32}),
         (LAVAPIPE, "mat_lane_id", "mat_lane_id", {8: 8, 200: 8}),
         (SWIFTSHADER, "mat_vec_id", "mat_vec_id", {8: 0, 200: 0}),
     ],
@@ -86,13 +87,28 @@ def test_experts(
         n_tiles = ops.tile_count(rows * used, n_experts, size)
         groups = ops.Groups(view(rows * used, dtype="u32"), view(n_tiles, 3, dtype="u32"), size)
     recording = Recording("choice")
-    x, y = view(rows, 64), view(rows, used, 32)
+    x, y = view(rows, 64, dtype=ops.experts_operand_type(limits, rows, "f32", groups)), view(rows, used, 32)
     ids, starts = view(rows, used, dtype="u32"), view(n_experts + 1, dtype="u32")
     w = view(32 * n_experts, 64)
     ops.mat_id(recording, limits, w, x, ids, starts, y, axis=ops.ROWS, groups=groups)
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     assert dispatch.op == (tiled if grouped else single)
+
+
+def test_experts_meet_halves_on_matrix_units() -> None:
+    groups = ops.Groups(view(400, dtype="u32"), view(33, 3, dtype="u32"), 32)
+    assert ops.experts_operand_type(UNITS, 200, "q4_0", groups) == "f16s"
+    assert ops.experts_operand_type(UNITS, 200, "q4_0", replace(groups, tile=24)) == "f32"
+    assert ops.experts_operand_type(UNITS, 200, "q4_0", groups, whole_rows=False) == "f32"
+    assert ops.experts_operand_type(UNITS, 200, "q4_0") == "f32"
+    assert ops.experts_operand_type(UNITS.exact(), 200, "q4_0", groups) == "f32"
+    recording = Recording("choice")
+    x, y, w = view(200, 64, dtype="f16s"), view(200, 2, 32), view(32 * 8, 64)
+    args = view(200, 2, dtype="u32"), view(9, dtype="u32"), y
+    ops.mat_id(recording, UNITS, w, x, *args, axis=ops.ROWS, groups=groups)
+    (dispatch,) = recording.accesses()
+    assert isinstance(dispatch, Dispatch) and dispatch.op == "mat_mul_id_coop"
 
 
 def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:

@@ -1,0 +1,97 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// As mat_mul_id on matrix units: x are halves of pack_f16, and tiles are as in mat_mul_coop. With columns of their own all
+// experts have x_stride of them, because zeros of w meet what x has beyond them.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint M = 16; // of the device's matrices: [M, K] by [K, N], K divides 32
+layout(constant_id = 2) const uint N = 16;
+layout(constant_id = 3) const uint K = 16;
+layout(constant_id = 4) const uint FM = 2; // matrices of a subgroup along w
+layout(constant_id = 5) const uint FN = 2; // and along x
+layout(constant_id = 6) const uint SM = 2; // subgroups along w
+layout(constant_id = 7) const uint SN = 2; // and along x; LOCAL is SM SN subgroups
+layout(constant_id = 8) const uint LANES = 32; // invocations of a subgroup
+layout(constant_id = 9) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+#include "lib/coop.glsl"
+#include "lib/half_rows.glsl"
+
+layout(push_constant) uniform Push {
+    uint w_off, x_off, order_off, tiles_off, starts_off, y_off;
+    uint side, first, count, n_used, n_rows, x_stride, y_stride, x_per_used;
+};
+layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
+layout(set = 0, binding = 2) readonly buffer Order { uint order[]; };
+layout(set = 0, binding = 3) readonly buffer Tiles { uint tiles[]; };
+layout(set = 0, binding = 4) readonly buffer Starts { uint starts[]; };
+layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+#include "lib/dequant.glsl"
+#include "lib/expert.glsl"
+#include "lib/coop_tile.glsl"
+
+shared uint pairs[TN]; // TN is the tile of moe_group
+
+uint x_row(uint pair) { return x_off + (x_per_used != 0 ? pair : pair / n_used) * half_row_words(x_stride); }
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint tile = tiles_off + 3 * gl_WorkGroupID.z;
+    const uint e_id = tiles[tile];
+    const uint begin = tiles[tile + 1];
+    const uint n_pairs = tiles[tile + 2];
+    if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
+    const uint s = starts_off;
+    const Expert expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
+    const uint first_i = group_index() * TM;
+    if (first_i >= expert.n) return;
+    for (uint e = thread; e < TN; e += LOCAL) pairs[e] = order[order_off + begin + min(e, n_pairs - 1)];
+    barrier();
+
+    const uint own_i = gl_SubgroupID % SM * FM * M; // where this subgroup's part of the tile begins
+    const uint own_p = gl_SubgroupID / SM * FN * N;
+    MATRIX_SUM sum[FM * FN];
+    for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
+
+    for (uint slice = 0; slice < expert.k; slice += TK) {
+        for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 neighbouring threads read a row's 32 elements
+            const uint i = e / (TK / 4);
+            const uint kk = 4 * (e % (TK / 4));
+            const uint row = expert_row(expert, min(first_i + i, expert.n - 1));
+            const vec4 value = dequant4_tail(row, slice + kk, expert.k);
+            w_tile[i * STRIDE + kk / 4] = quad_of(clamp(value, -65504.0, 65504.0));
+        }
+        for (uint e = thread; e < TN * (TK / 4); e += LOCAL) {
+            const uint at = x_row(pairs[e / (TK / 4)]) + slice / 2 + 2 * (e % (TK / 4));
+            x_tile[e / (TK / 4) * STRIDE + e % (TK / 4)] = quad_of(uvec2(x[at], x[at + 1]));
+        }
+        barrier();
+        for (uint kk = 0; kk < TK; kk += K) {
+            MATRIX_A rows[FM];
+            for (uint f = 0; f < FM; ++f) LOAD_ROWS(rows[f], w_tile, (own_i + f * M) * STRIDE + kk / 4, STRIDE);
+            for (uint g = 0; g < FN; ++g) {
+                MATRIX_B columns;
+                LOAD_COLUMNS(columns, x_tile, (own_p + g * N) * STRIDE + kk / 4, STRIDE);
+                for (uint f = 0; f < FM; ++f) sum[f * FN + g] = MULTIPLY_ADD(rows[f], columns, sum[f * FN + g]);
+            }
+        }
+        barrier();
+    }
+
+    const uint own = gl_SubgroupID * M * N; // as in mat_mul_coop
+    for (uint f = 0; f < FM; ++f) {
+        for (uint g = 0; g < FN; ++g) {
+            STORE_COLUMNS(sum[f * FN + g], results, own, M);
+            barrier();
+            for (uint e = gl_SubgroupInvocationID; e < M * N; e += LANES) {
+                const uint i = first_i + own_i + f * M + e % M;
+                const uint p = own_p + g * N + e / M;
+                if (i < expert.n && p < n_pairs) {
+                    const float scale = uintBitsToFloat(x[x_row(pairs[p]) + half_words(x_stride)]);
+                    y[y_off + pairs[p] * y_stride + i] = scale * results[own + e];
+                }
+            }
+            barrier();
+        }
+    }
+}
