@@ -23,7 +23,10 @@ layout(set = 0, binding = 1) readonly buffer Own { float own[]; };
 layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
 layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads back what it wrote itself
-layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or with OUT_Q8 8-bit activations
+#ifdef OUT_Q8
+#include "lib/quantize.glsl"
+#endif
 
 float slot_value(uint s, uint i) {
     const uint base = slots_off + s * slot_stride;
@@ -69,6 +72,13 @@ void main() {
     }
     if (HAS_NORM == 0) return;
     const float scale = 1.0 / sqrt(reduce_sum(squares) / float(n) + eps);
+#ifdef OUT_Q8
+    for (uint first = 0; first < n; first += LOCAL) {
+        const uint i = first + lane;
+        const float one = i < n ? h[h_off + row * n + i] * scale * w[w_off + i] : 0.0;
+        put_q8(one, y_off + row * q8_row_words(n), n, i, i < n);
+    }
+#else
     for (uint first = lane; first < n; first += BATCH * LOCAL) {
         float value[BATCH];
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
@@ -77,7 +87,8 @@ void main() {
         }
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             const uint i = first + u * LOCAL;
-            if (i < n) y[y_off + row * n + i] = value[u];
+            if (i < n) y[y_off + row * n + i] = floatBitsToUint(value[u]);
         }
     }
+#endif
 }

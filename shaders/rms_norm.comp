@@ -14,7 +14,10 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) readonly buffer W { float w[]; };
-layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 2) writeonly buffer Y { uint y[]; }; // floats, or with OUT_Q8 8-bit activations
+#ifdef OUT_Q8
+#include "lib/quantize.glsl"
+#endif
 
 void main() {
     const uint row = group_index();
@@ -28,6 +31,14 @@ void main() {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) sum += first + u * LOCAL < n ? value[u] * value[u] : 0.0;
     }
     const float scale = 1.0 / sqrt(reduce_sum(sum) / float(n) + eps);
+#ifdef OUT_Q8
+    for (uint first = 0; first < n; first += LOCAL) {
+        const uint i = first + lane;
+        float one = i < n ? x[from + i] * scale : 0.0;
+        if (HAS_W != 0 && i < n) one *= w[w_off + i];
+        put_q8(one, y_off + row * q8_row_words(n), n, i, i < n);
+    }
+#else
     for (uint first = lane; first < n; first += BATCH * LOCAL) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             const uint i = min(first + u * LOCAL, n - 1);
@@ -36,7 +47,8 @@ void main() {
         }
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             const uint i = first + u * LOCAL;
-            if (i < n) y[y_off + row * n + i] = value[u];
+            if (i < n) y[y_off + row * n + i] = floatBitsToUint(value[u]);
         }
     }
+#endif
 }

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from vkbackend import ops, shaderlib
-from vkbackend.formats import block_of
+from vkbackend.formats import block_of, dequantize
 from vkbackend.limits import Limits
 from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Recording
@@ -36,6 +36,14 @@ from vkbackend.tools.op_setup import (
     uniform,
     weights,
 )
+
+Q8_FLIP = 1e-5  # NMSE: one code in 64 that fell on the other side of a border
+
+
+def as_numbers(array: np.ndarray, n: int) -> np.ndarray:
+    """Rows of n, dequantized where they are bytes of q8."""
+    return dequantize(array.reshape(-1), "q8", (len(array), n)) if array.dtype == np.uint8 else array
+
 
 # ---- one class per op ----
 
@@ -76,9 +84,17 @@ class RmsNorm(Case):
     n: int = 64
     rows: int = 1
     has_w: bool = True
+    out: str = "f32"
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: as_numbers(array, self.n)}
+
+    @property
+    def tolerance(self) -> float:  # type: ignore[override]
+        return Q8_FLIP if self.out == "q8" else 1e-10
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        tensors = {"x": uniform(rng, self.rows, self.n), "y": output(self.rows, self.n)}
+        tensors = {"x": uniform(rng, self.rows, self.n), "y": output(self.rows, self.n, dtype=self.out)}
         if self.has_w:
             tensors["w"] = uniform(rng, self.n)
         return Setup(
@@ -280,6 +296,14 @@ class AddPartials(Case):
     norm: bool = True
     in_place: bool = False
     wire: str = "f32"
+    out: str = "f32"
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: as_numbers(array, self.n)}
+
+    @property
+    def tolerance(self) -> float:  # type: ignore[override]
+        return Q8_FLIP if self.out == "q8" else 1e-10
 
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.rows * self.n + 3
@@ -300,7 +324,7 @@ class AddPartials(Case):
         if not self.in_place:
             tensors["h"] = output(*shape)
         if self.norm:
-            tensors |= {"w": uniform(rng, self.n), "y": output(*shape)}
+            tensors |= {"w": uniform(rng, self.n), "y": output(*shape, dtype=self.out)}
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             h = v["residual"] if self.in_place else v["h"]
@@ -334,7 +358,11 @@ def _cases() -> _Sweep:
         Embed("f32", n_embd=576, n_vocab=MAX_ROWS, ids=ops.OUTPUTS),
     ]
     s.quick += [RmsNorm(n, rows) for n, rows in ((1, 1), (31, 5), (256, 3), (257, 2), (4096, 2))]
-    s.quick += [RmsNorm(128, 40, has_w=False)]
+    s.quick += [
+        RmsNorm(128, 40, has_w=False),
+        RmsNorm(32, 2, has_w=False, out="q8"),
+        RmsNorm(544, 3, out="q8"),
+    ]
     s.quick += op_cases_matrix.quick()
     s.quick += [
         Rope(1, 2, 2, 1),
@@ -363,6 +391,7 @@ def _cases() -> _Sweep:
     ]
     s.quick += [
         AddPartials(),
+        AddPartials(288, 3, own=1, out="q8"),
         AddPartials(2048, 3, n_slots=5, own=2, writers=0b10110, in_place=True),
         AddPartials(257, 2, n_slots=3, own=None, writers=0b101),
         AddPartials(31, 2, n_slots=2, own=1, writers=0b01, residual=False),

@@ -8,6 +8,7 @@ reads; the commands of a recording say all it needs to know.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from vkbackend.buffer import View, Virtual
@@ -64,8 +65,9 @@ class _Fusing:
         alone = others[:1] == [at] and (others_later or len(others) == 1)
         if not alone or not isinstance(made, Dispatch) or made.op not in ops:
             return None
-        [written] = made.writes
-        if (written.begin, written.end) != (value.offset, value.end):
+        if not any(
+            (w.begin, w.end) == (value.offset, value.end) for w in made.writes if w.buffer is value.buffer
+        ):
             return None
         between = [c for c in self.commands[first + 1 : at] if isinstance(c, Dispatch | Copy)]
         moves = not any(w.overlaps(r) for c in between for w in c.writes for r in made.reads)
@@ -155,6 +157,18 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
     f.replace(at, [i], made)
 
 
+def _quantized_norm(f: _Fusing, at: int) -> None:
+    """quantize_q8 of a norm, done where the norm is: others may read its residual before."""
+    if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
+        return
+    norm, q = f.commands[i], f.named(at)
+    assert isinstance(norm, Dispatch)
+    if norm.args[-1].shape[-1] != q["k"]:
+        return
+    made = Recording("fused", [replace(norm, variant="q8", args=(*norm.args[:-1], q["y"]))])
+    f.replace(i, [at], made)
+
+
 _GATED: dict[str, Callable[..., None]] = {
     "mat_vec": mat_vec,
     "mat_wave": mat_wave,
@@ -166,4 +180,5 @@ _RULES: dict[str, tuple[Callable[[_Fusing, int], None], ...]] = {
     "rope": (_norm_rope,),
     "kv_store": (_rope_store,),
     "glu": (_gated_product,),
+    "quantize_q8": (_quantized_norm,),
 }

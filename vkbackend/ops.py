@@ -117,15 +117,17 @@ def embed(
 def rms_norm(
     rec: Recording, limits: Limits, x: View, w: View | None, y: View, *, eps: float, label: str = ""
 ) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * w over the last axis of x; w [n] or None for no weight."""
+    """y = x / sqrt(mean(x^2) + eps) * w over the last axis of x; w [n] or None for no weight. y may be q8."""
     n = x.shape[-1]
     n_rows = rows_of(x, n)
-    assert rows_of(y, n) == n_rows and (w is None or (w.shape == (n,) and w.dtype == "f32")), (x, w, y)
+    assert rows_of(y, n, _activation(y)) == n_rows and (
+        w is None or (w.shape == (n,) and w.dtype == "f32")
+    ), (x, w, y)
     local, batch = row_consts(limits, n)
     record(
         rec,
         "rms_norm",
-        "f32",
+        y.dtype,
         (x, x if w is None else w, y),
         {"n": n, "n_rows": n_rows, "eps": eps},
         {"LOCAL": local, "HAS_W": int(w is not None), "BATCH": batch},
@@ -133,6 +135,12 @@ def rms_norm(
         label=label,
         flops=4 * n * n_rows,
     )
+
+
+def _activation(y: View) -> str:
+    """The type that a norm leaves: f32, or q8 in whole blocks."""
+    assert y.dtype == "f32" or (y.dtype == "q8" and y.shape[-1] % 32 == 0), y
+    return y.dtype
 
 
 # ---- reduce tail ----
@@ -172,7 +180,7 @@ def add_partials(
     h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words], a slot begins with its partial:
     n_rows * n floats, or with wire="bf16" that many bfloat16 in pairs (pack_bf16); bit s of `writers` is set
     where slot s takes part; slot own_index is read from `own`, f32 in either case and rounded to the wire.
-    h may be residual. With `slot_stride` slots is flat and ends with the last slot's partial.
+    h may be residual; y may be q8. With `slot_stride` slots is flat and ends with the last slot's partial.
     """
     n = h.shape[-1]
     n_rows = rows_of(h, n)
@@ -184,7 +192,9 @@ def add_partials(
         n_slots = 1 + (slots.shape[0] - n_words) // slot_stride
     assert n_slots <= MAX_SLOTS and slot_stride >= n_words and writers < 1 << n_slots, (slots, h, writers)
     assert (w is None) == (y is None) and (own is None) == (own_index is None), (w, y, own, own_index)
-    assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own, y)), (
+    out = _activation(y) if y else "f32"
+    assert y is None or rows_of(y, n, out) == n_rows, (h, y)
+    assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own)), (
         residual,
         own,
         h,
@@ -194,7 +204,7 @@ def add_partials(
     record(
         rec,
         "add_partials",
-        "f32",
+        out,
         (residual or slots, own or slots, slots, w or slots, h, y or h),
         {
             "n": n,

@@ -86,7 +86,11 @@ def rms_norm(
     """y = x / sqrt(mean(x^2) + eps) * w."""
     rows = _f64(x, n_rows, n)
     rows = rows / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + eps)
-    y.reshape(n_rows, n)[:] = rows * _f64(w, n) if has_w else rows
+    rows = rows * _f64(w, n) if has_w else rows
+    if y.dtype == np.uint8:
+        quantize_q8(rows.astype(np.float32), y, k=n, n_rows=n_rows)
+    else:
+        y.reshape(n_rows, n)[:] = rows
 
 
 def mat_mul(

@@ -186,3 +186,22 @@ def test_gate_and_up_become_one() -> None:
         "mat_vec",
         "glu",
     ]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
+    """Where the norm is: its residual may be read before the quantization."""
+    rec, part, h, y = Recording("q8"), kept(256, 64), of_values(2, 32), of_values(2, 32)
+    out, z = replace(of_values(2, 40), shape=(2, 32), dtype="q8"), of_values(2, 32)
+    how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}
+    ops.add_partials(rec, LIMITS, kept(256, 2, 32), None, part, kept(128, 32), h, y, **how)
+    ops.scale(rec, LIMITS, h, z, c=2.0)
+    ops.quantize_q8(rec, LIMITS, y, out)
+    if read:
+        ops.scale(rec, LIMITS, y, z, c=2.0)
+    found = [c for c in fuse(rec, LIMITS).accesses() if isinstance(c, Dispatch)]
+    if read:
+        assert ops_of(found) == ["add_partials", "scale", "quantize_q8", "scale"]
+    else:
+        assert ops_of(found) == ["add_partials", "scale"]
+        assert found[0].variant == "q8" and found[0].args[-1] == out and found[0].args[-2] == h
