@@ -3,6 +3,7 @@
 Storage arguments come as arrays in binding order (weights dequantized, or f16 as stored), then StepParams
 where the op reads it, then push and specialization constants by keyword (a twin ignores what only tunes).
 Outputs are written in place. Sums and products run in float64 and are rounded once, to float32.
+One function per op makes the file long.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import numpy as np
 
 from vkbackend.formats import dequantize, quantize
 from vkbackend.reference_moe import add_id as add_id
-from vkbackend.reference_moe import exact_reciprocal
 from vkbackend.reference_moe import mat_dot_id as mat_dot_id
 from vkbackend.reference_moe import mat_lane_id as mat_lane_id
 from vkbackend.reference_moe import mat_mul_dot_id as mat_mul_dot_id
@@ -24,6 +24,7 @@ from vkbackend.reference_moe import moe_group as moe_group
 from vkbackend.reference_moe import moe_logits as moe_logits
 from vkbackend.reference_moe import moe_sum as moe_sum
 from vkbackend.reference_moe import moe_topk as moe_topk
+from vkbackend.reference_quantized import quantize_q8 as quantize_q8
 from vkbackend.reference_recurrent import delta_chunk as delta_chunk
 from vkbackend.reference_recurrent import delta_gates as delta_gates
 from vkbackend.reference_recurrent import delta_net as delta_net
@@ -144,23 +145,6 @@ def pack_f16(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
     with np.errstate(over="ignore"):
         out[:, : 2 * k] = scaled.astype(np.float16).view(np.uint8)
     out[:, -16:-12] = (exponent << 23)[:, None].view(np.uint8)
-
-
-def quantize_q8(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """Rows of int8 codes, then scale and sums of half blocks for each 32, in float32: compared bit by bit."""
-    blocks = x.reshape(-1)[: n_rows * k].reshape(-1, 32)
-    top = np.abs(blocks).max(axis=1)  # NaN if there is one
-    usable = np.isfinite(top) & (top >= np.float32(2.0**-115))
-    d = np.where(usable, top, np.float32(127)) * np.float32(1 / 127)
-    scaled = np.where(usable[:, None], blocks, np.float32(0)) * exact_reciprocal(d)[:, None]
-    codes = np.rint(scaled).astype(np.int8)
-    out = y.reshape(n_rows, 10 * (k // 32) * 4)
-    out[:, :k] = codes.reshape(n_rows, k).view(np.uint8)
-    scales = np.zeros((len(blocks), 2), np.uint32)
-    scales[usable, 0] = d[usable].view(np.uint32)
-    scales[~np.isfinite(top), 0] = 0x7FC00000
-    scales[:, 1] = codes.reshape(-1, 2, 16).sum(axis=2, dtype=np.int16).view(np.uint32)[:, 0]
-    out[:, k:] = scales.reshape(n_rows, -1).view(np.uint8)
 
 
 def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:

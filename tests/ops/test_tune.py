@@ -11,7 +11,7 @@ from vkbackend.buffer import Home
 from vkbackend.tools import cli, tune
 
 
-@pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic"])
+@pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic", "int_dot"])
 def test_off_switch_reaches_the_limits(device: object, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkbackend.device import VulkanDevice
 
