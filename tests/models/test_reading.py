@@ -5,7 +5,9 @@ off values, soft-caps, layers that predict further ahead, tensors that nothing r
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,9 @@ from vkbackend.models.tensors import check_weights, notes
 from vkbackend.step import Run
 
 TOKENS = PROMPT[:14]
-architectures = pytest.mark.parametrize("name", FIXTURES)
+architectures = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] if "+" in name else []) for name in FIXTURES]
+)
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_kv_a_mqa")
 QUICK = ("phi3", "llama+experts")  # the others are wide
 OFF: dict[str, Any] = {
@@ -53,6 +57,13 @@ def opened(made: Fixture, path: Path) -> tuple[Model, list[str]]:
         model = load_model(gguf)
         check_weights(gguf, model)
         return model, notes(gguf, model)
+
+
+@cache
+def plain(name: str) -> Model:
+    """The model of a fixture as it is."""
+    with TemporaryDirectory() as folder:
+        return opened(build(name), Path(folder) / "plain.gguf")[0]
 
 
 def logits(path: Path, n: int) -> np.ndarray:
@@ -95,13 +106,12 @@ def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
 
 @architectures
 def test_keys_at_their_off_value_mean_absent(tmp_path: Path, name: str) -> None:
-    plain, _ = opened(build(name), tmp_path / "plain.gguf")
-    made = build(name)
+    made, want = build(name), plain(name)
+    has_more = "nextn_predict_layers" in made.keys
     made.keys = {**OFF, **made.keys}
     off, told = opened(made, tmp_path / "off.gguf")
-    assert off.config == plain.config and off.weights() == plain.weights()  # type: ignore[attr-defined]
-    assert repr(off.ropes(64)) == repr(plain.ropes(64))
-    assert len(told) == ("nextn_predict_layers" in build(name).keys)
+    assert off.config == want.config and off.weights() == want.weights()  # type: ignore[attr-defined]
+    assert repr(off.ropes(64)) == repr(want.ropes(64)) and len(told) == has_more
 
 
 @architectures
@@ -115,7 +125,7 @@ def test_a_soft_cap_counts_where_the_architecture_has_one(tmp_path: Path, name: 
 
 @architectures
 def test_layers_that_predict_further_ahead_are_left_out(tmp_path: Path, name: str) -> None:
-    made, plain = build(name), build(name)
+    made = build(name)
     n_ahead = made.keys.get("nextn_predict_layers", 0)
     made.keys["block_count"] += 1
     made.keys["nextn_predict_layers"] = n_ahead + 1
@@ -124,8 +134,7 @@ def test_layers_that_predict_further_ahead_are_left_out(tmp_path: Path, name: st
     for tensor in more:
         made.put(f"blk.{il}.{tensor}.weight", np.ones((3, 5)))
     model, told = opened(made, tmp_path / "model.gguf")
-    without, _ = opened(plain, tmp_path / "plain.gguf")
-    assert model.n_layer == without.n_layer and model.weights() == without.weights()
+    assert model.n_layer == plain(name).n_layer and model.weights() == plain(name).weights()
     [line] = told
     assert "(nextn) are not used" in line and (f"{len(more)} tensors" in line or n_ahead)
 
