@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from vkbackend.errors import InvalidArgument
+from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import device_list, whole_number
 from vkbackend.models.llm import HOST, LLM
 from vkbackend.models.sampling import SamplingParams
@@ -205,11 +205,16 @@ def run(args: argparse.Namespace) -> None:
         show_memory(llm, err)
         ids = llm.tokenize(prompt)
         chunks = []
-        for chunk in llm.stream(ids, None if n_predict == -1 else n_predict, ignore_eos=args.ignore_eos,
-                                **asdict(sampling)):  # fmt: skip
-            chunks.append(chunk)
-            if not args.json:
-                write_text(chunk.text)
+        most = None if n_predict == -1 else n_predict
+        try:
+            for chunk in llm.stream(ids, most, ignore_eos=args.ignore_eos, **asdict(sampling)):
+                chunks.append(chunk)
+                if not args.json:
+                    write_text(chunk.text)
+        except VkbackendError:
+            if chunks and not args.json:
+                write_text("\n")  # the error is told in a line of its own
+            raise
         timings, memory = chunks[-1].timings or {}, llm.memory()
     if args.json:
         result = {
