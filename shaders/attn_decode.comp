@@ -87,8 +87,8 @@ void main() {
     uint now = 0; // which half of head_max holds the maxima so far
     float l[HEADS]; // of the keys this thread multiplied with V
     vec4 acc[HEADS * V_ROUNDS];
-    for (uint a = 0; a < HEADS; ++a) l[a] = 0.0;
-    for (uint a = 0; a < HEADS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
+    [[unroll]] for (uint a = 0; a < HEADS; ++a) l[a] = 0.0;
+    [[unroll]] for (uint a = 0; a < HEADS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 
     for (uint block = first_block; block < end_block; ++block) {
         const uint cell = block_cell(slot, block);
@@ -96,18 +96,18 @@ void main() {
         const uint first_valid = max(first_key, block * CELL_BLOCK) - block * CELL_BLOCK;
 
         float s[HEADS];
-        for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
+        [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
         const bool valid = key >= first_valid && key < n_valid;
         if (valid) {
             const uint base = ((cell + key) * n_kv + kv_head) * K_QUADS;
             // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
             for (uint at = base + lane; at < base + K_QUADS; at += LANES) {
                 const vec4 value = k_quad(at);
-                for (uint a = 0; a < HEADS; ++a) s[a] += dot(value, q_tile[a * K_QUADS + at - base]);
+                [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] += dot(value, q_tile[a * K_QUADS + at - base]);
             }
         }
         if (LANES > 1) {
-            for (uint a = 0; a < HEADS; ++a) dots[a * LOCAL + thread] = s[a];
+            [[unroll]] for (uint a = 0; a < HEADS; ++a) dots[a * LOCAL + thread] = s[a];
             barrier();
             for (uint e = thread; e < SCORES; e += LOCAL) {
                 const uint j = e % CELL_BLOCK;
@@ -116,7 +116,7 @@ void main() {
                 score[e] = j >= first_valid && j < n_valid ? soft_cap(sum, softcap) : NEG_LARGE;
             }
         } else {
-            for (uint a = 0; a < HEADS; ++a) {
+            [[unroll]] for (uint a = 0; a < HEADS; ++a) {
                 score[a * CELL_BLOCK + key] = valid ? soft_cap(s[a], softcap) : NEG_LARGE;
             }
         }
@@ -137,24 +137,24 @@ void main() {
         barrier();
 
         if (v_group < V_GROUPS) {
-            for (uint a = 0; a < HEADS; ++a) {
+            [[unroll]] for (uint a = 0; a < HEADS; ++a) {
                 const float rescale = head_rescale[a];
                 l[a] *= rescale;
-                for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
+                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
             }
             for (uint j = first_valid + v_group; j < n_valid; j += V_GROUPS) {
                 const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;
-                for (uint i = 0; i < V_ROUNDS; ++i) {
+                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
                     const uint quad = v_quad0 + i * LOCAL;
                     const vec4 value = quad < V_QUADS ? v_quad(base + quad) : vec4(0.0);
-                    for (uint a = 0; a < HEADS; ++a) acc[a * V_ROUNDS + i] += prob[a * CELL_BLOCK + j] * value;
+                    [[unroll]] for (uint a = 0; a < HEADS; ++a) acc[a * V_ROUNDS + i] += prob[a * CELL_BLOCK + j] * value;
                 }
-                for (uint a = 0; a < HEADS; ++a) l[a] += prob[a * CELL_BLOCK + j];
+                [[unroll]] for (uint a = 0; a < HEADS; ++a) l[a] += prob[a * CELL_BLOCK + j];
             }
         }
     }
 
-    for (uint a = 0; a < HEADS; ++a) {
+    [[unroll]] for (uint a = 0; a < HEADS; ++a) {
         float sum = l[a];
         if (V_GROUPS > 1) { // then there is one round
             barrier();
@@ -186,7 +186,7 @@ void main() {
                 part[base + HEAD_V] = m;
                 part[base + HEAD_V + 1] = sum;
             }
-            for (uint i = 0; i < V_ROUNDS; ++i) {
+            [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
                 const uint quad = thread + i * LOCAL;
                 for (uint c = 0; c < 4 && quad < V_QUADS; ++c) {
                     part[base + 4 * quad + c] = acc[a * V_ROUNDS + i][c] * factor;

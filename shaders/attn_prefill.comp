@@ -98,8 +98,8 @@ void main() {
     float s[S_ROWS];
     float l[V_ROWS];
     vec4 acc[V_ROWS * V_ROUNDS];
-    for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
-    for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
+    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) l[a] = 0.0;
+    [[unroll]] for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 
     for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
         const uint cell = block_cell(run.x, block);
@@ -107,14 +107,14 @@ void main() {
         const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
         const uint first_valid = max(first_key, block_pos) - block_pos;
 
-        for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
+        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] = 0.0;
         const bool valid = key >= first_valid && key < n_valid;
         // The bounds of both loops are no constants, or drivers unroll all of it and take seconds to compile.
         if (S_GROUPS == 1) {
             const uint base = ((cell + key) * n_kv + kv_head) * K_QUADS;
             for (uint at = base; valid && at < base + K_QUADS; ++at) {
                 const vec4 kv = k_quad(at);
-                for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + at - base]);
+                [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + at - base]);
             }
         } else { // a thread reading its key alone would take 32 lines of memory at a time, and every set all keys
             const uint own = thread / S_GROUPS;
@@ -127,12 +127,12 @@ void main() {
                 barrier();
                 for (uint c = at; valid && c < min(at + S_GROUPS, base + K_QUADS); ++c) {
                     const vec4 kv = k_tile[key * (S_GROUPS + 1) + c - at];
-                    for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + c - base]);
+                    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + c - base]);
                 }
                 barrier();
             }
         }
-        for (uint a = 0; a < S_ROWS; ++a) {
+        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
             // Where every key so far is masked the maximum is NEG_LARGE and what is summed is finite; the first key
             // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
             const uint row_pos = first_pos + s_row0 + a;
@@ -153,30 +153,31 @@ void main() {
         }
         barrier();
 
-        for (uint a = 0; a < S_ROWS; ++a) prob[(s_row0 + a) * CELL_BLOCK + key] = exp(s[a] - row_max[s_row0 + a]);
+        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) prob[(s_row0 + a) * CELL_BLOCK + key] = exp(s[a] - row_max[s_row0 + a]);
         barrier();
 
         if (sums_v) {
-            for (uint a = 0; a < V_ROWS; ++a) {
+            [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
                 l[a] *= row_rescale[v_row0 + a];
-                for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
+                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
             }
             for (uint j = first_valid; j < n_valid; ++j) {
                 const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;
-                for (uint i = 0; i < V_ROUNDS; ++i) {
+                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
                     const uint quad = v_quad0 + i * LOCAL;
                     const vec4 value = quad < V_QUADS ? v_quad(base + quad) : vec4(0.0);
-                    for (uint a = 0; a < V_ROWS; ++a) {
+                    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
                         acc[a * V_ROUNDS + i] += prob[(v_row0 + a) * CELL_BLOCK + j] * value;
                     }
                 }
-                for (uint a = 0; a < V_ROWS; ++a) l[a] += prob[(v_row0 + a) * CELL_BLOCK + j];
+                [[unroll]] for (uint a = 0; a < V_ROWS; ++a) l[a] += prob[(v_row0 + a) * CELL_BLOCK + j];
             }
         }
     }
 
     if (!sums_v) return;
-    for (uint a = 0; a < V_ROWS && v_row0 + a < n_tile; ++a) {
+    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
+        if (v_row0 + a >= n_tile) break;
         const uint base = y_off + ((first_row + v_row0 + a) * n_heads + head) * HEAD_V;
         float factor = 1.0 / l[a];
         if (HAS_SINKS != 0) { // one more logit, in the denominator alone
@@ -185,7 +186,7 @@ void main() {
             const float m_all = max(m_row, sink);
             factor = exp(m_row - m_all) / (l[a] * exp(m_row - m_all) + exp(sink - m_all));
         }
-        for (uint i = 0; i < V_ROUNDS; ++i) {
+        [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
             const uint quad = v_quad0 + i * LOCAL;
             if (quad >= V_QUADS) continue;
             for (uint c = 0; c < 4; ++c) y[base + 4 * quad + c] = acc[a * V_ROUNDS + i][c] * factor;

@@ -54,22 +54,25 @@ void main() {
 
         for (uint t0 = group * ROWS; t0 < n; t0 += GROUPS * ROWS) {
             float sum[ROWS];
-            for (uint a = 0; a < ROWS; ++a) sum[a] = t0 + a < n ? work[at + (t0 + a) * next + j] : 0.0;
+            [[unroll]] for (uint a = 0; a < ROWS; ++a) sum[a] = t0 + a < n ? work[at + (t0 + a) * next + j] : 0.0;
             for (uint i = 0; i < S; ++i) {
                 const float value = m[i * COLUMNS + column];
-                for (uint a = 0; a < ROWS; ++a) sum[a] -= work[at + min(t0 + a, n - 1) * next + S + i] * value;
+                [[unroll]] for (uint a = 0; a < ROWS; ++a) sum[a] -= work[at + min(t0 + a, n - 1) * next + S + i] * value;
             }
-            for (uint a = 0; a < ROWS && t0 + a < n; ++a) x[(t0 + a) * COLUMNS + column] = sum[a];
+            [[unroll]] for (uint a = 0; a < ROWS; ++a) {
+                if (t0 + a < n) x[(t0 + a) * COLUMNS + column] = sum[a];
+            }
         }
         barrier();
         for (uint t0 = group * ROWS; t0 < n; t0 += GROUPS * ROWS) {
             float sum[ROWS];
-            for (uint a = 0; a < ROWS; ++a) sum[a] = 0.0;
+            [[unroll]] for (uint a = 0; a < ROWS; ++a) sum[a] = 0.0;
             for (uint i = 0; i < S; ++i) {
                 const float value = m[i * COLUMNS + column];
-                for (uint a = 0; a < ROWS; ++a) sum[a] += work[at + min(t0 + a, n - 1) * next + 2 * S + i] * value;
+                [[unroll]] for (uint a = 0; a < ROWS; ++a) sum[a] += work[at + min(t0 + a, n - 1) * next + 2 * S + i] * value;
             }
-            for (uint a = 0; a < ROWS && t0 + a < n; ++a) {
+            [[unroll]] for (uint a = 0; a < ROWS; ++a) {
+                if (t0 + a >= n) break;
                 for (uint s = 0; s <= t0 + a; ++s) sum[a] += work[at + (t0 + a) * next + 5 * S + s] * x[s * COLUMNS + column];
                 y[out_at + (t0 + a) * n_heads * S] = sum[a];
             }

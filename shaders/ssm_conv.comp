@@ -35,8 +35,8 @@ void main() {
 
     float taps[D_CONV];
     float window[D_CONV]; // the columns up to the row, oldest first
-    for (uint j = 0; j < D_CONV; ++j) taps[j] = w[w_off + channel * D_CONV + j];
-    for (uint j = 0; j < N_STATE; ++j) {
+    [[unroll]] for (uint j = 0; j < D_CONV; ++j) taps[j] = w[w_off + channel * D_CONV + j];
+    [[unroll]] for (uint j = 0; j < N_STATE; ++j) {
         if (tile.first > 0) {
             window[j + 1] = x[x_off + at + (tile.first + j - N_STATE) * width];
         } else {
@@ -44,21 +44,21 @@ void main() {
         }
     }
     if (tile.first == 0) {
-        for (uint j = 0; j < N_STATE; ++j) {
+        [[unroll]] for (uint j = 0; j < N_STATE; ++j) {
             float value = 0.0;
             if (run.z + j >= N_STATE) {
                 value = x[x_off + at + (run.z + j - N_STATE) * width];
-            } else if (!is_fresh(run)) {
-                value = window[run.z + j + 1];
+            } else { // zeros of a fresh run are there as well
+                [[unroll]] for (uint i = 1; i < D_CONV; ++i) value = i == run.z + j + 1 ? window[i] : value;
             }
             state[to + j] = value;
         }
     }
     for (uint t = tile.first; t < tile.first + tile.n; ++t) {
-        for (uint j = 0; j < N_STATE; ++j) window[j] = window[j + 1];
+        [[unroll]] for (uint j = 0; j < N_STATE; ++j) window[j] = window[j + 1];
         window[N_STATE] = x[x_off + at + t * width];
         float sum = 0.0;
-        for (uint j = 0; j < D_CONV; ++j) sum += taps[j] * window[j];
+        [[unroll]] for (uint j = 0; j < D_CONV; ++j) sum += taps[j] * window[j];
         y[y_off + at + t * width] = sum / (1.0 + exp(min(-sum, 87.0)));
     }
 }
