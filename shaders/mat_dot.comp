@@ -30,11 +30,11 @@ void main() {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
-        for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
+        [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint i = 16 * lane; i < k; i += 16 * gl_SubgroupSize) {
             const Quants q0 = quants16(start0, i);
             const Quants q1 = quants16(start1, i);
-            for (uint r = 0; r < N; ++r) {
+            [[unroll]] for (uint r = 0; r < N; ++r) {
                 const uint x_row = x_off + r * q8_row_words(k);
                 const uint at = x_row + i / 4;
                 const uvec4 codes = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
@@ -45,7 +45,7 @@ void main() {
         }
         vec2 bias = vec2(0.0);
         if (has_bias != 0) bias = vec2(b[b_off + row], b[b_off + min(row + 1, n - 1)]);
-        for (uint r = 0; r < N; ++r) {
+        [[unroll]] for (uint r = 0; r < N; ++r) {
             const vec2 total = subgroupAdd(sum[r]) + bias;
             if (lane == 0 && act != 0) {
                 y[y_off + r * y_stride + row / 2] = glu_value(act - 1, total.x, total.y);

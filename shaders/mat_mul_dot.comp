@@ -24,7 +24,7 @@ void main() {
     const uint first_i = group_index() * TM;
     if (first_i >= n) return;
     const uint first_r = gl_WorkGroupID.z * TN;
-    for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
+    [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
         for (uint e = thread; e < 2 * TM; e += LOCAL) { // two neighbouring threads have a row's 32 elements
@@ -39,10 +39,10 @@ void main() {
         barrier();
     }
 
-    for (uint c = 0; c < RN; ++c) {
+    [[unroll]] for (uint c = 0; c < RN; ++c) {
         const uint r = first_r + thread / M_THREADS + c * N_THREADS;
         if (r >= n_rows) continue;
-        for (uint a = 0; a < 4; ++a) {
+        [[unroll]] for (uint a = 0; a < 4; ++a) {
             const uint i = first_i + thread % M_THREADS + a * M_THREADS;
             if (i < n) y[y_off + r * y_stride + i] = sum[c][a] + (has_bias != 0 ? b[b_off + i] : 0.0);
         }

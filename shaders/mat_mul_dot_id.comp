@@ -39,7 +39,7 @@ void main() {
     if (thread < TN) pairs[thread] = order[order_off + begin + min(thread, n_pairs - 1)];
     barrier();
 
-    for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
+    [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
     for (uint slice = 0; slice < e.k; slice += TK) {
         for (uint i = thread; i < 2 * TM; i += LOCAL) { // two neighbouring threads have a row's 32 elements
             hold_w(i / 2, expert_row(e, min(first_i + i / 2, e.n - 1)), slice + i % 2 * 16);
@@ -54,10 +54,10 @@ void main() {
         barrier();
     }
 
-    for (uint c = 0; c < RN; ++c) {
+    [[unroll]] for (uint c = 0; c < RN; ++c) {
         const uint r = thread / M_THREADS + c * N_THREADS;
         if (r >= n_pairs) continue;
-        for (uint a = 0; a < 4; ++a) {
+        [[unroll]] for (uint a = 0; a < 4; ++a) {
             const uint i = first_i + thread % M_THREADS + a * M_THREADS;
             if (i < e.n) y[y_off + pairs[r] * y_stride + i] = sum[c][a];
         }

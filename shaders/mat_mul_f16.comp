@@ -35,13 +35,13 @@ void main() {
     const uint tn = thread / M_THREADS;
 
     vec4 sum[QM * RN]; // [a * RN + c]: rows 4 (tm + 16 a) .. + 3 of w's tile, row tn RN + c of x's
-    for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
+    [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] = vec4(0.0);
 
     for (uint slice = 0; slice < k; slice += TK) {
         for (uint e = thread; e < TM / 4 * (TK / 4); e += LOCAL) { // TK / 4 neighbours read on in the same four rows
             const uint kk = 4 * (e % (TK / 4));
             const mat4 columns = w_quad(first_i + e / (TK / 4) * 4, slice + kk, n, k);
-            for (uint j = 0; j < 4; ++j) {
+            [[unroll]] for (uint j = 0; j < 4; ++j) {
                 w_tile[(kk + j) * W_STRIDE + e / (TK / 4)] = f16vec4(clamp(columns[j], -65504.0, 65504.0));
             }
         }
@@ -55,27 +55,27 @@ void main() {
         barrier();
         for (uint first = 0; first < TK; first += SUM_K) {
             f16vec4 part[QM * RN];
-            for (uint i = 0; i < QM * RN; ++i) part[i] = f16vec4(0.0);
+            [[unroll]] for (uint i = 0; i < QM * RN; ++i) part[i] = f16vec4(0.0);
             for (uint kk = first; kk < first + SUM_K; ++kk) {
                 f16vec4 wv[QM];
-                for (uint a = 0; a < QM; ++a) wv[a] = w_tile[kk * W_STRIDE + tm + a * M_THREADS];
-                for (uint c = 0; c < RN; ++c) {
+                [[unroll]] for (uint a = 0; a < QM; ++a) wv[a] = w_tile[kk * W_STRIDE + tm + a * M_THREADS];
+                [[unroll]] for (uint c = 0; c < RN; ++c) {
                     const f16vec4 xv = f16vec4(x_tile[kk * X_STRIDE + tn * RN + c]);
-                    for (uint a = 0; a < QM; ++a) part[a * RN + c] = fma(wv[a], xv, part[a * RN + c]);
+                    [[unroll]] for (uint a = 0; a < QM; ++a) part[a * RN + c] = fma(wv[a], xv, part[a * RN + c]);
                 }
             }
-            for (uint i = 0; i < QM * RN; ++i) sum[i] += vec4(part[i]);
+            [[unroll]] for (uint i = 0; i < QM * RN; ++i) sum[i] += vec4(part[i]);
         }
         barrier();
     }
 
-    for (uint c = 0; c < RN; ++c) {
+    [[unroll]] for (uint c = 0; c < RN; ++c) {
         const uint r = first_r + tn * RN + c;
         if (r >= n_rows) continue;
         const float scale = uintBitsToFloat(x[x_off + r * half_row_words(k) + half_words(k)]);
-        for (uint a = 0; a < QM; ++a) {
+        [[unroll]] for (uint a = 0; a < QM; ++a) {
             const uint i = first_i + 4 * (tm + a * M_THREADS);
-            for (uint j = 0; j < 4; ++j) {
+            [[unroll]] for (uint j = 0; j < 4; ++j) {
                 if (i + j >= n) break;
                 y[y_off + r * y_stride + i + j] = scale * sum[a * RN + c][j] + (has_bias != 0 ? b[b_off + i + j] : 0.0);
             }

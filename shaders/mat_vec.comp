@@ -29,11 +29,11 @@ void main() {
     if (act != 0 && slot % 2 == 1) start += 4 * up_at;
 
     float sum[N];
-    for (uint r = 0; r < N; ++r) sum[r] = 0.0;
+    [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = 0.0;
     const uint k4 = k & ~3u;
     for (uint i = 4 * lane; i < k4; i += 4 * TPR) {
         const vec4 wv = dequant4(start, i);
-        for (uint r = 0; r < N; ++r) {
+        [[unroll]] for (uint r = 0; r < N; ++r) {
             const uint at = x_off + r * k + i;
             sum[r] += dot(wv, vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
         }
@@ -41,16 +41,16 @@ void main() {
 #ifdef HAS_TAIL
     for (uint i = k4 + lane; i < k; i += TPR) {
         const float wv = dequant1(start, i);
-        for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
+        [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
     }
 #endif
 
     if (TPR > 1) {
-        for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] = sum[r];
+        [[unroll]] for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] = sum[r];
         barrier();
         for (uint s = TPR / 2; s > 0; s >>= 1) {
             if (lane < s) {
-                for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] += tree[r * LOCAL + thread + s];
+                [[unroll]] for (uint r = 0; r < N; ++r) tree[r * LOCAL + thread] += tree[r * LOCAL + thread + s];
             }
             barrier();
         }
@@ -58,13 +58,13 @@ void main() {
     if (lane != 0 || row >= n) return;
     if (act != 0) {
         if (slot % 2 == 1) return;
-        for (uint r = 0; r < N; ++r) {
+        [[unroll]] for (uint r = 0; r < N; ++r) {
             const uint at = r * LOCAL + thread;
             y[y_off + r * y_stride + row] = glu_value(act - 1, tree[at], tree[at + TPR]);
         }
     } else {
         const float bias = has_bias != 0 ? b[b_off + row] : 0.0;
-        for (uint r = 0; r < N; ++r) {
+        [[unroll]] for (uint r = 0; r < N; ++r) {
             y[y_off + r * y_stride + row] = (TPR > 1 ? tree[r * LOCAL + thread] : sum[r]) + bias;
         }
     }

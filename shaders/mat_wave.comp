@@ -30,11 +30,11 @@ void main() {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
-        for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
+        [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
         for (uint i = 4 * lane; i < k4; i += 4 * gl_SubgroupSize) {
             const vec4 w0 = dequant4(start0, i);
             const vec4 w1 = dequant4(start1, i);
-            for (uint r = 0; r < N; ++r) {
+            [[unroll]] for (uint r = 0; r < N; ++r) {
                 const uint at = x_off + r * k + i;
                 const vec4 xv = vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
                 sum[r] += vec2(dot(w0, xv), dot(w1, xv));
@@ -43,12 +43,12 @@ void main() {
 #ifdef HAS_TAIL
         for (uint i = k4 + lane; i < k; i += gl_SubgroupSize) {
             const vec2 wv = vec2(dequant1(start0, i), dequant1(start1, i));
-            for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
+            [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
         }
 #endif
         vec2 bias = vec2(0.0);
         if (has_bias != 0) bias = vec2(b[b_off + row], b[b_off + min(row + 1, n - 1)]);
-        for (uint r = 0; r < N; ++r) {
+        [[unroll]] for (uint r = 0; r < N; ++r) {
             const vec2 total = subgroupAdd(sum[r]) + bias;
             if (lane == 0 && act != 0) {
                 y[y_off + r * y_stride + row / 2] = glu_value(act - 1, total.x, total.y);

@@ -24,7 +24,7 @@ vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile, where tm = thre
 void hold_w(uint i, uint start, uint k) {
     const Quants q = quants16(start, k);
     const uint part = k / 16 % 2;
-    for (uint j = 0; j < 4; ++j) w_codes[(4 * part + j) * W_STRIDE + i] = q.codes[j];
+    [[unroll]] for (uint j = 0; j < 4; ++j) w_codes[(4 * part + j) * W_STRIDE + i] = q.codes[j];
     if (part < GROUPS) w_scale[part * TM + i] = vec2(q.scale, q.low);
 }
 
@@ -43,20 +43,20 @@ int group_sum(uint sums, uint group) { return GROUP == 32 ? q8_sum32(sums) : q8_
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;
-    for (uint g = 0; g < GROUPS; ++g) {
+    [[unroll]] for (uint g = 0; g < GROUPS; ++g) {
         ivec4 dots[RN];
-        for (uint c = 0; c < RN; ++c) dots[c] = ivec4(-CODE_OFFSET * group_sum(x_sums[tn + c * N_THREADS], g));
+        [[unroll]] for (uint c = 0; c < RN; ++c) dots[c] = ivec4(-CODE_OFFSET * group_sum(x_sums[tn + c * N_THREADS], g));
         for (uint j = g * GROUP / 4; j < (g + 1) * GROUP / 4; ++j) {
             const uint at = j * W_STRIDE + tm;
             const ivec4 wv = ivec4(w_codes[at], w_codes[at + 16], w_codes[at + 32], w_codes[at + 48]);
-            for (uint c = 0; c < RN; ++c) {
+            [[unroll]] for (uint c = 0; c < RN; ++c) {
                 const int xv = int(x_codes[j * X_STRIDE + tn + c * N_THREADS]);
                 dots[c] += ivec4(dot4(wv.x, xv, 0), dot4(wv.y, xv, 0), dot4(wv.z, xv, 0), dot4(wv.w, xv, 0));
             }
         }
         const uint at = g * TM + tm;
         const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
-        for (uint c = 0; c < RN; ++c) {
+        [[unroll]] for (uint c = 0; c < RN; ++c) {
             vec4 value = vec4(s[0].x, s[1].x, s[2].x, s[3].x) * vec4(dots[c]);
 #ifdef HAS_LOW
             value += vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(x_sums[tn + c * N_THREADS], g));
