@@ -51,7 +51,7 @@ void main() {
     const uint own_i = gl_SubgroupID % SM * FM * M; // where this subgroup's part of the tile begins
     const uint own_p = gl_SubgroupID / SM * FN * N;
     MATRIX_SUM sum[FM * FN];
-    for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
+    [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
 
     for (uint slice = 0; slice < expert.k; slice += TK) {
         for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 neighbouring threads read a row's 32 elements
@@ -68,19 +68,19 @@ void main() {
         barrier();
         for (uint kk = 0; kk < TK; kk += K) {
             MATRIX_A rows[FM];
-            for (uint f = 0; f < FM; ++f) LOAD_ROWS(rows[f], w_tile, (own_i + f * M) * STRIDE + kk / 4, STRIDE);
-            for (uint g = 0; g < FN; ++g) {
+            [[unroll]] for (uint f = 0; f < FM; ++f) LOAD_ROWS(rows[f], w_tile, (own_i + f * M) * STRIDE + kk / 4, STRIDE);
+            [[unroll]] for (uint g = 0; g < FN; ++g) {
                 MATRIX_B columns;
                 LOAD_COLUMNS(columns, x_tile, (own_p + g * N) * STRIDE + kk / 4, STRIDE);
-                for (uint f = 0; f < FM; ++f) sum[f * FN + g] = MULTIPLY_ADD(rows[f], columns, sum[f * FN + g]);
+                [[unroll]] for (uint f = 0; f < FM; ++f) sum[f * FN + g] = MULTIPLY_ADD(rows[f], columns, sum[f * FN + g]);
             }
         }
         barrier();
     }
 
     const uint own = gl_SubgroupID * M * N; // as in mat_mul_coop
-    for (uint f = 0; f < FM; ++f) {
-        for (uint g = 0; g < FN; ++g) {
+    [[unroll]] for (uint f = 0; f < FM; ++f) {
+        [[unroll]] for (uint g = 0; g < FN; ++g) {
             STORE_COLUMNS(sum[f * FN + g], results, own, M);
             barrier();
             for (uint e = gl_SubgroupInvocationID; e < M * N; e += LANES) {
