@@ -94,7 +94,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("shape", "kda", "rows"),
     [
-        pytest.param(*case, id=name, marks=[] if case[0] == (4, 32, 3, 2) else pytest.mark.wide)
+        pytest.param(*case, id=name, marks=[] if case[0] == (4, 64, 2, 1) else pytest.mark.wide)
         for *case, name in CASES
     ],
 )
