@@ -1,4 +1,5 @@
-"""Test cases of the ops of a mixture of experts, as op_cases.py, whose lists include these."""
+"""Test cases of the ops of a mixture of experts, as op_cases.py, whose lists include these. Long because all
+ops have their shapes here."""
 
 from __future__ import annotations
 
