@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,8 +194,9 @@ def build(folder: Path) -> int:
     `folder`; returns the number of modules."""
     able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
     index = {f"{op}.{variant}": source_key(op, variant) for op, variant in able}
-    for op, variant in able:
-        write_atomic(folder / f"{op}.{variant}.spv", spirv(op, variant))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler of its own
+        for (op, variant), code in zip(able, pool.map(lambda pair: spirv(*pair), able), strict=True):
+            write_atomic(folder / f"{op}.{variant}.spv", code)
     for stale in folder.glob("*.spv"):
         if stale.stem not in index:
             stale.unlink()
