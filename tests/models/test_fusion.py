@@ -21,6 +21,7 @@ from vkbackend.models.runner import Runner
 from vkbackend.ops import OPS
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.step import STEP_NBYTES, Run
+from vkbackend.tools import bench_fusing
 
 TOKENS = np.random.default_rng(3).integers(0, 128, 11).tolist()
 LIMITS = Limits()
@@ -205,3 +206,19 @@ def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool
     else:
         assert ops_of(found) == ["add_partials", "scale"]
         assert found[0].variant == "q8" and found[0].args[-1] == out and found[0].args[-2] == h
+
+
+def test_the_tool_that_measures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(build("qwen3"), tmp_path / "model.gguf")
+    monkeypatch.setattr("sys.argv", ["bench_fusing", "-m", str(path), "-dev", "numpy", "-r", "1"])
+    assert bench_fusing.main() == 0
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    rows = {
+        name: list(map(int, values))
+        for name, *values in lines
+        if name in bench_fusing.WAYS and len(values) == 7
+    }
+    fused, plain = rows["fused"], rows["one by one"]
+    assert (fused[4:6], plain[4:6]) == ([12, 8], [17, 13]) and fused[3] <= plain[3] + 1
