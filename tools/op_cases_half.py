@@ -24,7 +24,8 @@ def packed(x: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True)
 class PackF16(Case):
-    """Rows of all magnitudes; with `special` of zeros, with NaN and inf, of the largest and least floats."""
+    """Rows of all magnitudes whose halves come from no subnormal float, which a driver may flush; with
+    `special` of zeros, with NaN and inf, of the largest and least floats."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -33,7 +34,7 @@ class PackF16(Case):
 
     def setup(self, rng: np.random.Generator) -> Setup:
         x = rng.uniform(-1, 1, (self.rows, self.k)).astype(np.float32)
-        x *= np.exp2(rng.integers(-100, 100, (self.rows, 1))).astype(np.float32)
+        x *= np.exp2(rng.integers(-80, 100, (self.rows, 1))).astype(np.float32)
         x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # down to no half
         if self.special:
             x[0], x[1, 5], x[2] = 0, np.nan, rng.uniform(-1e6, 1e6, self.k)
