@@ -111,9 +111,13 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
 
 
 def _twin(device: Device) -> Device:
-    """Another logical device on the same physical one."""
+    """Another logical device on the same physical one, that runs the same ops."""
     name = f"{device.name} (measured)"
-    return type(device)(device.info, name) if hasattr(device, "info") else NumpyDevice(name)  # type: ignore[call-arg]
+    if not hasattr(device, "info"):
+        return NumpyDevice(name)
+    twin = type(device)(device.info, name)  # type: ignore[call-arg]
+    twin.limits = device.limits
+    return twin
 
 
 def _read_rate(device: Device, home: Home) -> float:
@@ -185,8 +189,9 @@ def _key(device: Device) -> str:
     info = getattr(device, "info", None)
     what = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
     what += type(device).__name__
-    limited = " ".join(sorted(env.disabled() | ({"floor"} if env.floor() else set())))
-    return f"{what} {limited}".rstrip()
+    limited = env.disabled() | ({"floor"} if env.floor() else set())
+    reads = {ops.operand_type(device.limits, 1, DTYPE)} - {"f32"}  # other ops under --exact
+    return " ".join((what, *sorted(limited | reads)))
 
 
 def _path() -> Path:
