@@ -1,6 +1,7 @@
 """Slice on load: each device gets its slice of every weight straight from the memory-mapped file.
 
-Never a full host copy: a slice is a strided view of the file's bytes, copied once into device memory.
+Never a full host copy: a slice is a strided view of the file's bytes, copied once into device memory; of a
+fused tensor the parts of one device are put together first.
 """
 
 from __future__ import annotations
