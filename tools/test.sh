@@ -64,8 +64,9 @@ fi
 
 # Without arguments the tests marked `runtimes` run with the kompute runtime as well. Its environment, in which
 # kp is compiled the first time, is made meanwhile, behind everything else.
-kompute=""
+kompute="" workers=()
 if [ $# = 0 ] || [ "$*" = --all ]; then
+    workers=(-n "$(($(nproc) < 4 ? $(nproc) : 4))" --dist loadfile) # a file's fixtures load its models once
     log=$(mktemp)
     nice -n 10 bash tools/setup.sh --kompute --test >"$log" 2>&1 </dev/null &
     kompute=$!
@@ -73,7 +74,7 @@ if [ $# = 0 ] || [ "$*" = --all ]; then
 fi
 
 status=0
-"$bin/pytest" "$@" </dev/null || status=$?
+"$bin/pytest" "${workers[@]}" "$@" </dev/null || status=$?
 
 if [ "$kompute" ]; then
     made=0
