@@ -1,4 +1,7 @@
-"""Tokenizers: the vectors of real vocabularies, exact merging, streaming, hostile vocabularies and texts."""
+"""Tokenizers: the vectors of real vocabularies, exact merging, streaming, hostile vocabularies and texts.
+
+Long because all of it shares the vocabularies that `build` writes.
+"""
 
 import codecs
 import itertools
