@@ -169,12 +169,7 @@ def _quantized_norm(f: _Fusing, at: int) -> None:
     f.replace(i, [at], made)
 
 
-_GATED: dict[str, Callable[..., None]] = {
-    "mat_vec": mat_vec,
-    "mat_wave": mat_wave,
-    "mat_lane": mat_lane,
-    "mat_dot": mat_dot,
-}
+_GATED = {op.name: op for op in (mat_vec, mat_wave, mat_lane, mat_dot)}
 _RULES: dict[str, tuple[Callable[[_Fusing, int], None], ...]] = {
     "rms_norm": (_norm_of_sum,),
     "rope": (_norm_rope,),

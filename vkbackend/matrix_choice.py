@@ -14,18 +14,12 @@ from vkbackend.opspec import OPS, prefers_lanes, rows_of
 from vkbackend.recording import Recording
 
 _OPS = {
-    "mat_vec": mat_vec,
-    "mat_wave": mat_wave,
-    "mat_lane": mat_lane,
-    "mat_mul": mat_mul,
-    "mat_tile": mat_tile,
-    "mat_dot": mat_dot,
-    "mat_mul_dot": mat_mul_dot,
-    "mat_mul_coop": mat_mul_coop,
-    "mat_mul_f16": mat_mul_f16,
-}
+    op.name: op
+    for op in (
+        mat_vec, mat_wave, mat_lane, mat_mul, mat_tile, mat_dot, mat_mul_dot, mat_mul_coop, mat_mul_f16
+    )
+}  # fmt: skip
 GPU_OPS = frozenset({"mat_tile", "mat_mul_f16", "mat_mul_coop"})  # what CPUs emulate at a loss
-_READ = {"mat_dot": "q8", "mat_mul_dot": "q8", "mat_mul_coop": "f16s", "mat_mul_f16": "f16s"}
 
 
 def mat(
@@ -48,7 +42,7 @@ def mat(
 
 def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
     """The type in which that many rows of x go to a matrix of type `dtype`: f32, or what `convert` makes."""
-    return _READ.get(mat_op(limits, n_rows, dtype), "f32")
+    return _OPS[mat_op(limits, n_rows, dtype)].x_type
 
 
 def convert(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:

@@ -34,6 +34,7 @@ from vkbackend.ops_elementwise import scale as scale
 from vkbackend.ops_elementwise import softcap as softcap
 from vkbackend.ops_experts import COLUMNS as COLUMNS
 from vkbackend.ops_experts import ROWS as ROWS
+from vkbackend.ops_experts import ExpertsOp as ExpertsOp
 from vkbackend.ops_experts import Groups as Groups
 from vkbackend.ops_experts import experts_operand_type as experts_operand_type
 from vkbackend.ops_experts import mat_dot_id as mat_dot_id
@@ -52,6 +53,7 @@ from vkbackend.ops_half import pack_f16 as pack_f16
 from vkbackend.ops_heads import concat as concat
 from vkbackend.ops_heads import mat_heads as mat_heads
 from vkbackend.ops_matrix import MAX_VEC_ROWS as MAX_VEC_ROWS
+from vkbackend.ops_matrix import MatrixOp as MatrixOp
 from vkbackend.ops_matrix import mat_lane as mat_lane
 from vkbackend.ops_matrix import mat_mul as mat_mul
 from vkbackend.ops_matrix import mat_tile as mat_tile

@@ -11,18 +11,27 @@ in pieces: w then holds experts first..first + count, and pairs of other experts
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.matrix_choice import mat_op, operand_type, prefers_dots, runs
 from vkbackend.ops_half import subgroups, unit_consts
-from vkbackend.opspec import OPS, floor_pow2, fold, prefers_lanes, record
+from vkbackend.ops_matrix import (
+    MAX_VEC_ROWS,
+    Grid,
+    Size,
+    rows_by_lanes,
+    rows_by_subgroups,
+    rows_by_threads,
+    variant_of,
+)
+from vkbackend.opspec import OPS, fold, prefers_lanes, record
 from vkbackend.recording import Recording
 
 ROWS, COLUMNS = 0, 1  # which side of an expert is its own number of columns: gate and up, or down
-LANE_TILE = 8  # pairs that a thread of mat_lane_id takes
+LANE_TILE = MAX_VEC_ROWS  # pairs that a thread of mat_lane_id takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +74,6 @@ def moe_group(
     record(rec, "moe_group", "f32", args, push, {"LOCAL": 128}, (1, 1, 1), label=label)
 
 
-def mat_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    ids: View,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    groups: Groups | None = None,
-    **where: Any,
-) -> None:
-    """y[r, u] = W_e x for e = ids[r, u], by the fastest op; `where` is first, count, label.
-
-    x is of the type that `experts_operand_type` says."""
-    if x.dtype == "f16s" and groups:
-        mat_mul_id_coop(rec, limits, w, x, groups, starts, y, axis=axis, **where)
-    elif x.dtype == "q8" and groups:
-        mat_mul_dot_id(rec, limits, w, x, groups, starts, y, axis=axis, **where)
-    elif x.dtype == "q8":
-        mat_dot_id(rec, limits, w, x, ids, starts, y, axis=axis, **where)
-    elif prefers_lanes(limits):
-        mat_lane_id(rec, limits, w, x, groups or ids, starts, y, axis=axis, **where)
-    elif groups:
-        mat_mul_id(rec, limits, w, x, groups, starts, y, axis=axis, **where)
-    else:
-        mat_vec_id(rec, limits, w, x, ids, starts, y, axis=axis, **where)
-
-
 def experts_operand_type(
     limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
 ) -> str:
@@ -108,7 +87,99 @@ def experts_operand_type(
     return "q8" if able and (prefers_dots(limits) or operand_type(limits, n_rows, dtype) == "q8") else "f32"
 
 
-def mat_vec_id(
+@dataclass(frozen=True, slots=True)
+class ExpertsOp:
+    """y[r, u] = W_e x[r] (or x[r, u]) for e = ids[r, u], by the shader `name`."""
+
+    name: str
+    grid: Callable[[Limits, Size], Grid]  # of the most rows and columns of an expert, and the pairs of a tile
+    x_type: str = "f32"
+
+    def __call__(
+        self,
+        rec: Recording,
+        limits: Limits,
+        w: View,
+        x: View,
+        pairs: Groups | View,
+        starts: View,
+        y: View,
+        *,
+        axis: int,
+        first: int = 0,
+        count: int | None = None,
+        label: str = "",
+    ) -> None:
+        """`pairs` are the groups, or the ids, as the shader takes them; the rest above."""
+        spec = OPS[self.name]
+        (n_rows, n_used, y_stride), x_stride, x_per_used = y.shape, x.shape[-1], len(x.shape) == 3
+        n_experts = starts.shape[0] - 1
+        count = n_experts - first if count is None else count
+        side = w.shape[1 - axis]  # the side that is the same for all experts
+        assert limits.features.issuperset(spec.needs), (self.name, limits.features)
+        assert axis in (ROWS, COLUMNS) and len(w.shape) == 2, (axis, w)
+        assert starts.dtype == "u32" and 0 <= first < first + count <= n_experts, (first, count)
+        assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)), (x, y)
+        assert x.dtype == self.x_type and y.dtype == "f32", (x, y)
+        assert side == (x_stride if axis == ROWS else y_stride), (w, x, y, axis)
+        # A row of halves has its scale behind it: zeros of w meet what x has beyond an expert's columns.
+        assert x.dtype != "f16s" or axis == ROWS or w.shape[1] == count * x_stride, (w, x, count)
+        assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by experts"
+        which: tuple[View, ...]
+        if grouped := isinstance(pairs, Groups):
+            which, tile, n_tiles = (pairs.order, pairs.tiles), pairs.tile, pairs.tiles.shape[0]
+        else:
+            assert pairs.dtype == "u32" and pairs.shape == (n_rows, n_used), (pairs, x)
+            which, tile, n_tiles = (pairs,) * (len(spec.args) - 4), 1, n_rows * n_used
+        assert n_tiles <= limits.max_groups[2], f"{n_rows} rows of {n_used} exceed the grid"
+        grid = self.grid(limits, Size(y_stride, x_stride, tile))
+        own = grid.consts | {"AXIS": axis, "GROUPED": int(grouped)}
+        push: dict[str, int | float] = {"side": side, "first": first, "count": count}
+        push |= {"n_used": n_used, "n_rows": n_rows, "x_stride": x_stride, "y_stride": y_stride}
+        record(
+            rec,
+            self.name,
+            variant_of(self.name, w.dtype, limits),
+            (w, x, *which, starts, y),
+            push | {"x_per_used": int(x_per_used)},
+            {name: own[name] for name in spec.consts},
+            (*fold(limits, grid.along_w), n_tiles),
+            label=label,
+            flops=2 * n_rows * n_used * x_stride * y_stride,
+        )
+
+
+def _tiles(limits: Limits, size: Size) -> Grid:
+    """64 rows of an expert by the 8, 16, 24 or 32 pairs of a tile."""
+    assert size.n_rows in (8, 16, 24, 32), size
+    return Grid({"LOCAL": 128, "RN": size.n_rows // 8}, -(-size.n // 64))
+
+
+def _tiles_of_units(limits: Limits, size: Size) -> Grid:
+    """64 rows of an expert by the pairs of a tile, on matrix units."""
+    tile = 64, size.n_rows
+    return Grid(unit_consts(limits.matrix_units, *tile, *subgroups(limits, *tile)), -(-size.n // tile[0]))
+
+
+def _rows_by_lanes(limits: Limits, size: Size) -> Grid:
+    assert size.n_rows <= LANE_TILE, size
+    return rows_by_lanes(limits, size)
+
+
+# Pair by pair, of the ids:
+mat_vec_id = ExpertsOp("mat_vec_id", rows_by_threads)
+mat_dot_id = ExpertsOp("mat_dot_id", rows_by_subgroups, "q8")
+# Of groups, whose pairs meet their expert together:
+mat_mul_id = ExpertsOp("mat_mul_id", _tiles)
+mat_mul_dot_id = ExpertsOp("mat_mul_dot_id", _tiles, "q8")
+mat_mul_id_coop = ExpertsOp("mat_mul_id_coop", _tiles_of_units, "f16s")
+# Of either, where invocations are SIMD lanes (see prefers_lanes):
+mat_lane_id = ExpertsOp("mat_lane_id", _rows_by_lanes)
+_PAIR_BY_PAIR = {op.x_type: op for op in (mat_vec_id, mat_dot_id)}
+_GROUPED = {op.x_type: op for op in (mat_mul_id, mat_mul_dot_id, mat_mul_id_coop)}
+
+
+def mat_id(
     rec: Recording,
     limits: Limits,
     w: View,
@@ -118,178 +189,15 @@ def mat_vec_id(
     y: View,
     *,
     axis: int,
+    groups: Groups | None = None,
     first: int = 0,
     count: int | None = None,
     label: str = "",
 ) -> None:
-    """y[r, u] = W_e x for e = ids[r, u], a workgroup for each pair."""
-    assert ids.dtype == "u32" and ids.shape == (x.shape[0], y.shape[1]), (x, ids)
-    push, flops = _push(limits, w, x, starts, y, axis, first, count)
-    x_stride, y_stride = x.shape[-1], y.shape[-1]
-    if limits.is_cpu:  # as mat_vec
-        local, tpr = 32, 1
-    else:
-        local, tpr = 128, min(64, max(4, floor_pow2(x_stride // 8)))
-    groups = (*fold(limits, -(-y_stride // (local // tpr))), ids.shape[0] * ids.shape[1])
-    consts = {"LOCAL": local, "TPR": tpr, "AXIS": axis}
-    args = w, x, ids, starts, y
-    record(rec, "mat_vec_id", w.dtype, args, push, consts, groups, label=label, flops=flops)
+    """y[r, u] = W_e x for e = ids[r, u], by the fastest op.
 
-
-def mat_mul_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    groups: Groups,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """The same for pairs in tiles of 16, 24 or 32, which meet their expert together."""
-    push, flops = _push(limits, w, x, starts, y, axis, first, count)
-    assert groups.tile in (16, 24, 32), groups
-    consts = {"LOCAL": 128, "RN": groups.tile // 8, "AXIS": axis}
-    grid = (*fold(limits, -(-y.shape[-1] // 64)), groups.tiles.shape[0])
-    args = w, x, groups.order, groups.tiles, starts, y
-    record(rec, "mat_mul_id", w.dtype, args, push, consts, grid, label=label, flops=flops)
-
-
-def mat_lane_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    pairs: Groups | View,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """The same where invocations are SIMD lanes (see prefers_lanes); `pairs` are groups, or the ids."""
-    assert limits.features.issuperset(OPS["mat_lane_id"].needs), limits.features
-    push, flops = _push(limits, w, x, starts, y, axis, first, count)
-    grouped = isinstance(pairs, Groups)
-    if isinstance(pairs, Groups):
-        order, tiles, n, n_tiles = pairs.order, pairs.tiles, pairs.tile, pairs.tiles.shape[0]
-    else:
-        assert pairs.dtype == "u32" and pairs.shape == (x.shape[0], y.shape[1]), (x, pairs)
-        order, tiles, n, n_tiles = pairs, pairs, 1, pairs.shape[0] * pairs.shape[1]
-    assert n <= LANE_TILE, pairs
-    local = 32
-    consts = {"LOCAL": local, "N": n, "SUBGROUP": min(limits.subgroup_size, local)}
-    consts |= {"AXIS": axis, "GROUPED": int(grouped)}
-    grid = (*fold(limits, -(-y.shape[-1] // local)), n_tiles)
-    args = w, x, order, tiles, starts, y
-    record(rec, "mat_lane_id", w.dtype, args, push, consts, grid, label=label, flops=flops)
-
-
-def mat_dot_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    ids: View,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """As mat_vec_id for x of type q8."""
-    assert limits.features.issuperset(OPS["mat_dot_id"].needs), limits.features
-    assert ids.dtype == "u32" and ids.shape == (x.shape[0], y.shape[1]), (x, ids)
-    push, flops = _push(limits, w, x, starts, y, axis, first, count, "q8")
-    local = 128
-    per_group = max(2, 2 * local // limits.subgroup_size)
-    groups = (*fold(limits, -(-y.shape[-1] // per_group)), ids.shape[0] * ids.shape[1])
-    consts = {"LOCAL": local, "ROWS": per_group, "AXIS": axis}
-    args = w, x, ids, starts, y
-    record(rec, "mat_dot_id", w.dtype, args, push, consts, groups, label=label, flops=flops)
-
-
-def mat_mul_dot_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    groups: Groups,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """As mat_mul_id for x of type q8; tiles may be of 8 pairs, too."""
-    assert limits.features.issuperset(OPS["mat_mul_dot_id"].needs), limits.features
-    push, flops = _push(limits, w, x, starts, y, axis, first, count, "q8")
-    assert groups.tile in (8, 16, 24, 32), groups
-    consts = {"LOCAL": 128, "RN": groups.tile // 8, "AXIS": axis}
-    grid = (*fold(limits, -(-y.shape[-1] // 64)), groups.tiles.shape[0])
-    args = w, x, groups.order, groups.tiles, starts, y
-    record(rec, "mat_mul_dot_id", w.dtype, args, push, consts, grid, label=label, flops=flops)
-
-
-def mat_mul_id_coop(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    groups: Groups,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """As mat_mul_id for x f16s, on matrix units, in tiles of 64 rows of an expert. With axis=COLUMNS every
-    expert has as many columns as a row of x."""
-    assert limits.features.issuperset(OPS["mat_mul_id_coop"].needs), limits.features
-    push, flops = _push(limits, w, x, starts, y, axis, first, count, x_type="f16s")
-    assert axis == ROWS or w.shape[1] == push["count"] * push["x_stride"], (w, x, push)
-    units, tile_m = limits.matrix_units, 64
-    consts = unit_consts(units, tile_m, groups.tile, *subgroups(limits, tile_m, groups.tile))
-    grid = (*fold(limits, -(-y.shape[-1] // tile_m)), groups.tiles.shape[0])
-    args, variant = (w, x, groups.order, groups.tiles, starts, y), f"{w.dtype}-{units.api}"
-    consts |= {"AXIS": axis}
-    record(rec, "mat_mul_id_coop", variant, args, push, consts, grid, label=label, flops=flops)
-
-
-def _push(
-    limits: Limits,
-    w: View,
-    x: View,
-    starts: View,
-    y: View,
-    axis: int,
-    first: int,
-    count: int | None,
-    x_type: str = "f32",
-) -> tuple[dict[str, int | float], int]:
-    n_rows, n_used, y_stride = y.shape
-    x_stride, x_per_used = x.shape[-1], len(x.shape) == 3
-    n_experts = starts.shape[0] - 1
-    count = n_experts - first if count is None else count
-    assert axis in (ROWS, COLUMNS) and len(w.shape) == 2, (axis, w)
-    side = w.shape[1 - axis]  # the side that is the same for all experts
-    assert starts.dtype == "u32" and 0 <= first < first + count <= n_experts, (first, count)
-    assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)) and x.dtype == x_type, (x, y)
-    assert y.dtype == "f32" and side == (x_stride if axis == ROWS else y_stride), (w, x, y, axis)
-    assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by experts"
-    assert n_rows * n_used <= limits.max_groups[2], f"{n_rows} rows of {n_used} exceed the grid"
-    push: dict[str, int | float] = {"side": side, "first": first, "count": count}
-    push |= {"n_used": n_used, "n_rows": n_rows, "x_stride": x_stride, "y_stride": y_stride}
-    return push | {"x_per_used": int(x_per_used)}, 2 * n_rows * n_used * x_stride * y_stride
+    x is of the type that `experts_operand_type` says."""
+    op = (_GROUPED if groups else _PAIR_BY_PAIR)[x.dtype]
+    if x.dtype == "f32" and prefers_lanes(limits):
+        op = mat_lane_id
+    op(rec, limits, w, x, groups or ids, starts, y, axis=axis, first=first, count=count, label=label)

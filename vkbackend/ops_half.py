@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.ops_matrix import BUSY_TILES, mat_args, tile_of
-from vkbackend.opspec import OPS, floor_pow2, fold, record, rows_of
+from vkbackend.ops_matrix import BUSY_TILES, Grid, MatrixOp, Size, tiles_by_size
+from vkbackend.opspec import floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording
 
 _TK = 32  # elements of k in a slice of mat_mul_coop
@@ -27,48 +27,11 @@ def pack_f16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "
     record(rec, "pack_f16", "f32", (x, y), push, {"LOCAL": 128}, (*fold(limits, n_rows), 1), label=label)
 
 
-def mat_mul_f16(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    y: View,
-    *,
-    bias: View | None = None,
-    y_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """As mat_tile for x f16s; sums are halves over 16 elements, which weights above 2,047 may overflow."""
-    assert limits.features.issuperset(OPS["mat_mul_f16"].needs), limits.features
-    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride, x_type="f16s")
-    n, k = w.shape
-    rm, rn = tile_of(n, n_rows)
-    groups = (*fold(limits, -(-n // (16 * rm))), -(-n_rows // (8 * rn)))
-    consts, flops = {"LOCAL": 128, "RM": rm, "RN": rn}, 2 * n * k * n_rows
-    record(rec, "mat_mul_f16", w.dtype, args, push, consts, groups, label=label, flops=flops)
-
-
-def mat_mul_coop(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    y: View,
-    *,
-    bias: View | None = None,
-    y_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """As mat_mul for x f16s, on matrix units, in tiles of 64 x 32 up to 128 x 128."""
-    assert limits.features.issuperset(OPS["mat_mul_coop"].needs), limits.features
-    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride, x_type="f16s")
-    n, k = w.shape
-    units = limits.matrix_units
-    tile_m, tile_n, across, down = coop_tile(limits, n, n_rows)
-    consts = unit_consts(units, tile_m, tile_n, across, down)
-    groups = (*fold(limits, -(-n // tile_m)), -(-n_rows // tile_n))
-    variant, flops = f"{w.dtype}-{units.api}", 2 * n * k * n_rows
-    record(rec, "mat_mul_coop", variant, args, push, consts, groups, label=label, flops=flops)
+def tiles_of_units(limits: Limits, size: Size) -> Grid:
+    """64 x 32 up to 128 x 128 values, by the matrices of the device."""
+    tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows)
+    consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down)
+    return Grid(consts, -(-size.n // tile_m), -(-size.n_rows // tile_n))
 
 
 def coop_tile(limits: Limits, n: int, n_rows: int) -> tuple[int, int, int, int]:
@@ -104,3 +67,10 @@ def usable(units: MatrixUnits) -> bool:
     shared memory of the portable floor the results of all subgroups."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
+
+
+# ---- ops ----
+
+# Sums are halves over 16 elements, which weights above 2,047 may overflow.
+mat_mul_f16 = MatrixOp("mat_mul_f16", tiles_by_size, "f16s")
+mat_mul_coop = MatrixOp("mat_mul_coop", tiles_of_units, "f16s")  # on matrix units

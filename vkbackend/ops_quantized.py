@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.ops_matrix import MAX_VEC_ROWS, gated_args, mat_args
-from vkbackend.opspec import OPS, fold, record, rows_of
+from vkbackend.ops_matrix import MAX_VEC_ROWS, MatrixOp, rows_by_subgroups, tiles_of_64
+from vkbackend.opspec import fold, record, rows_of
 from vkbackend.recording import Recording
 
 
@@ -28,48 +28,5 @@ def quantize_q8(rec: Recording, limits: Limits, x: View, y: View, *, label: str 
     )
 
 
-def mat_dot(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    y: View,
-    *,
-    bias: View | None = None,
-    up: View | None = None,
-    act: str = "",
-    y_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """w [n, k] times 1..8 rows x q8 [n_rows, k]; the rest as mat_vec."""
-    assert limits.features.issuperset(OPS["mat_dot"].needs), limits.features
-    args, push, n_rows, n_slots = gated_args(limits, w, up, act, x, bias, y, y_stride, "q8")
-    assert 1 <= n_rows <= MAX_VEC_ROWS, f"mat_dot serves 1..{MAX_VEC_ROWS} rows, got {n_rows}"
-    k = w.shape[1]
-    local = 128
-    per_group = max(2, 2 * local // limits.subgroup_size)
-    consts = {"LOCAL": local, "ROWS": per_group, "N": n_rows}
-    groups = (*fold(limits, -(-n_slots // per_group)), 1)
-    record(rec, "mat_dot", w.dtype, args, push, consts, groups, label=label, flops=2 * n_slots * k * n_rows)
-
-
-def mat_mul_dot(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    y: View,
-    *,
-    bias: View | None = None,
-    y_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """As mat_dot for any number of rows, in tiles of 64 rows of w by 16 or 32 rows of x."""
-    assert limits.features.issuperset(OPS["mat_mul_dot"].needs), limits.features
-    args, push, n_rows = mat_args(limits, w, x, bias, y, y_stride, "q8")
-    n, k = w.shape
-    rn = 2 if n_rows <= 16 else 4
-    groups = (*fold(limits, -(-n // 64)), -(-n_rows // (8 * rn)))
-    consts = {"LOCAL": 128, "RN": rn}
-    flops = 2 * n * k * n_rows
-    record(rec, "mat_mul_dot", w.dtype, args, push, consts, groups, label=label, flops=flops)
+mat_dot = MatrixOp("mat_dot", rows_by_subgroups, "q8", MAX_VEC_ROWS)
+mat_mul_dot = MatrixOp("mat_mul_dot", tiles_of_64, "q8")

@@ -99,7 +99,8 @@ def mat_mul(
     **_: Any,
 ) -> None:  # fmt: skip
     """y[r, i] = sum over k of w[i, k] * x[r, k], + b[i] with has_bias; row r of y starts at r * y_stride."""
-    product = _f64(x, n_rows, k) @ _f64(w, n, k).T
+    with np.errstate(invalid="ignore"):  # NaN of a half
+        product = _f64(x, n_rows, k) @ _f64(w, n, k).T
     if has_bias:
         product += _f64(b, n)
     _put_rows(y, product, y_stride)
