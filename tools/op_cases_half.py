@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from vkbackend import ops, reference
-from vkbackend.formats import block_of, row_nbytes
-from vkbackend.limits import Limits
-from vkbackend.recording import Recording
-from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
-
-
-def packed(x: np.ndarray) -> Tensor:
-    """f32 rows as f16s."""
-    raw = np.zeros((len(x), row_nbytes("f16s", x.shape[1])), np.uint8)
-    reference.pack_f16(x, raw, k=x.shape[1], n_rows=len(x))
-    return Tensor(x.shape, "f16s", raw)
+from vkbackend import ops
+from vkbackend.formats import block_of
+from vkbackend.tools.op_cases_matrix import MatMul
+from vkbackend.tools.op_setup import Case, Setup, Tensor
 
 
 @dataclass(frozen=True)
@@ -45,53 +36,16 @@ class PackF16(Case):
 
 
 @dataclass(frozen=True)
-class MatMulF16(Case):
-    """w [n, k] by x f16s [rows, k] (+ a bias); `pad` elements lie between the rows of y. The magnitudes of x
-    are those of `span`, and rows differ by powers of two."""
-
-    tolerance: ClassVar[float] = 1e-6
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_f16"].needs
-    type: str = "f32"
-    n: int = 16
-    k: int = 64
-    rows: int = 9
-    pad: int = 0
-    bias: bool = False
-    nan: bool = False
-    span: float = 1.0
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        stride = self.n + self.pad
-        x = uniform(rng, self.rows, self.k, span=self.span).raw
-        assert x is not None
-        x *= np.exp2(rng.integers(-3, 4, (self.rows, 1))).astype(np.float32)
-        if self.nan:
-            x[-1, rng.integers(0, self.k)] = np.nan
-        tensors = {
-            "w": weights(rng, self.type, self.n, self.k),
-            "x": packed(x),
-            "y": output(self.rows * stride),
-        }
-        if self.bias:
-            tensors["bias"] = uniform(rng, self.n)
-
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            self.op(rec, limits, v["w"], v["x"], v["y"], bias=v.get("bias"), y_stride=stride)
-
-        return Setup(tensors, record)
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_mul_f16
+class MatMulF16(MatMul):
+    op = ops.mat_mul_f16
+    tolerance = 1e-6
+    needs = ops.OPS["mat_mul_f16"].needs
 
 
 @dataclass(frozen=True)
 class MatMulCoop(MatMulF16):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_coop"].needs
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_mul_coop
+    op = ops.mat_mul_coop
+    needs = ops.OPS["mat_mul_coop"].needs
 
 
 def quick() -> list[Case]:

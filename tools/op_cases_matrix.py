@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,81 +11,72 @@ from vkbackend import ops
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
-from vkbackend.tools.op_setup import Case, Setup, Views, output, uniform, weights
+from vkbackend.tools.op_setup import Case, Setup, Views, operand, output, uniform, weights
 
 
 @dataclass(frozen=True)
 class MatVec(Case):
-    """w [n, k] by x [rows, k] (+ a bias); `pad` elements lie between the rows of y. With `act` there are two
-    matrices, gate and up."""
+    """w [n, k] by x [rows, k] (+ a bias), x as the op reads it; `pad` elements lie between the rows of y.
+    With `act` there are two matrices, gate and up; with `nan` the last row of x has one."""
 
+    op: ClassVar[ops.MatrixOp] = ops.mat_vec
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
     n: int = 16
     k: int = 64
     rows: int = 1
     pad: int = 0
-    scale: float = 1.0
+    scale: float = 1.0  # of w
     bias: bool = False
     act: str = ""
+    nan: bool = False
+    span: float = 1.0  # of x
 
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.n + self.pad
+        x = rng.uniform(-self.span, self.span, (self.rows, self.k)).astype(np.float32)
+        if self.op.x_type == "f16s":  # each row has a scale
+            x *= np.exp2(rng.integers(-3, 4, (self.rows, 1))).astype(np.float32)
+        if self.nan:
+            x[-1, rng.integers(0, self.k)] = np.nan
         tensors = {
             "w": weights(rng, self.type, self.n, self.k, scale=self.scale),
-            "x": uniform(rng, self.rows, self.k),
+            "x": operand(x, self.op.x_type),
             "y": output(self.rows * stride),
         }
         if self.bias:
             tensors["bias"] = uniform(rng, self.n)
-
-        gated = {"act": self.act} if self.act else {}
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
 
         def record(rec: Recording, limits: Limits, v: Views) -> None:
-            how = gated | ({"up": v["up"]} if gated else {"bias": v.get("bias")})
+            how: dict[str, Any] = {"up": v["up"], "act": self.act} if self.act else {"bias": v.get("bias")}
             self.op(rec, limits, v["w"], v["x"], v["y"], y_stride=stride, **how)
 
         return Setup(tensors, record)
 
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_vec
-
 
 @dataclass(frozen=True)
 class MatMul(MatVec):
+    op = ops.mat_mul
     rows: int = 9
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_mul
 
 
 @dataclass(frozen=True)
 class MatTile(MatMul):
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_tile
+    op = ops.mat_tile
 
 
 @dataclass(frozen=True)
 class MatWave(MatVec):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_wave"].needs
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_wave
+    op = ops.mat_wave
+    needs = ops.OPS["mat_wave"].needs
 
 
 @dataclass(frozen=True)
 class MatLane(MatVec):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_lane"].needs
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_lane
+    op = ops.mat_lane
+    needs = ops.OPS["mat_lane"].needs
 
 
 def quick() -> list[Case]:

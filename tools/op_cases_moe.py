@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vkbackend import ops, reference, shaderlib
-from vkbackend.buffer import View
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
 from vkbackend.ops_moe import GATINGS, Gating
 from vkbackend.recording import Recording
-from vkbackend.tools.op_cases_half import packed
-from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
+from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, operand, output, uniform, weights
 
 SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
 
@@ -102,6 +100,7 @@ class MatVecId(Case):
     x is NaN beyond an expert's columns, and y keeps its NaN beyond its rows.
     """
 
+    op: ClassVar[ops.ExpertsOp] = ops.mat_vec_id
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
     axis: int = ops.ROWS
@@ -127,7 +126,7 @@ class MatVecId(Case):
         if self.axis == ops.COLUMNS and self.x_per_used:
             x[np.arange(ragged) >= np.array(self.widths)[ids][..., None]] = np.nan
         tensors = {
-            "x": Tensor(x.shape, "f32", x),
+            "x": operand(x, self.op.x_type),
             "ids": Tensor(ids.shape, "u32", ids),
             "starts": Tensor(starts.shape, "u32", starts),
             "y": output(self.rows, self.used, y_stride),
@@ -144,15 +143,11 @@ class MatVecId(Case):
         def record(rec: Recording, limits: Limits, v: Views) -> None:
             for i, (first, end) in enumerate(pairwise(bounds)):
                 count = end - first if self.pieces > 1 else None
-                self.mat(rec, limits, v[f"w{i}"], v, axis=self.axis, first=first, count=count)
+                where: dict[str, Any] = {"axis": self.axis, "first": first, "count": count}
+                pairs = ops.Groups(v["order"], v["tiles"], self.tile) if self.tile else v["ids"]
+                self.op(rec, limits, v[f"w{i}"], v["x"], pairs, v["starts"], v["y"], **where)
 
         return Setup(tensors, record)
-
-    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
-        ops.mat_vec_id(rec, limits, w, v["x"], v["ids"], v["starts"], v["y"], **how)
-
-    def groups(self, v: Views) -> ops.Groups:
-        return ops.Groups(v["order"], v["tiles"], self.tile)
 
 
 def _grouped(ids: np.ndarray, n_experts: int, tile: int) -> dict[str, Tensor]:
@@ -165,42 +160,27 @@ def _grouped(ids: np.ndarray, n_experts: int, tile: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class MatMulId(MatVecId):
+    op = ops.mat_mul_id
     tile: int = 16
-
-    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
-        ops.mat_mul_id(rec, limits, w, v["x"], self.groups(v), v["starts"], v["y"], **how)
 
 
 @dataclass(frozen=True)
 class MatMulIdCoop(MatVecId):
     """With COLUMNS, widths are equal and nothing is padded."""
 
-    tolerance: ClassVar[float] = 1e-6
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_id_coop"].needs
+    op = ops.mat_mul_id_coop
+    tolerance = 1e-6
+    needs = ops.OPS["mat_mul_id_coop"].needs
     tile: int = 32
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        setup = super().setup(rng)
-        x = setup.tensors["x"]
-        assert x.raw is not None
-        flat = packed(x.raw.reshape(-1, x.shape[-1]))
-        setup.tensors["x"] = Tensor(x.shape, "f16s", flat.raw)
-        return setup
-
-    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
-        ops.mat_mul_id_coop(rec, limits, w, v["x"], self.groups(v), v["starts"], v["y"], **how)
 
 
 @dataclass(frozen=True)
 class MatLaneId(MatVecId):
     """In tiles, or with tile=0 pair by pair."""
 
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_lane_id"].needs
+    op = ops.mat_lane_id
+    needs = ops.OPS["mat_lane_id"].needs
     tile: int = 8
-
-    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
-        pairs = self.groups(v) if self.tile else v["ids"]
-        ops.mat_lane_id(rec, limits, w, v["x"], pairs, v["starts"], v["y"], **how)
 
 
 @dataclass(frozen=True)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from vkbackend import ops, reference, shaderlib
-from vkbackend.buffer import View
-from vkbackend.formats import block_of, row_nbytes
-from vkbackend.limits import Limits
-from vkbackend.recording import Recording
+from vkbackend import ops, shaderlib
+from vkbackend.formats import block_of
+from vkbackend.tools.op_cases_matrix import MatVec
 from vkbackend.tools.op_cases_moe import MatVecId
-from vkbackend.tools.op_setup import Case, Setup, Tensor, Views, output, uniform, weights
+from vkbackend.tools.op_setup import Case, Setup, Tensor
 
 TYPES = tuple(shaderlib.manifest()["mat_dot"])  # of weights
-
-
-def quantized(x: np.ndarray) -> Tensor:
-    """f32 rows as q8."""
-    k = x.shape[-1]
-    raw = np.zeros((x.size // k, row_nbytes("q8", k)), np.uint8)
-    reference.quantize_q8(x, raw, k=k, n_rows=len(raw))
-    return Tensor(x.shape, "q8", raw)
 
 
 @dataclass(frozen=True)
@@ -55,81 +44,31 @@ class QuantizeQ8(Case):
 
 
 @dataclass(frozen=True)
-class MatDot(Case):
-    """w [n, k] by x q8 [rows, k] (+ a bias); `pad` elements lie between the rows of y."""
-
-    tolerance: ClassVar[float] = 1e-9
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_dot"].needs
+class MatDot(MatVec):
+    op = ops.mat_dot
+    needs = ops.OPS["mat_dot"].needs
     type: str = "q8_0"
-    n: int = 16
-    k: int = 64
-    rows: int = 1
-    pad: int = 0
-    bias: bool = False
-    nan: bool = False
-    act: str = ""  # with two matrices, gate and up
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        stride = self.n + self.pad
-        x = uniform(rng, self.rows, self.k).raw
-        assert x is not None
-        if self.nan:
-            x[-1, rng.integers(0, self.k)] = np.nan
-        tensors = {
-            "w": weights(rng, self.type, self.n, self.k),
-            "x": quantized(x),
-            "y": output(self.rows * stride),
-        }
-        if self.bias:
-            tensors["bias"] = uniform(rng, self.n)
-
-        if self.act:
-            tensors["up"] = weights(rng, self.type, self.n, self.k)
-
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            how = {"up": v["up"], "act": self.act} if self.act else {"bias": v.get("bias")}
-            self.op(rec, limits, v["w"], v["x"], v["y"], y_stride=stride, **how)
-
-        return Setup(tensors, record)
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_dot
 
 
 @dataclass(frozen=True)
 class MatMulDot(MatDot):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_dot"].needs
+    op = ops.mat_mul_dot
+    needs = ops.OPS["mat_mul_dot"].needs
     rows: int = 9
-
-    @property
-    def op(self) -> Callable[..., None]:
-        return ops.mat_mul_dot
 
 
 @dataclass(frozen=True)
 class MatDotId(MatVecId):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_dot_id"].needs
+    op = ops.mat_dot_id
+    needs = ops.OPS["mat_dot_id"].needs
     type: str = "q8_0"
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        setup = super().setup(rng)
-        x = setup.tensors["x"].raw
-        assert x is not None
-        setup.tensors["x"] = quantized(x)
-        return setup
-
-    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
-        ops.mat_dot_id(rec, limits, w, v["x"], v["ids"], v["starts"], v["y"], **how)
 
 
 @dataclass(frozen=True)
 class MatMulDotId(MatDotId):
-    needs: ClassVar[tuple[str, ...]] = ops.OPS["mat_mul_dot_id"].needs
+    op = ops.mat_mul_dot_id
+    needs = ops.OPS["mat_mul_dot_id"].needs
     tile: int = 16
-
-    def mat(self, rec: Recording, limits: Limits, w: View, v: Views, **how: Any) -> None:
-        ops.mat_mul_dot_id(rec, limits, w, v["x"], self.groups(v), v["starts"], v["y"], **how)
 
 
 def quick() -> list[Case]:
@@ -181,10 +120,11 @@ def wide() -> list[Case]:
         cases += [MatDot(kind, n, k * 7, 1) for n in (2, 13)]
         cases += [MatMulDot(kind, n, k, rows) for n in (63, 64, 65) for rows in (15, 16, 17, 32, 33)]
         unit, side, widths = (32, 288, (11, 12, 13, 0)) if block == 32 else (block, 3 * block, (1, 0, 3, 2))
-        for case, (rows, tile) in product((MatDotId, MatMulDotId), ((1, 16), (2, 24), (40, 32))):
-            own = tuple(unit * n for n in widths)
-            cases += [case(kind, ops.ROWS, side, own, rows, 4, tile=tile)]
-            cases += [case(kind, ops.COLUMNS, 33, own, rows, 4, x_per_used=True, pieces=2, tile=tile)]
+        own = tuple(unit * n for n in widths)
+        for rows, tile in ((1, 16), (2, 24), (40, 32)):
+            for case in (MatDotId, partial(MatMulDotId, tile=tile)):
+                cases += [case(kind, ops.ROWS, side, own, rows, 4)]
+                cases += [case(kind, ops.COLUMNS, 33, own, rows, 4, x_per_used=True, pieces=2)]
         cases += [MatDot(kind, 64, block, 2), MatMulDot(kind, 2880, 2880 // block * block, 20)]
     return cases
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from vkbackend import ops
+from vkbackend import ops, reference
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.formats import block_of, quantize, row_nbytes
 from vkbackend.limits import Limits
@@ -159,6 +159,17 @@ def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.
         ).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     return Tensor(shape, dtype, blocks)
+
+
+def operand(x: np.ndarray, dtype: str) -> Tensor:
+    """f32 rows as matrix ops read them: f32, or what the twins of quantize_q8 and pack_f16 make of them."""
+    k = x.shape[-1]
+    if dtype == "f32":
+        return Tensor(x.shape, dtype, x)
+    raw = np.zeros((x.size // k, row_nbytes(dtype, k)), np.uint8)
+    convert = {"q8": reference.quantize_q8, "f16s": reference.pack_f16}[dtype]
+    convert(x, raw, k=k, n_rows=len(raw))
+    return Tensor(x.shape, dtype, raw)
 
 
 def output(*shape: int, dtype: str = "f32") -> Tensor:

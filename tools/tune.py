@@ -1,6 +1,6 @@
 """`vkbackend tune`: measure which ops multiply matrices fastest, and remember that for the driver.
 
-Every op that the devices can run is timed on the same matrices, of all types that it has, by 1, 4 and 32
+Every op that the devices can run is timed on the same matrices, of all types that it has, by 1, 4 and 128
 rows. The table is kept per driver and version, for all its devices alike (their results must have the same
 bits), so give all of them at once: their times are added up. An op comes before the one that goes by the
 rules if it needs less than 0.9 of its time for the same matrices.
@@ -34,15 +34,8 @@ TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # the first is one that all ops of f32 
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
 CASES = {
-    "mat_vec": MatVec,
-    "mat_wave": MatWave,
-    "mat_lane": MatLane,
-    "mat_mul": MatMul,
-    "mat_tile": MatTile,
-    "mat_dot": MatDot,
-    "mat_mul_dot": MatMulDot,
-    "mat_mul_coop": MatMulCoop,
-    "mat_mul_f16": MatMulF16,
+    case.op.name: case
+    for case in (MatVec, MatWave, MatLane, MatMul, MatTile, MatDot, MatMulDot, MatMulCoop, MatMulF16)
 }
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
 
