@@ -97,3 +97,18 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"test material not found at {SHARED} (set VKBACKEND_SHARED)")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def silent_layer() -> Iterator[None]:
+    """With VKBACKEND_VALIDATION=1 a test fails by what the layer says of the devices in this process."""
+    from vkbackend import env
+
+    if not env.validation():
+        yield
+        return
+    from vkbackend.instance import validation_messages
+
+    before = len(validation_messages)
+    yield
+    assert validation_messages[before:] == []
