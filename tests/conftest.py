@@ -72,12 +72,16 @@ def device_infos() -> list:  # type: ignore[type-arg]
         return []
 
 
+def device_params() -> list:  # type: ignore[type-arg]
+    """Every device present as a parameter; without any one that is skipped and says so."""
+    found = [pytest.param(i, id=f"{i.index}-{i.driver.split()[0].lower()}") for i in device_infos()]
+    none = pytest.param(None, id="none", marks=pytest.mark.skip(reason="no Vulkan device is present"))
+    return found or [none]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
-        infos = device_infos()
-        params = infos or [pytest.param(None, marks=pytest.mark.skip(reason="no Vulkan device is present"))]
-        ids = [f"{i.index}-{i.driver.split()[0].lower()}" for i in infos] or ["none"]
-        metafunc.parametrize("device", params, ids=ids, indirect=True, scope="session")
+        metafunc.parametrize("device", device_params(), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

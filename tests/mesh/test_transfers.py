@@ -7,21 +7,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from device_sets import device_infos
+from conftest import device_params
 
 from vkbackend import env, transfers
 from vkbackend.buffer import Home, View
+from vkbackend.capabilities import DeviceInfo
 from vkbackend.device import VulkanDevice
 
 pytestmark = pytest.mark.native
 
 
-@pytest.fixture(params=range(len(device_infos())))
+@pytest.fixture(params=device_params())
 def unmapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VulkanDevice]:
     """Each device present with its memory left unmapped and a staging buffer of one page."""
     monkeypatch.setenv("VKBACKEND_DISABLE", "device_map")
     monkeypatch.setattr(transfers, "UPLOAD_NBYTES", 4096)
-    device = VulkanDevice(device_infos()[request.param])
+    device = VulkanDevice(request.param)
     yield device
     device.close()
     assert not device.counts
@@ -53,10 +54,10 @@ def test_rows_of_a_wider_matrix(unmapped: VulkanDevice, rows: int, columns: int,
     unmapped.free(buffer)
 
 
-@pytest.mark.parametrize("index", range(len(device_infos())))
-def test_every_feature_off(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("info", device_params())
+def test_every_feature_off(info: DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKBACKEND_DISABLE", ",".join(env.FEATURES))
-    device = VulkanDevice(device_infos()[index])
+    device = VulkanDevice(info)
     assert device.free_nbytes() is None
     words = np.arange(1000, dtype=np.uint32)
     view = View(device.buffer(words.nbytes, Home.WEIGHTS, "words"), 0, words.shape, "u32")

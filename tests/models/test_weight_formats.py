@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import device_infos
+from conftest import device_params
 from device_sets import DEVICE_SETS, nmse
 from gguf.constants import GGMLQuantizationType
 from models.llama_float64 import forward
@@ -17,6 +17,7 @@ from models.test_moe_and_qwen import TOKENS, opened, prefill
 from models.tiny_models import Tiny, tensors, write_tiny
 
 from vkbackend import env, shaderlib
+from vkbackend.capabilities import DeviceInfo
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
@@ -89,15 +90,13 @@ def test_files_everywhere(
 @pytest.mark.wide
 @pytest.mark.parametrize("features", ["best", "portable"])
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    "spec", [pytest.param(str(i.index), id=i.driver.split()[0].lower()) for i in device_infos()]
-)
+@pytest.mark.parametrize("info", device_params())
 def test_files_on_every_driver(
-    shared: Path, name: str, spec: str, features: str, monkeypatch: pytest.MonkeyPatch
+    shared: Path, name: str, info: DeviceInfo, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if features == "portable":
         monkeypatch.setenv("VKBACKEND_DISABLE", ",".join(env.FEATURES))
-    check_file(shared, name, [spec])
+    check_file(shared, name, [str(info.index)])
 
 
 @pytest.mark.parametrize("name", FILES)

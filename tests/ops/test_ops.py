@@ -31,6 +31,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             marks.append(pytest.mark.runtimes)
         if pattern.search(repr(case)):
             params.append(pytest.param(case, id=repr(case), marks=marks))
+    if not params:
+        raise pytest.UsageError(f"no op case matches --case {pattern.pattern}")
     metafunc.parametrize("case", params)
 
 
