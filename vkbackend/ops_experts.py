@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.matrix_choice import mat_op, operand_type, prefers_dots, runs
+from vkbackend.matrix_choice import mat_op, operand_type, prefers_dots, prefers_lanes, runs
 from vkbackend.ops_half import subgroups, unit_consts
 from vkbackend.ops_matrix import (
     MAX_VEC_ROWS,
@@ -27,7 +27,7 @@ from vkbackend.ops_matrix import (
     rows_by_threads,
     variant_of,
 )
-from vkbackend.opspec import OPS, fold, prefers_lanes, record
+from vkbackend.opspec import OPS, fold, record
 from vkbackend.recording import Recording
 
 ROWS, COLUMNS = 0, 1  # which side of an expert is its own number of columns: gate and up, or down

@@ -53,46 +53,29 @@ def _spec(name: str, args: str, push: str, consts: str = "", step: bool = False,
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, tuple(needs.split()))
 
 
+# What matrix ops share: the args and push constants of a product and of one with experts, and features.
+_MATRIX, _PRODUCT, _GATED = "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "act up_at"
+_IDS, _GROUPS = "w:r x:r ids:r starts:r y:w", "w:r x:r order:r tiles:r starts:r y:w"
+_EXPERTS = "side first count n_used n_rows x_stride y_stride x_per_used"
+_SUBGROUPS, _UNITS = "subgroup_arithmetic full_subgroups", "matrix_units full_subgroups"
+_LANES = "buffer_address subgroup_shuffle full_subgroups"
+
 OPS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
         _spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
         _spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W BATCH"),
-        _spec("mat_vec", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias act up_at", "TPR N"),
-        _spec(
-            "mat_wave",
-            "w:r x:r b:r y:w",
-            "k n n_rows y_stride has_bias act up_at",
-            "ROWS N",
-            needs="subgroup_arithmetic full_subgroups",
-        ),
-        _spec(
-            "mat_lane",
-            "w:r x:r b:r y:w",
-            "k n n_rows y_stride has_bias act up_at",
-            "N SUBGROUP",
-            needs="buffer_address subgroup_shuffle full_subgroups",
-        ),
-        _spec("mat_mul", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN"),
-        _spec("mat_tile", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RM RN"),
+        _spec("mat_vec", _MATRIX, f"{_PRODUCT} {_GATED}", "TPR N"),
+        _spec("mat_wave", _MATRIX, f"{_PRODUCT} {_GATED}", "ROWS N", needs=_SUBGROUPS),
+        _spec("mat_lane", _MATRIX, f"{_PRODUCT} {_GATED}", "N SUBGROUP", needs=_LANES),
+        _spec("mat_mul", _MATRIX, _PRODUCT, "RN"),
+        _spec("mat_tile", _MATRIX, _PRODUCT, "RM RN"),
         _spec("quantize_q8", "x:r y:w", "k n_rows"),
-        _spec(
-            "mat_dot",
-            "w:r x:r b:r y:w",
-            "k n n_rows y_stride has_bias act up_at",
-            "ROWS N",
-            needs="int_dot subgroup_arithmetic full_subgroups",
-        ),
-        _spec("mat_mul_dot", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RN", needs="int_dot"),
+        _spec("mat_dot", _MATRIX, f"{_PRODUCT} {_GATED}", "ROWS N", needs=f"int_dot {_SUBGROUPS}"),
+        _spec("mat_mul_dot", _MATRIX, _PRODUCT, "RN", needs="int_dot"),
         _spec("pack_f16", "x:r y:w", "k n_rows"),
-        _spec("mat_mul_f16", "w:r x:r b:r y:w", "k n n_rows y_stride has_bias", "RM RN", needs="float16"),
-        _spec(
-            "mat_mul_coop",
-            "w:r x:r b:r y:w",
-            "k n n_rows y_stride has_bias",
-            "M N K FM FN SM SN LANES",
-            needs="matrix_units full_subgroups",
-        ),
+        _spec("mat_mul_f16", _MATRIX, _PRODUCT, "RM RN", needs="float16"),
+        _spec("mat_mul_coop", _MATRIX, _PRODUCT, "M N K FM FN SM SN LANES", needs=_UNITS),
         _spec("rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM"),
         _spec(
             "kv_store",
@@ -132,47 +115,13 @@ OPS: dict[str, OpSpec] = {
             "n_embd n_experts n_used n_rows n_groups n_groups_used norm_w eps:f scale:f logit_scale:f",
             "GATING HAS_BIAS HAS_SELECT HAS_GAIN",
         ),
-        _spec(
-            "mat_vec_id",
-            "w:r x:r ids:r starts:r y:w",
-            "side first count n_used n_rows x_stride y_stride x_per_used",
-            "TPR AXIS",
-        ),
+        _spec("mat_vec_id", _IDS, _EXPERTS, "TPR AXIS"),
+        _spec("mat_dot_id", _IDS, _EXPERTS, "ROWS AXIS", needs=f"int_dot {_SUBGROUPS}"),
+        _spec("mat_mul_id", _GROUPS, _EXPERTS, "RN AXIS"),
+        _spec("mat_mul_dot_id", _GROUPS, _EXPERTS, "RN AXIS", needs="int_dot"),
+        _spec("mat_mul_id_coop", _GROUPS, _EXPERTS, "M N K FM FN SM SN LANES AXIS", needs=_UNITS),
+        _spec("mat_lane_id", _GROUPS, _EXPERTS, "N SUBGROUP AXIS GROUPED", needs=_LANES),
         _spec("add_id", "x:r b:r ids:r starts:r y:w", "n n_pairs", "RAGGED"),
-        _spec(
-            "mat_mul_id",
-            "w:r x:r order:r tiles:r starts:r y:w",
-            "side first count n_used n_rows x_stride y_stride x_per_used",
-            "RN AXIS",
-        ),
-        _spec(
-            "mat_dot_id",
-            "w:r x:r ids:r starts:r y:w",
-            "side first count n_used n_rows x_stride y_stride x_per_used",
-            "ROWS AXIS",
-            needs="int_dot subgroup_arithmetic full_subgroups",
-        ),
-        _spec(
-            "mat_mul_dot_id",
-            "w:r x:r order:r tiles:r starts:r y:w",
-            "side first count n_used n_rows x_stride y_stride x_per_used",
-            "RN AXIS",
-            needs="int_dot",
-        ),
-        _spec(
-            "mat_mul_id_coop",
-            "w:r x:r order:r tiles:r starts:r y:w",
-            "side first count n_used n_rows x_stride y_stride x_per_used",
-            "M N K FM FN SM SN LANES AXIS",
-            needs="matrix_units full_subgroups",
-        ),
-        _spec(
-            "mat_lane_id",
-            "w:r x:r order:r tiles:r starts:r y:w",
-            "side first count n_used n_rows x_stride y_stride x_per_used",
-            "N SUBGROUP AXIS GROUPED",
-            needs="buffer_address subgroup_shuffle full_subgroups",
-        ),
         _spec("moe_group", "ids:r order:w tiles:w", "n_pairs n_experts tile n_tiles"),
         _spec("moe_sum", "x:r weights:r y:w", "n n_used n_rows"),
         _spec("mat_heads", "w:r x:r y:w", "k n n_heads n_rows", "TPR N"),
@@ -265,10 +214,3 @@ def row_consts(limits: Limits, n: int) -> tuple[int, int]:
 
 def floor_pow2(value: int) -> int:
     return 1 << (max(value, 1).bit_length() - 1)
-
-
-def prefers_lanes(limits: Limits) -> bool:
-    """Whether mat_lane is the fastest matrix op: 5 to 10 times the others on lavapipe (8 lanes), half as fast
-    as they are on SwiftShader (4 lanes)."""
-    has_all = limits.features.issuperset(OPS["mat_lane"].needs)
-    return limits.is_cpu and has_all and limits.subgroup_size >= 8
