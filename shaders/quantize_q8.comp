@@ -1,8 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // y = x in 8 bits for dot products of integers (layout: lib/q8.glsl): in blocks of 32 code = round(x / d), d = max |x| /
-// 127. The same bits on every driver. A block with NaN or inf gets d = NaN; one below 1e-35 is zero. Eight threads have
-// a block, four elements each.
+// 127. The same bits on every driver. Eight threads have a block, four elements each.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {
@@ -28,15 +27,13 @@ void main() {
     const uint at = x_off + 32 * own + 4 * lane;
     const vec4 value = vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
 
-    // Magnitudes compare as their bits do, and NaN is the largest.
     const uvec4 bits = floatBitsToUint(value) & 0x7fffffffu;
     maxima[thread] = max(max(bits.x, bits.y), max(bits.z, bits.w));
     barrier();
     uint top = 0;
     for (uint i = 0; i < LANES; ++i) top = max(top, maxima[thread - lane + i]);
     const float d = exact_mul(uintBitsToFloat(top), 1.0 / 127.0);
-    const bool usable = top >= 0x06000000u && top < 0x7f800000u; // from 2.4e-35 to the largest float
-    const vec4 scaled = usable ? value * exact_reciprocal(d) : vec4(0.0);
+    const vec4 scaled = q8_usable(top) ? value * exact_reciprocal(d) : vec4(0.0);
     const ivec4 code = ivec4(roundEven(scaled));
     sums[thread] = code.x + code.y + code.z + code.w;
     barrier();
@@ -49,7 +46,7 @@ void main() {
     if (lane == 0) {
         ivec2 sum = ivec2(0);
         for (uint j = 0; j < 4; ++j) sum += ivec2(sums[thread + j], sums[thread + 4 + j]);
-        y[row + q8_block(k, i)] = top >= 0x7f800000u ? 0x7fc00000u : usable ? floatBitsToUint(d) : 0;
+        y[row + q8_block(k, i)] = q8_scale(top, d);
         y[row + q8_block(k, i) + 1] = (uint(sum.x) & 0xFFFFu) | (uint(sum.y) << 16);
     }
 }

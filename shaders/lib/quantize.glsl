@@ -10,14 +10,13 @@ shared uint q8_shared[LOCAL];
 void put_q8(float value, uint row, uint n, uint i, bool inside) {
     const uint thread = gl_LocalInvocationID.x;
     const uint first = thread & ~31u;
-    q8_shared[thread] = floatBitsToUint(value) & 0x7fffffffu; // magnitudes compare as bits do, and NaN is the largest
+    q8_shared[thread] = floatBitsToUint(value) & 0x7fffffffu;
     barrier();
     uint top = 0;
     for (uint j = 0; j < 32; ++j) top = max(top, q8_shared[first + j]);
     barrier();
     const float d = exact_mul(uintBitsToFloat(top), 1.0 / 127.0);
-    const bool usable = top >= 0x06000000u && top < 0x7f800000u;
-    const int code = usable ? int(roundEven(value * exact_reciprocal(d))) : 0;
+    const int code = q8_usable(top) ? int(roundEven(value * exact_reciprocal(d))) : 0;
     q8_shared[thread] = uint(code) & 0xFFu;
     barrier();
     if (inside && thread % 4 == 0) {
@@ -31,7 +30,7 @@ void put_q8(float value, uint row, uint n, uint i, bool inside) {
             sum += uvec2(q8_shared[first + j], q8_shared[first + 16 + j]);
             sum -= (uvec2(q8_shared[first + j], q8_shared[first + 16 + j]) & 0x80u) << 1;
         }
-        y[row + q8_block(n, i)] = top >= 0x7f800000u ? 0x7fc00000u : usable ? floatBitsToUint(d) : 0;
+        y[row + q8_block(n, i)] = q8_scale(top, d);
         y[row + q8_block(n, i) + 1] = (sum.x & 0xFFFFu) | (sum.y << 16);
     }
     barrier();
