@@ -1,5 +1,5 @@
-"""Copying what one slot holds into another, on the devices: K and V block by block, recurrent states cell by
-cell. A slot is cheap to fork: nothing goes through the host.
+"""Copying what one slot holds into another, on the devices: K and V, and recurrent states. A slot is cheap
+to fork: nothing goes through the host.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def copy_slot(runner: Runner, source: int, content: SlotContent, target: int) ->
     for plan in kv.plans if n_stored else ():
         layer, table = kv.layers[plan.layer], kv.tables[plan.blocks]
         n_blocks = min(-(-n_stored // CELL_BLOCK), table.table.shape[1])
-        cells = CELL_BLOCK * table.table[[source, target], :n_blocks].astype(np.int64)
+        runs = _runs(table.table[[source, target], :n_blocks].astype(np.int64))
         for cache in (layer.k, layer.v):  # type: ignore[union-attr]
-            for begin, other in cells.T:
-                _copy(recordings, cache, int(begin), int(other), CELL_BLOCK)
+            for begin, other, n in runs:
+                _copy(recordings, cache, CELL_BLOCK * begin, CELL_BLOCK * other, CELL_BLOCK * n)
     if kv.states and n_stored:
         begin = kv.states.slots.cell(source, n_stored)
         other = kv.states.slots.put(target, n_stored)
@@ -40,6 +40,13 @@ def copy_slot(runner: Runner, source: int, content: SlotContent, target: int) ->
             device.run(recording)
     resumable = n_stored if kv.states else content.resumable
     return SlotContent(list(content.tokens), n_stored, resumable)
+
+
+def _runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
+    """(first block of the source, of the target, how many) of blocks [2, n] that follow each other in both: a
+    copy for each block of a long context would make a recording whose barriers take minutes to derive."""
+    breaks = np.flatnonzero((np.diff(blocks) != 1).any(axis=0)) + 1
+    return [(int(run[0, 0]), int(run[1, 0]), run.shape[1]) for run in np.split(blocks, breaks, axis=1)]
 
 
 def _copy(recordings: list[Recording], weight: Weight, begin: int, other: int, n: int) -> None:

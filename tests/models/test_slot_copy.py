@@ -13,6 +13,7 @@ from models.oracles.fixtures import build
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
+from vkbackend.models import slot_copy
 
 PROMPT = np.random.default_rng(5).integers(0, N_VOCAB, 45).tolist()
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -47,6 +48,11 @@ def test_quantized_caches(shared: Path) -> None:
         tokens = llm.copy_slot(0, 1)
         more = [llm.generate(tokens, max_tokens=8, slot=slot, **GREEDY).tokens for slot in (0, 1)]
         assert more[0] == more[1] and len(tokens) == len(first.prompt_tokens) + 20
+
+
+def test_blocks_that_follow_each_other_are_one_copy() -> None:
+    assert slot_copy._runs(np.array([[0, 1, 2, 3], [8, 9, 10, 11]])) == [(0, 8, 4)]
+    assert slot_copy._runs(np.array([[0, 1, 3, 4], [8, 9, 10, 7]])) == [(0, 8, 2), (3, 10, 1), (4, 7, 1)]
 
 
 def test_refusals(tmp_path: Path) -> None:
