@@ -18,6 +18,11 @@ MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
 MAX_LAYERS = 1 << 16
 
 
+def refused(name: str, value: Any, expected: str) -> InvalidArgument:
+    """The error for a value of the parameter `name`."""
+    return InvalidArgument(f"{name}={value!r}: {expected}", argument=name)
+
+
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
     """`value` as an int in low..high; InvalidArgument names the value. True and 3.0 are no whole numbers
     here.
@@ -27,7 +32,7 @@ def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> 
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or not low <= number <= high:
-        raise InvalidArgument(f"{name}={value!r}: expected a whole number in {low}..{high}{hint}")
+        raise refused(name, value, f"expected a whole number in {low}..{high}{hint}")
     return number
 
 
@@ -41,7 +46,7 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
             pass
     if not low <= number <= high or math.isinf(number):  # NaN compares false
         upper = f"..{high:g}" if math.isfinite(high) else " or more"
-        raise InvalidArgument(f"{name}={value!r}: expected a finite number, {low:g}{upper}{hint}")
+        raise refused(name, value, f"expected a finite number, {low:g}{upper}{hint}")
     return number
 
 
@@ -68,15 +73,13 @@ def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | 
         return None
     items = devices.split(",") if isinstance(devices, str) else devices
     if isinstance(items, int) or not isinstance(items, Iterable):
-        raise InvalidArgument(
-            f"devices={devices!r}: expected a list such as ['0', '1'], '0,1', or None for the best one"
+        raise refused(
+            "devices", devices, "expected a list such as ['0', '1'], '0,1', or None for the best one"
         )
     words = []
     for item in items:
         if isinstance(item, bool) or not isinstance(item, str | int | np.integer) or not str(item).strip():
-            raise InvalidArgument(
-                f"devices={devices!r}: {item!r} names no device; give indices, UUIDs or names"
-            )
+            raise refused("devices", devices, f"{item!r} names no device; give indices, UUIDs or names")
         words.append(str(item).strip())
     if not words:
         raise InvalidArgument("the device list is empty; give at least one device, or None for the best one")
@@ -92,7 +95,7 @@ def override_list(items: Sequence[str | tuple[str, str]]) -> tuple[tuple[str, st
     for item in words:
         pair = item.rpartition("=")[::2] if isinstance(item, str) else tuple(item)
         if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
-            raise InvalidArgument(f"override_tensor={item!r}: expected REGEX=CPU, REGEX=host or REGEX=INDEX")
+            raise refused("override_tensor", item, "expected REGEX=CPU, REGEX=host or REGEX=INDEX")
         pairs.append((pair[0], pair[1]))
     return tuple(pairs)
 
@@ -114,17 +117,17 @@ def share_list(
     if tensor_split is None:
         return None
     if isinstance(tensor_split, str | bytes) or not isinstance(tensor_split, Iterable):
-        raise InvalidArgument(
-            f"tensor_split={tensor_split!r}: expected one number per device, such as [3, 1]"
-        )
+        raise refused("tensor_split", tensor_split, "expected one number per device, such as [3, 1]")
     shares = tuple(finite_number("tensor_split", share, 0, math.inf, " per device") for share in tensor_split)
     n_devices = 1 if devices is None else len(devices)
     if len(shares) != n_devices:
-        raise InvalidArgument(
-            f"tensor_split has {len(shares)} shares for {n_devices} devices; give one for each"
+        raise refused(
+            "tensor_split",
+            list(shares),
+            f"{len(shares)} shares for {n_devices} devices; give one for each",
         )
     if not 0 < sum(shares) < math.inf:
-        raise InvalidArgument(f"tensor_split={list(shares)}: the sum must be finite and above 0")
+        raise refused("tensor_split", list(shares), "the sum must be finite and above 0")
     return shares
 
 
@@ -132,7 +135,7 @@ def path_string(path: str | os.PathLike[str], what: str = "a .gguf file") -> str
     with suppress(TypeError):
         if text := os.fsdecode(path):
             return text
-    raise InvalidArgument(f"path={path!r}: expected the path of {what}")
+    raise refused("path", path, f"expected the path of {what}")
 
 
 def scaled_files(
@@ -140,7 +143,7 @@ def scaled_files(
 ) -> tuple[tuple[str, float], ...]:
     """(path, scale) pairs from such pairs or from paths, whose scale is 1."""
     if isinstance(files, str | bytes | os.PathLike) or not isinstance(files, Iterable):
-        raise InvalidArgument(f"control_vectors={files!r}: expected a list of files or (file, scale) pairs")
+        raise refused("control_vectors", files, "expected a list of files or (file, scale) pairs")
     pairs = []
     for item in files:
         path, scale = item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0)
@@ -153,21 +156,21 @@ def layer_range(layers: tuple[int, int] | None) -> tuple[int, int] | None:
     if layers is None:
         return None
     if isinstance(layers, str | bytes) or not isinstance(layers, Sequence) or len(layers) != 2:
-        raise InvalidArgument(f"control_vector_layer_range={layers!r}: expected the first and the last layer")
+        raise refused("control_vector_layer_range", layers, "expected the first and the last layer")
     first, last = (whole_number("control_vector_layer_range", n, 0, 1 << 16) for n in layers)
     return first, last
 
 
 def word(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name}={value!r}: expected a word")
+        raise refused(name, value, "expected a word")
     return value
 
 
 def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if not isinstance(stop, Iterable) or isinstance(stop, str) else tuple(stop)
     if any(not isinstance(s, str) or not s for s in stops):
-        raise InvalidArgument(f"stop={stop!r}: expected one string or several, none of them empty")
+        raise refused("stop", stop, "expected one string or several, none of them empty")
     return stops
 
 

@@ -19,6 +19,7 @@ from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
+from vkbackend.models.arguments import refused, whole_number
 from vkbackend.models.base import Weights
 from vkbackend.models.control_vectors import marked, read_control_vectors
 from vkbackend.models.cost import cost_function, in_halves, step_shape, step_sizes
@@ -112,9 +113,10 @@ class Runner:
         mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
         opts = checked_options(n_ubatch, options)
         if control_vector_layer_range is not None and not control_vectors:
-            raise InvalidArgument(
-                f"control_vector_layer_range={control_vector_layer_range!r} without control vectors; "
-                "give files of them"
+            raise refused(
+                "control_vector_layer_range",
+                control_vector_layer_range,
+                "a range without control vectors; give files of them",
             )
         with nullcontext(path) if isinstance(path, GGUF) else GGUF.open(path) as gguf:
             self.model = model = load_model(gguf)
@@ -312,13 +314,10 @@ def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
         ("n_gpu_layers", 0 if opts.n_gpu_layers is None else opts.n_gpu_layers, 0, 1 << 16),
         ("main_gpu", opts.main_gpu, 0, 1 << 16),
     ):
-        if not isinstance(value, int) or not low <= value <= high:
-            raise InvalidArgument(f"{name} must be a whole number in {low}..{high}, got {value!r}")
+        whole_number(name, value, low, high)
     for name, dtype in (("type_k", opts.type_k), ("type_v", opts.type_v)):
         if dtype not in CACHE_TYPES:
-            raise InvalidArgument(
-                f"{name} {dtype!r} is not a cache type; there are: {', '.join(CACHE_TYPES)}"
-            )
+            raise refused(name, dtype, f"no cache type; there are: {', '.join(CACHE_TYPES)}")
     return opts
 
 

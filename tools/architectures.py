@@ -23,7 +23,6 @@ from vkbackend.models.registry import ARCHITECTURES, described
 from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.sketch import sketches
 
-HELP = "List the architectures of models that run"
 TESTS = "tests/models/test_architectures.py"
 PROOFS = {  # by column; of test_architectures.py, and others by file
     "tensor parallel": (

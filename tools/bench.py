@@ -28,7 +28,6 @@ from vkbackend.tools.loading import add_model_arguments, open_models, open_runne
 from vkbackend.tools.synthetic import Synthetic
 from vkbackend.tools.timing import Test, Timer, Timing, copy_rate, describe, read_rate, weight_nbytes_per_step
 
-HELP = "Measure tokens per second"
 MAX_TOKENS = 1 << 20
 BACKENDS = {"VulkanDevice": "Vulkan", "KomputeDevice": "Kompute", "NumpyDevice": "numpy"}
 COLUMNS = (

@@ -31,7 +31,6 @@ from vkbackend.tools.console import console, printable, write_json
 from vkbackend.tools.op_cases import BENCH_CASES, CASES
 from vkbackend.tools.op_setup import Case, Placed
 
-HELP = "Time the ops of one device"
 COLUMNS = ("device", "case", "runs", "us min", "us median", "us cpu", "GB/s", "GFLOP/s")
 
 

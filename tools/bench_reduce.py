@@ -25,7 +25,6 @@ from vkbackend.models.arguments import ahead_depth, device_list, whole_number
 from vkbackend.models.runner import open_devices
 from vkbackend.tools.console import console, printable, size, write_json
 
-HELP = "Time all-reduces between devices"
 SIZES = "4K,16K,64K,256K,1M,4M,16M,32M"
 AHEAD = "0,1,4,all"
 WIRES = tuple(wire for wire in REDUCE_TYPES if wire != "auto")

@@ -7,6 +7,7 @@ stderr (DEBUG=1 adds the traceback). 130: interrupted. 141: the reader of stdout
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
@@ -14,40 +15,39 @@ from collections.abc import Sequence
 
 import vkbackend
 from vkbackend import env
-from vkbackend.errors import VkbackendError
-from vkbackend.runtimes import RUNTIMES, runtime_of
-from vkbackend.tools import (
-    architectures,
-    bench,
-    bench_ops,
-    bench_reduce,
-    devices,
-    export,
-    generate,
-    model_info,
-    perplexity,
-    plan,
-    sweep,
-    tune,
-    verify,
-)
-from vkbackend.tools.console import printable
+from vkbackend.errors import InvalidArgument, VkbackendError
 
-COMMANDS = {
-    "devices": devices,
-    "models": architectures,
-    "generate": generate,
-    "info": model_info,
-    "plan": plan,
-    "bench": bench,
-    "sweep": sweep,
-    "perplexity": perplexity,
-    "verify": verify,
-    "bench-reduce": bench_reduce,
-    "bench-ops": bench_ops,
-    "tune": tune,
-    "export": export,
+COMMANDS = {  # module in this folder, imported when its command is the one asked for, and what it does
+    "devices": ("devices", "List the Vulkan devices of this machine"),
+    "models": ("architectures", "List the architectures of models that run"),
+    "generate": ("generate", "Generate text with a GGUF model"),
+    "info": ("model_info", "Show metadata and tensors of a GGUF model"),
+    "plan": ("plan", "Show how a model would be split over devices"),
+    "bench": ("bench", "Measure tokens per second"),
+    "sweep": ("sweep", "Measure tokens per second at growing context"),
+    "perplexity": ("perplexity", "Measure how well a model predicts a text"),
+    "verify": ("verify", "Check every op on every device"),
+    "bench-reduce": ("bench_reduce", "Time all-reduces between devices"),
+    "bench-ops": ("bench_ops", "Time the ops of one device"),
+    "tune": ("tune", "Measure which ops suit the devices"),
+    "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
 }
+FLAGS = {  # of what the classes below call otherwise
+    "path": "--model",
+    "devices": "--device",
+    "n_ctx": "--ctx-size",
+    "n_ubatch": "--ubatch-size",
+    "n_snapshots": "--snapshots",
+    "type_k": "--cache-type-k",
+    "type_v": "--cache-type-v",
+    "temperature": "--temp",
+} | {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        "tensor_split", "override_tensor", "main_gpu", "control_vector_layer_range", "seed", "top_k", "top_p",
+        "min_p", "repeat_penalty", "repeat_last_n",
+    )
+}  # fmt: skip
 NO_DEVICE = {"devices", "models", "info"}  # what opens none
 EPILOG = """\
 examples:
@@ -69,7 +69,8 @@ Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, 
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(chosen: str) -> argparse.ArgumentParser:
+    """The parser with all commands' names, and the arguments of the `chosen` one alone."""
     parser = argparse.ArgumentParser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -79,13 +80,17 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        description = (module.__doc__ or "").partition("\n\n")[2].strip()
-        command = commands.add_parser(
-            name, help=module.HELP, description=f"{module.HELP}. {description}", allow_abbrev=False
-        )
+    for name, (module_name, what) in COMMANDS.items():
+        if name != chosen:
+            commands.add_parser(name, help=what)
+            continue
+        module = importlib.import_module(f"vkbackend.tools.{module_name}")
+        details = (module.__doc__ or "").partition("\n\n")[2].strip()
+        command = commands.add_parser(name, help=what, description=f"{what}. {details}", allow_abbrev=False)
         module.add_arguments(command)
         if name not in NO_DEVICE:
+            from vkbackend.runtimes import RUNTIMES
+
             command.add_argument("--runtime", metavar="NAME",
                 help=f"what drives the devices: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
                 "native)")  # fmt: skip
@@ -114,18 +119,32 @@ def shows_tracebacks() -> bool:
         return False
 
 
+def told(error: VkbackendError) -> str:
+    """The message, with the flag where it begins with the name of a parameter that the flag stands for."""
+    from vkbackend.tools.console import printable
+
+    text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
+    if name in FLAGS and text.startswith(name):
+        text = FLAGS[name] + text.removeprefix(name)
+    return printable(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    if sys.stdout is None:  # started with stdout closed
-        sys.stdout = open(os.devnull, "w")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with it closed
+            setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
             stream.reconfigure(errors="backslashreplace")
-    args = build_parser().parse_args(bind_values(sys.argv[1:] if argv is None else argv))
+    words = bind_values(sys.argv[1:] if argv is None else argv)
     try:
+        args = build_parser(words[0] if words else "").parse_args(words)
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
             variable()  # a bad value is told before the work begins
         if hasattr(args, "runtime"):
+            from vkbackend.runtimes import runtime_of
+
             runtime = runtime_of(args.runtime)
             if args.runtime:
                 os.environ[env.RUNTIME] = runtime  # wherever devices are opened, also for measuring
@@ -135,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VkbackendError as error:
         if shows_tracebacks():
             traceback.print_exc()
-        sys.stderr.write(f"error: {printable(str(error))}\n")
+        sys.stderr.write(f"error: {told(error)}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")

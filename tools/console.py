@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -18,10 +25,16 @@ MIB = 1 << 20
 PIPE_WIDTH = 160  # columns where there is no terminal: enough for every table unwrapped
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """The command line's main decides what a reader that went away means, not rich."""
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console for stdout or stderr."""
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=None if is_terminal else PIPE_WIDTH)
+    return _Console(stderr=stderr, highlight=False, width=None if is_terminal else PIPE_WIDTH)
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -39,12 +52,20 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
-        out.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        out.add_row(
-            *(Text(printable(f"{cell:.1f}" if isinstance(cell, float) else str(cell))) for cell in row)
+        whole = [*column.split(), *(_cell(row[i]) for row in rows if numeric)]  # never cut in two
+        out.add_column(
+            Text(column),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=max(map(len, whole), default=1),
         )
+    for row in rows:
+        out.add_row(*(Text(_cell(cell)) for cell in row))
     return out
+
+
+def _cell(value: Any) -> str:
+    return printable(f"{value:.1f}" if isinstance(value, float) else str(value))
 
 
 def size(n_bytes: int) -> str:
@@ -79,9 +100,24 @@ def tell_notes(notes: Iterable[str], err: Console) -> None:
 
 
 @contextmanager
+def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = False) -> Iterator[Progress]:
+    """A live progress bar on a terminal. With `keep` it stays when all went well, and a line of it is
+    written where there is no terminal."""
+    bar = Progress(*columns, console=out, transient=not keep, disable=not out.is_terminal)
+    with bar:
+        try:
+            yield bar
+        except BaseException:
+            bar.live.transient = True  # what failed is told by the error
+            raise
+    if keep and not out.is_terminal:
+        out.print(bar)
+
+
+@contextmanager
 def byte_progress(out: Console, what: str, *, keep: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for bytes; yields the function to call with (done, in all). With `keep` it stays."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
-    with Progress(*columns, TransferSpeedColumn(), console=out, transient=not keep) as bar:
+    with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(what), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

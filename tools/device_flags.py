@@ -15,7 +15,7 @@ AUTO_WHERE_UNLIKE = "auto where devices differ, else equal"  # the default of LL
 def add_device_arguments(
     parser: argparse.ArgumentParser, *, shares: str = AUTO_WHERE_UNLIKE, steps: bool = True
 ) -> None:
-    """-dev, -ts and, with `steps`, -ub, -ctk, -ctv; `shares` says what the default of -ts is."""
+    """-dev, -ts and, with `steps`, -ub, -ctk, -ctv, --snapshots; `shares` says what the default of -ts is."""
     add = parser.add_argument_group("devices and memory").add_argument
     add(
         "-dev",
@@ -44,6 +44,8 @@ def add_device_arguments(
             metavar="TYPE",
             help=f"type of the {cache} cache: {', '.join(CACHE_TYPES)} (default: f16)",
         )
+    add("--snapshots", "--ctx-checkpoints", type=int, default=2, metavar="N",
+        help="states of recurrent layers that a slot keeps to go back to (default: 2)")  # fmt: skip
 
 
 def parse_split(text: str | None) -> list[float] | str | None:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from vkbackend.capabilities import DeviceInfo
 
-HELP = "List the Vulkan devices of this machine"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

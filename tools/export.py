@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.runner import Runner
-from vkbackend.tools.console import byte_progress, console, printable, size, tell_notes
-from vkbackend.tools.device_flags import add_device_arguments, parse_split
+from vkbackend.tools.console import byte_progress, console, printable, size
+from vkbackend.tools.device_flags import add_device_arguments
+from vkbackend.tools.loading import placed, tell_runner
+from vkbackend.tools.placement import add_placement_arguments
 from vkbackend.tools.synthetic import Synthetic
-
-HELP = "Write a loaded model back to a GGUF file from its devices"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("-m", "--model", metavar="FILE", help="the model, a .gguf file")
     model.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights, such as llama-1b:Q4_0")
     add("-o", "--output", metavar="FILE", required=True, help="the .gguf file to write")
-    add_device_arguments(parser, shares="equal shares", steps=False)
+    add_device_arguments(parser, steps=False)
+    add_placement_arguments(parser, steps=False)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -36,17 +36,13 @@ def run(args: argparse.Namespace) -> None:
         total = write_gguf(args.output, model, (), {}, ())
         sys.stdout.write(printable(f"{args.output}: {len(model.tensors)} tensors, {size(total)}") + "\n")
         return
-    words = device_list(args.device)
-    shares = share_list(parse_split(args.tensor_split), words)
     err = console(stderr=True)
     with GGUF.open(args.model) as source:
         with byte_progress(err, "loading", keep=True) as progress:
             # The smallest context there is: only the weights are wanted.
-            runner = Runner(
-                source, devices=words, tensor_split=shares, n_ctx=1, n_ubatch=1, progress=progress
-            )
+            runner = Runner(source, n_ctx=1, n_ubatch=1, progress=progress, **placed(args))
         try:
-            tell_notes(runner.notes, err)
+            tell_runner(runner, err)
             mesh, names = runner.mesh, runner.device_names()
             with byte_progress(err, "writing", keep=True) as progress:
                 specs = runner.model.weights()

@@ -19,7 +19,7 @@ from rich.console import Console
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import device_list, whole_number
 from vkbackend.models.llm import HOST, LLM
-from vkbackend.models.sampling import SamplingParams
+from vkbackend.models.sampling import MAX_SEED, SamplingParams
 from vkbackend.tools.console import MIB, byte_progress, console, printable, table, tell_notes, write_json
 from vkbackend.tools.control_vectors import add_control_arguments, control_of
 from vkbackend.tools.device_flags import add_device_arguments, parse_split
@@ -29,7 +29,6 @@ from vkbackend.tools.placement import add_placement_arguments, placement_of
 if TYPE_CHECKING:
     from vkbackend.capabilities import DeviceInfo
 
-HELP = "Generate text with a GGUF model"
 MEMORY_PARTS = ("weights", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
 
 
@@ -151,6 +150,7 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
             tensor_split=split,
             n_ctx=args.ctx_size,
             n_ubatch=args.ubatch_size,
+            n_snapshots=args.snapshots,
             type_k=args.cache_type_k,
             type_v=args.cache_type_v,
             progress=progress,
@@ -161,11 +161,11 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
 
 def show_memory(llm: LLM, err: Console) -> None:
     rows = [
-        (str(m["device"]), name, *("-" if m[part] is None else m[part] / MIB for part in MEMORY_PARTS))
-        for m, name in zip(llm.memory(), llm.device_names, strict=True)
+        (str(m["device"]), *("-" if m[part] is None else m[part] / MIB for part in MEMORY_PARTS))
+        for m in llm.memory()
     ]
     columns = ("weights", "KV cache", "scratch", "host", "shared", "staging", "free before", "free")
-    err.print(table("memory in MiB", ("device", "name", *columns), rows))
+    err.print(table("memory in MiB", ("device", *columns), rows))
 
 
 def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> None:
@@ -190,6 +190,7 @@ def describe(info: DeviceInfo | None) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
     prompt, words, split = read_prompt(args), device_list(args.device), parse_split(args.tensor_split)
+    whole_number("--seed", args.seed, -1, MAX_SEED, " (-1: a random one)")
     sampling = SamplingParams(
         args.temp, args.top_k, args.top_p, args.min_p, args.repeat_penalty, args.repeat_last_n,
         None if args.seed == -1 else args.seed,

@@ -6,6 +6,8 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
+from rich.console import Console
+
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import device_list, share_list
 from vkbackend.models.gguf import GGUF
@@ -42,39 +44,53 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
     found: list[GGUF] = [stack.enter_context(GGUF.open(path)) for path in args.model]
     found += [Synthetic(spec) for spec in getattr(args, "synthetic", [])]
     if not found:
-        raise InvalidArgument("no model was given; name one with -m FILE or --synthetic SHAPE:TYPE")
+        other = " or --synthetic SHAPE:TYPE" if hasattr(args, "synthetic") else ""
+        raise InvalidArgument(f"no model was given; name one with -m FILE{other}")
     return found
 
 
-def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any) -> Runner:
-    """The model on the devices that the flags name; progress, and what of the file is not used, on stderr.
-    Raises what loading raises."""
-    names = device_list(args.device)
-    placement = placement_of(args)
-    for ours, theirs in (
-        ("split_policy", "policy"),
-        ("reduce_type", "wire"),
-        ("reduce_provider", "provider"),
-        ("submit_ahead", "ahead"),
-    ):
-        placement[theirs] = placement.pop(ours)
-    split = parse_split(args.tensor_split)
+RUNNER_NAMES = {  # of what Runner calls otherwise than LLM
+    "split_policy": "policy",
+    "reduce_type": "wire",
+    "reduce_provider": "provider",
+    "submit_ahead": "ahead",
+}
+
+
+def placed(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `Runner` that the flags of devices, shares and placement stand for."""
+    names, split = device_list(args.device), parse_split(args.tensor_split)
     auto = split == "auto" or (split is None and args.split_mode == "tensor" and unlike(names))
+    return {
+        "devices": names,
+        "tensor_split": None if auto else share_list(split, names),
+        "auto_split": auto,
+        **{RUNNER_NAMES.get(name, name): value for name, value in placement_of(args).items()},
+    }
+
+
+def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any) -> Runner:
+    """The model on the devices that the flags name; progress, shares that were measured, and what of the file
+    is not used, on stderr. Raises what loading raises."""
     err = console(stderr=True)
     with byte_progress(err, f"loading {gguf.paths[0].name}") as progress:
         runner = Runner(
             gguf,
-            devices=names,
-            tensor_split=None if auto else share_list(split, names),
-            auto_split=auto,
             n_ctx=n_ctx,
             n_ubatch=args.ubatch_size,
+            n_snapshots=args.snapshots,
             type_k=args.cache_type_k,
             type_v=args.cache_type_v,
             progress=progress,
-            **placement,
+            **placed(args),
             **control_of(args),
             **options,
         )
-    tell_notes(runner.notes, err)
+    tell_runner(runner, err)
     return runner
+
+
+def tell_runner(runner: Runner, err: Console) -> None:
+    """The shares that were measured, and what of the file is not used."""
+    names = [device.name for device in runner.mesh.devices]
+    tell_notes([*(runner.prediction.lines(names) if runner.prediction else ()), *runner.notes], err)

@@ -14,7 +14,6 @@ from typing import Any
 from vkbackend.models.gguf import GGUF
 from vkbackend.tools.console import console, printable, size, table, write_json
 
-HELP = "Show metadata and tensors of a GGUF model"
 SHOWN_CHARACTERS = 72
 SHOWN_ELEMENTS = 6
 

@@ -15,16 +15,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import whole_number
 from vkbackend.models.perplexity import Base, Saving, Score, perplexity, windows
 from vkbackend.models.tokenizer import Tokenizer
-from vkbackend.tools.console import console, write_json
+from vkbackend.tools.console import console, progress_bar, write_json
 from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
-
-HELP = "Measure how well a model predicts a text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if args.save_all_logits:
             save = stack.enter_context(Saving(args.save_all_logits, n_rows, runner.n_vocab))
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=console(stderr=True)) as bar:
+        with progress_bar(console(stderr=True), *columns) as bar:
             task = bar.add_task("windows", total=len(cut))
 
             def show(done: int, score: Score) -> None:

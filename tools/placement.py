@@ -12,9 +12,9 @@ from vkbackend.models.arguments import ahead_depth, layer_count, override_list
 from vkbackend.models.layout import SPLIT_MODES
 
 
-def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
-    """-ngl, -ot, -nkvo, -sm, -mg, --split-policy, --reduce-type, --reduce-provider, --submit-ahead,
-    --exact."""
+def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
+    """-ngl, -ot, -sm, -mg, --split-policy and, with `steps`, -nkvo, --reduce-type, --reduce-provider,
+    --submit-ahead, --exact."""
     add = parser.add_argument_group("placement and split").add_argument
     add(
         "-ngl",
@@ -34,7 +34,6 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         help="place the tensors whose names match: CPU or host for host memory, a device's place in --device "
         "for that device alone; may be given several times, the first match wins",
     )
-    add("-nkvo", "--no-kv-offload", action="store_true", help="keep the KV cache in host memory")
     add(
         "-sm",
         "--split-mode",
@@ -51,6 +50,9 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="POLICY",
         help=f"how shares become slices: {', '.join(POLICIES)} (default: balanced)",
     )
+    if not steps:
+        return
+    add("-nkvo", "--no-kv-offload", action="store_true", help="keep the KV cache in host memory")
     add(
         "--reduce-provider",
         default="auto",
@@ -81,13 +83,17 @@ def add_placement_arguments(parser: argparse.ArgumentParser) -> None:
 
 def placement_of(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `LLM` that these flags stand for."""
-    return {
+    found = {
         "n_gpu_layers": layer_count("--n-gpu-layers", args.n_gpu_layers),
         "override_tensor": override_list(args.override_tensor),
-        "kv_offload": not args.no_kv_offload,
         "split_mode": args.split_mode,
         "main_gpu": args.main_gpu,
         "split_policy": args.split_policy,
+    }
+    if not hasattr(args, "exact"):  # the flags of steps were left out
+        return found
+    return found | {
+        "kv_offload": not args.no_kv_offload,
         "reduce_type": args.reduce_type,
         "reduce_provider": args.reduce_provider,
         "exact": args.exact,

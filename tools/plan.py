@@ -34,7 +34,6 @@ from vkbackend.tools.console import MIB, console, printable, size, table, write_
 from vkbackend.tools.device_flags import add_device_arguments, parse_split
 from vkbackend.tools.placement import add_placement_arguments, placement_of
 
-HELP = "Show how a model would be split over devices"
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
 DIMS = {  # of a plan, and what they are called
@@ -116,6 +115,7 @@ def report(args: argparse.Namespace) -> Report:
         {
             "tensor_split": None if auto else share_list(parse_split(args.tensor_split), words),
             "n_ctx": args.ctx_size,
+            "n_snapshots": args.snapshots,
             "type_k": args.cache_type_k,
             "type_v": args.cache_type_v,
             "policy": policy,

@@ -20,7 +20,6 @@ from vkbackend.tools.console import console, write_json
 from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
 from vkbackend.tools.timing import Test, Timer
 
-HELP = "Measure tokens per second at growing context"
 COLUMNS = ("model", "depth", "pp t/s", "tg t/s")
 
 
@@ -104,7 +103,7 @@ def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
         from matplotlib import pyplot
     except ImportError:
         raise UnsupportedFeature(
-            "--plot needs the package matplotlib: pip install 'vkbackend[plot]'; the table needs nothing"
+            '--plot needs the package matplotlib (extra "plot"): pip install matplotlib'
         ) from None
     return pyplot
 

@@ -28,7 +28,6 @@ from vkbackend.tools.op_cases_half import MatMulCoop, MatMulF16
 from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatTile, MatVec, MatWave
 from vkbackend.tools.op_cases_quantized import MatDot, MatMulDot
 
-HELP = "Measure which ops suit the devices"
 ROWS = {"one": 1, "few": 4, "many": 128}  # what stands for each class
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # the first is one that all ops of f32 activations have
 SHAPES = ((2048, 2048), (256, 1024))  # n, k

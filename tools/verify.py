@@ -27,7 +27,6 @@ from vkbackend.tools.devices import present
 from vkbackend.tools.op_cases import CASES, FORMAT_CASES, WIDE_CASES
 from vkbackend.tools.op_check import Mismatch, limits_for, run_case, shape_of
 
-HELP = "Check every op on every device"
 COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allowed")
 
 

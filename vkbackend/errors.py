@@ -10,7 +10,12 @@ class VkbackendError(Exception):
 
 
 class InvalidArgument(VkbackendError, ValueError):
-    """A value given by the caller (flag, argument, request) cannot be used."""
+    """A value given by the caller (flag, argument, request) cannot be used; `argument` is the parameter's
+    name where the message begins with it."""
+
+    def __init__(self, message: str = "", *, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class GGUFError(VkbackendError):

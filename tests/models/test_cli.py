@@ -178,23 +178,24 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
         (["-m", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (["-m", "."], "directory"),
         (["-m", "README.md"], "GGUF"),
-        (["-m", ""], "path=''"),
-        (["--temp", "-1"], "temperature=-1"),
-        (["--temp", "nan"], "temperature=nan"),
-        (["--top-p", "1.5"], "top_p=1.5"),
-        (["--min-p", "-0.1"], "min_p=-0.1"),
-        (["--top-k", "-3"], "top_k=-3"),
-        (["--repeat-penalty", "0"], "repeat_penalty=0"),
-        (["--repeat-last-n", "-2"], "repeat_last_n=-2"),
-        (["-s", "-2"], "seed=-2"),
+        (["-m", ""], "--model=''"),
+        (["--temp", "-1"], "--temp=-1"),
+        (["--temp", "nan"], "--temp=nan"),
+        (["--top-p", "1.5"], "--top-p=1.5"),
+        (["--min-p", "-0.1"], "--min-p=-0.1"),
+        (["--top-k", "-3"], "--top-k=-3"),
+        (["--repeat-penalty", "0"], "--repeat-penalty=0"),
+        (["--repeat-last-n", "-2"], "--repeat-last-n=-2"),
+        (["-s", "-2"], "--seed=-2"),
         (["-n", "-2"], "n-predict=-2"),
-        (["-c", "-1"], "n_ctx=-1"),
-        (["-ub", "0"], "n_ubatch=0"),
-        (["-ub", "513"], "n_ubatch=513"),
-        (["-ctk", "q9"], "q9"),
+        (["-c", "-1"], "--ctx-size=-1"),
+        (["-ub", "0"], "--ubatch-size=0"),
+        (["-ub", "513"], "--ubatch-size=513"),
+        (["-ctk", "q9"], "--cache-type-k='q9'"),
+        (["--snapshots", "-1"], "--snapshots=-1"),
         (["-p", "Once upon a time " * 9, "-c", "8"], "the context holds 8"),
         (["-f", "/nowhere/prompt.txt"], "/nowhere/prompt.txt"),
-        (["-dev", ""], "device"),
+        (["-dev", ""], "--device="),
         (["-dev", "numpy,,numpy"], "device"),
         (["-dev", "no such device"], "no such device|no Vulkan"),
         (["-ts", "1,1"], "2 shares for 1 devices"),
@@ -207,7 +208,9 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
     ids=repr,
 )  # fmt: skip
 def test_bad_input(args: list[str], pattern: str) -> None:
-    check_error(generate("-n", "4", *args), pattern)
+    result = generate("-n", "4", *args)
+    check_error(result, pattern)
+    assert "/?" not in result.stderr  # no bar of what did not begin
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -279,6 +282,21 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.wait(60) == 141 and "Traceback" not in err and "BrokenPipe" not in err
 
 
+def test_a_table_that_nobody_reads_ends_as_text_does() -> None:
+    line = (
+        f"{sys.executable} -m vkbackend.tools.cli info models/demo/demo.gguf | true; echo ${{PIPESTATUS[0]}}"
+    )
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout == "141\n" and not result.stderr
+
+
+def test_only_the_command_that_is_asked_for_is_imported() -> None:
+    code = "import sys; from vkbackend.tools.cli import main; main(['info', 'models/demo/demo.gguf']); "
+    code += "print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout
+    assert "vkbackend.tools.model_info" in shown and "vkbackend.tools.bench" not in shown
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("command", ["info models/demo/demo.gguf", "generate -dev numpy -n 2 -p Once"])
 def test_stdout_that_cannot_be_written(command: str) -> None:
@@ -288,6 +306,8 @@ def test_stdout_that_cannot_be_written(command: str) -> None:
     assert last_line(full).startswith("error: the output cannot be written")
     closed = subprocess.run(["bash", "-c", f"{line} >&-"], cwd=ROOT, capture_output=True, text=True)
     assert closed.returncode == 0, closed.stderr
+    silent = subprocess.run(["bash", "-c", f"{line} 2>&-"], cwd=ROOT, capture_output=True, text=True)
+    assert silent.returncode == 0 and silent.stdout
 
 
 # ---- documents ----

@@ -210,7 +210,7 @@ def test_refusals(shared: Path, tmp_path: Path) -> None:
 
 def test_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = shared / "models" / "stories260K-Q4_0.gguf", tmp_path / "out.gguf"
-    args = ["export", "-m", str(path), "-o", str(out), "-dev", "numpy,numpy", "-ts", "3,1"]
+    args = ["export", "-m", str(path), "-o", str(out), "-dev", "numpy,numpy", "-ts", "3,1", "-ngl", "1"]
     assert main(args) == 0
     assert "47 tensors, 236.8 KiB, from numpy.0, numpy.1" in capsys.readouterr().out
     assert out.read_bytes() == path.read_bytes()
