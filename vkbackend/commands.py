@@ -48,7 +48,7 @@ class VulkanExecutable(Executable):
         }
         dispatches = [c for c in recording.commands if isinstance(c, Dispatch)]
         try:
-            pipelines = [device.programs.pipeline(d) for d in dispatches]
+            pipelines = device.programs.pipelines(dispatches)
             self._sets = iter(self._descriptor_sets(dispatches, [layout for _, layout in pipelines]))
             self._pipelines = iter(pipelines)
             segments = [submissions(segment) for segment in recording.segments()]

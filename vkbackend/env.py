@@ -89,6 +89,17 @@ def timeout_s() -> int:
     return min(max(1, _integer("VKBACKEND_TIMEOUT", 120)), 10**9)  # in nanoseconds it must fit 64 bits
 
 
+COMPILE_THREADS = "VKBACKEND_COMPILE_THREADS"
+MAX_COMPILE_THREADS = 8  # compilers of drivers take up to a GB each, and share locks
+
+
+def compile_threads() -> int:
+    """VKBACKEND_COMPILE_THREADS: threads that compile pipelines side by side (default: the cores, 8 at
+    most)."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, _integer(COMPILE_THREADS, min(cores, MAX_COMPILE_THREADS)))
+
+
 def poison() -> bool:
     """VKBACKEND_POISON=1: fill every new buffer with NaN bit patterns, so that a read before a write
     shows."""

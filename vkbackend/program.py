@@ -1,17 +1,22 @@
-"""Programs: compute pipelines of shader variants with their specialization constants, and the pipeline cache
-on disk."""
+"""Programs: compute pipelines of shader variants with their specialization constants.
+
+Those that a recording needs are compiled side by side: on a GPU a large shader takes its compiler up to
+seconds.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vkbackend import env, shaderlib
 from vkbackend.codebooks import Codebooks, codebook_of
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.opspec import OPS, PUSH_NBYTES
+from vkbackend.pipeline_cache import PipelineCache
 from vkbackend.recording import Dispatch
 from vkbackend.vk import NULL, C, ffi, lib, new
 
@@ -19,7 +24,9 @@ if TYPE_CHECKING:
     from vkbackend.device import VulkanDevice
 
 _FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, which the binding lacks
-_MAGIC = b"vkbackend pipeline cache 1\n"
+SAVE_AFTER_S = 1.0  # what took longer to compile is saved at once: a process that is killed does not close
+
+Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,14 @@ class Layout:
     pipeline_layout: Any
 
 
+class Compiled(NamedTuple):
+    """What a thread made: the pipeline (or NULL), the calls that it took with their results, CPU seconds."""
+
+    pipeline: Any
+    calls: list[tuple[int, str]]
+    cpu_s: float
+
+
 class Programs:
     """The pipelines of one device, made on first use and kept."""
 
@@ -41,18 +56,9 @@ class Programs:
         self._device = device
         self.codebooks = Codebooks(device)
         self._layouts: dict[tuple[int, bool, str | None], Layout] = {}
-        self._pipelines: dict[tuple[str, str, tuple[tuple[str, int], ...]], Any] = {}
-        self._path = cache_path(device)
-        stored = read_cache(self._path, _identity(device))
-        info = new(
-            "VkPipelineCacheCreateInfo",
-            initialDataSize=len(stored),
-            pInitialData=ffi.from_buffer(stored) if stored else NULL,
-        )
-        cache = ffi.new("VkPipelineCache *")
-        device.check(lib.vkCreatePipelineCache(device.vk, info, NULL, cache), "vkCreatePipelineCache")
-        device.made("VkPipelineCache")
-        self._cache = cache[0]
+        self._pipelines: dict[Key, Any] = {}
+        self._cache = PipelineCache(device)
+        self._unsaved_s = 0.0  # what went into compiling since the cache was saved
 
     def layout(self, n_storage: int, uniform: bool, codebook: str | None = None) -> Layout:
         key = n_storage, uniform, codebook
@@ -94,28 +100,86 @@ class Programs:
         device.made("VkPipelineLayout")
         return Layout(n_storage, uniform, codebook, sets[0], pipes[0])
 
-    def pipeline(self, dispatch: Dispatch) -> tuple[Any, Layout]:
-        """The pipeline that runs `dispatch`, compiled on first use."""
-        codebook = codebook_of(dispatch.op, dispatch.variant)
-        layout = self.layout(len(dispatch.bound), dispatch.step is not None, codebook)
-        key = dispatch.op, dispatch.variant, dispatch.consts
-        if key not in self._pipelines:
-            self._pipelines[key] = self._compile(*key, layout)
-        return self._pipelines[key], layout
+    def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, Layout]]:
+        """The pipeline that runs each dispatch, with its layout; compiled on first use."""
+        used: list[tuple[Key, Layout]] = []
+        for d in dispatches:
+            layout = self.layout(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
+            used.append(((d.op, d.variant, d.consts), layout))
+        if missing := {key: layout for key, layout in used if key not in self._pipelines}:
+            self._make(missing)
+        return [(self._pipelines[key], layout) for key, layout in used]
 
-    def _compile(self, op: str, variant: str, consts: tuple[tuple[str, int], ...], layout: Layout) -> Any:
-        device = self._device
+    def _make(self, missing: dict[Key, Layout]) -> None:
+        began, n_threads = time.perf_counter(), min(env.compile_threads(), len(missing))
+        pool, made = ThreadPoolExecutor(n_threads, "vkbackend-compile"), dict[Key, Future[Compiled]]()
+        try:
+            # Modules come first in the queue, so what waits for one never keeps it from being made.
+            modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
+            code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
+            for key, layout in missing.items():
+                made[key] = pool.submit(self._compile, *key, layout, code[key[:2]])
+            for future in as_completed(made.values()):
+                if future.exception() or any(result for result, _ in future.result().calls):
+                    break  # the others would be made for nothing
+        finally:
+            pool.shutdown(cancel_futures=True)
+            cpu_s, error = self._keep(made)
+        if error:
+            raise error
+        took_s = time.perf_counter() - began
+        env.log(
+            1,
+            f"{self._device.name}: {len(missing)} pipelines in {took_s:.2f} s on {n_threads} threads, "
+            f"{cpu_s:.2f} s of CPU time",
+        )
+        self._unsaved_s += took_s
+        if self._unsaved_s > SAVE_AFTER_S:
+            self._save()
+
+    def _keep(self, made: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
+        """Take over what threads made, also beside one that failed; (CPU seconds, the first error). Here and
+        not in the threads: checks and counts, which know one thread."""
+        device, cpu_s, first = self._device, 0.0, None
+        for key, future in made.items():
+            if future.cancelled():
+                continue
+            try:
+                compiled = future.result()
+                cpu_s += compiled.cpu_s
+                for result, what in compiled.calls:
+                    device.check(result, what)
+            except Exception as error:
+                first = first or error
+                if not future.exception():
+                    lib.vkDestroyPipeline(device.vk, compiled.pipeline, NULL)
+                continue
+            self._pipelines[key] = compiled.pipeline
+            device.made("VkPipeline")
+        return cpu_s, first
+
+    def _compile(
+        self,
+        op: str,
+        variant: str,
+        consts: tuple[tuple[str, int], ...],
+        layout: Layout,
+        spirv: Future[bytes],
+    ) -> Compiled:
+        """Runs in a thread: makes no object but the pipeline and counts none."""
+        device, code = self._device, spirv.result()
+        began = time.thread_time()
         env.log(4, f"{device.name}: pipeline {op} {variant} {dict(consts)}")
-        code = shaderlib.spirv(op, variant)
         module_info = new(
             "VkShaderModuleCreateInfo",
             codeSize=len(code),
             pCode=ffi.cast("uint32_t *", ffi.from_buffer(code)),
         )
         module = ffi.new("VkShaderModule *")
-        device.check(
-            lib.vkCreateShaderModule(device.vk, module_info, NULL, module), f"vkCreateShaderModule of {op}"
-        )
+        result = lib.vkCreateShaderModule(device.vk, module_info, NULL, module)
+        calls = [(result, f"vkCreateShaderModule of {op}")]
+        if result != C.VK_SUCCESS:
+            return Compiled(NULL, calls, time.thread_time() - began)
         entries = ffi.new("VkSpecializationMapEntry[]", len(consts))
         for i in range(len(consts)):
             entries[i].constantID, entries[i].offset, entries[i].size = i, 4 * i, 4
@@ -141,15 +205,14 @@ class Programs:
             info.stage.flags = _FULL_SUBGROUPS
             info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
         pipeline = ffi.new("VkPipeline *")
-        result = lib.vkCreateComputePipelines(device.vk, self._cache, 1, info, NULL, pipeline)
+        result = lib.vkCreateComputePipelines(device.vk, self._cache.handle, 1, info, NULL, pipeline)
         lib.vkDestroyShaderModule(device.vk, module[0], NULL)
-        device.check(result, f"vkCreateComputePipelines of {op} {variant} {dict(consts)}")
-        device.made("VkPipeline")
-        return pipeline[0]
+        calls.append((result, f"vkCreateComputePipelines of {op} {variant} {dict(consts)}"))
+        return Compiled(pipeline[0], calls, time.thread_time() - began)
 
     def close(self) -> None:
         device = self._device
-        if self._pipelines and not device.lost:
+        if self._unsaved_s and not device.lost:
             self._save()
         self.codebooks.close()
         for pipeline in self._pipelines.values():
@@ -160,55 +223,14 @@ class Programs:
             lib.vkDestroyDescriptorSetLayout(device.vk, layout.set_layout, NULL)
             device.gone("VkPipelineLayout")
             device.gone("VkDescriptorSetLayout")
-        lib.vkDestroyPipelineCache(device.vk, self._cache, NULL)
-        device.gone("VkPipelineCache")
+        self._cache.close()
         self._pipelines, self._layouts = {}, {}
 
     def _save(self) -> None:
-        size = ffi.new("size_t *")
-        if (
-            lib.vkGetPipelineCacheData(self._device.vk, self._cache, size, NULL) != C.VK_SUCCESS
-            or not size[0]
-        ):
-            return
-        data = ffi.new("char[]", size[0])
-        if lib.vkGetPipelineCacheData(self._device.vk, self._cache, size, data) == C.VK_SUCCESS:
-            write_cache(self._path, _identity(self._device), bytes(ffi.buffer(data, size[0])))
+        self._cache.save()
+        self._unsaved_s = 0.0
 
 
 def descriptor_type(binding: int, n_storage: int) -> int:
     storage, uniform = C.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, C.VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER
     return int(storage if binding < n_storage else uniform)
-
-
-# ---- the cache file: checked before a driver sees it, because drivers trust what they are given ----
-
-
-def _identity(device: VulkanDevice) -> bytes:
-    info = device.info
-    return hashlib.sha256(
-        repr((info.vendor, info.uuid, info.driver_uuid, info.driver_version)).encode()
-    ).digest()
-
-
-def cache_path(device: VulkanDevice) -> Path:
-    return env.cache_dir() / f"pipelines-{_identity(device).hex()[:16]}.bin"
-
-
-def read_cache(path: Path, identity: bytes) -> bytes:
-    """The driver's cache data from `path`, or b"" if the file is missing, damaged or another device's."""
-    try:
-        blob = path.read_bytes()
-    except OSError:
-        return b""
-    head, body = blob[: len(_MAGIC) + 64], blob[len(_MAGIC) + 64 :]
-    return body if head == _MAGIC + identity + hashlib.sha256(body).digest() else b""
-
-
-def write_cache(path: Path, identity: bytes, body: bytes) -> None:
-    """Replace the cache file at once, so that a reader never sees half of it; a read-only place is no
-    error."""
-    try:
-        shaderlib.write_atomic(path, _MAGIC + identity + hashlib.sha256(body).digest() + body)
-    except OSError as error:
-        env.log(1, f"pipeline cache not written: {error}")
