@@ -455,4 +455,5 @@ _QUICK_FORMATS, _WIDE_FORMATS = _format_cases().quick, _format_cases().wide
 FORMAT_CASES: list[Case] = [*_QUICK_FORMATS, *_WIDE_FORMATS]
 CASES: list[Case] = [*_cases().quick, *_QUICK_FORMATS]
 BENCH_CASES: list[Case] = _bench_cases()
-WIDE_CASES: list[Case] = [*_cases().wide, *_WIDE_FORMATS]
+_SWEPT = dict.fromkeys([*CASES, *_cases().wide, *_WIDE_FORMATS])  # some cases follow from two rules
+WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]

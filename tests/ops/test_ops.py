@@ -23,8 +23,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pattern = re.compile(metafunc.config.getoption("--case") or "")
     kinds: set[object] = set()  # every runtime runs the first case of each op, and that with a codebook
     params = []
-    for case in (*CASES, *WIDE_CASES):
-        marks = [] if case in CASES else [pytest.mark.wide]
+    for case in (*CASES, *WIDE_CASES) if metafunc.config.getoption("--all") else CASES:
+        marks = []
         kind = type(case), any(str(value)[:3] in ("iq1", "iq2", "iq3") for value in vars(case).values())
         if kind not in kinds:
             kinds.add(kind)
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if pattern.search(repr(case)):
             params.append(pytest.param(case, id=repr(case), marks=marks))
     if not params:
-        raise pytest.UsageError(f"no op case matches --case {pattern.pattern}")
+        raise pytest.UsageError(f"no op case matches --case {pattern.pattern} (--all adds the wide sweep)")
     metafunc.parametrize("case", params)
 
 
