@@ -85,7 +85,8 @@ def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Devi
 
 
 class Runner:
-    """Loads `path` (or an opened file) on `devices`; `progress(done, total)` in bytes.
+    """Loads `path` (or an opened file) on `devices`; `progress(done, total)` in bytes, again and again with
+    the last ones while shaders are compiled.
 
     `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
     what it expects. `exact` (or VKBACKEND_EXACT) keeps activations in F32. `control_vectors` are
@@ -179,7 +180,18 @@ class Runner:
                 self.prediction = predict(mesh.devices, options.tensor_split, cost, budgets_of(mesh.devices))
         env.log(1, "plan\n" + layout.table())
         check_fit(mesh.devices, options, sizes, model.n_layer)
-        mesh.load(layout.loads, FileSource(gguf, model.weights()), progress)
+        told = 0, 0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            told = done, total
+            if progress:
+                progress(done, total)
+
+        def still_there() -> None:
+            tell(*told)  # whoever waits with a deadline hears that compiling goes on
+
+        mesh.load(layout.loads, FileSource(gguf, model.weights()), tell)
         self.kv = KVCache(mesh, layout, options)
         self._ropes = model.ropes(self.n_ctx)
         self._params, self._second = StepParams(), StepParams()
@@ -195,8 +207,11 @@ class Runner:
         mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
         for device in mesh.devices:
             device.drop_upload()
+            device.compiled = still_there
         # Compiles what decode needs now, rather than in front of the first token.
         mesh.step(1, 1, self.max_top_k)
+        for device in mesh.devices:
+            device.compiled = None
 
     # ---- steps ----
 

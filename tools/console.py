@@ -115,9 +115,18 @@ def progress_bar(out: Console, *columns: ProgressColumn | str, keep: bool = Fals
 
 
 @contextmanager
-def byte_progress(out: Console, what: str, *, keep: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for bytes; yields the function to call with (done, in all). With `keep` it stays."""
+def byte_progress(
+    out: Console, what: str, *, keep: bool = False, then: str = ""
+) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for bytes; yields the function to call with (done, in all). With `keep` it stays; `then`
+    is what goes on when the last byte is there."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(what), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def show(done: int, total: int) -> None:
+            text = printable(then if then and done >= total else what)
+            bar.update(task, completed=done, total=total, description=text)
+
+        yield show
+        bar.update(task, description=printable(what))

@@ -143,7 +143,7 @@ def open_model(args: argparse.Namespace, words: Sequence[str] | None, split: lis
     if path is None:
         path = demo_model()
         err.print("no model given (-m): using the embedded demo model", style="yellow")
-    with byte_progress(err, "loading", keep=True) as progress:
+    with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:
         return LLM(
             path,
             devices=words,

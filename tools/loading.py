@@ -73,7 +73,7 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any
     """The model on the devices that the flags name; progress, shares that were measured, and what of the file
     is not used, on stderr. Raises what loading raises."""
     err = console(stderr=True)
-    with byte_progress(err, f"loading {gguf.paths[0].name}") as progress:
+    with byte_progress(err, f"loading {gguf.paths[0].name}", then="compiling shaders") as progress:
         runner = Runner(
             gguf,
             n_ctx=n_ctx,

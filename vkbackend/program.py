@@ -122,6 +122,8 @@ class Programs:
             for future in as_completed(made.values()):
                 if future.exception() or any(result for result, _ in future.result().calls):
                     break  # the others would be made for nothing
+                if self._device.compiled:
+                    self._device.compiled()
         finally:
             pool.shutdown(cancel_futures=True)
             cpu_s, error = self._keep(made)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class Device(ABC):
     nbytes: Counter[Home]  # memory in use by purpose
     abandoned: bool = False  # stopped answering: nothing of it may be released any more
     imports_pages: bool = False  # `import_pages` is there to be tried
+    compiled: Callable[[], None] | None = None  # called behind every shader that was compiled
     has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
 
     @abstractmethod

@@ -13,6 +13,7 @@ from vkbackend import env, faults, ops, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.limits import Limits
+from vkbackend.models.runner import Runner
 from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Dispatch, Recording
 
@@ -167,3 +168,25 @@ def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
         cache.save()  # replaces it
         cache.close()
         assert pipeline_cache.read_cache(path, identity) != body
+
+
+def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(device, "compiled", lambda: told.append(1))
+    programs.pipelines(some_dispatches())
+    programs.pipelines(some_dispatches())
+    assert len(told) == 6
+
+
+def test_loading_tells_of_it(shared: Path) -> None:
+    """The last bytes are reported again for every shader, which keeps a process apart trusted."""
+    told: list[tuple[int, int]] = []
+    runner = Runner(
+        shared / "models" / "stories260K-F32.gguf",
+        devices=["0"],
+        n_ctx=64,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    n_pipelines = runner.mesh.devices[0].counts["VkPipeline"]
+    runner.close()
+    assert n_pipelines > 5 and told[-n_pipelines:] == [(told[-1][1],) * 2] * n_pipelines
