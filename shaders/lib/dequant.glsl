@@ -14,9 +14,11 @@ uint u16_at(uint at); // at even addresses
 uint u8_at(uint at); // anywhere
 float f16_at(uint at); // at even addresses
 
-// The four bytes of a word, each shifted and masked.
+// The four bytes of a word, each shifted and masked, what is left of it without the neighbour's bits. As bytes of one
+// word that GPUs turn into floats by an instruction each.
 uvec4 codes4(uint word, uint shift, uint mask) {
-    return (uvec4(word, word >> 8, word >> 16, word >> 24) >> shift) & mask;
+    const uint codes = (word >> shift) & (mask * 0x01010101u);
+    return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
 // vec4 decode4(uint b, uint k): elements k..k+3, k a multiple of 4, of the block at address b.
@@ -98,12 +100,15 @@ float tail1(uint b) { // one element behind the last whole HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
+// 32 bits of two words from bit `shift` of the first on. In this form compilers of GPUs see their one instruction for it.
+uint joined(uint low, uint high, uint shift) {
+    return shift == 0 ? low : (low >> shift) | (high << (32 - shift));
+}
+
 uint u32_at(uint at) {
     const uint low = word_at(at >> 2);
     if (BLOCK_NBYTES % 4 == 0) return low;
-    const uint high = word_at((at + 3) >> 2);
-    const uint shift = 8 * (at & 3u);
-    return shift == 0 ? low : (low >> shift) | (high << (32 - shift));
+    return joined(low, word_at((at + 3) >> 2), 8 * (at & 3u));
 }
 
 uint u16_at(uint at) { return (word_at(at >> 2) >> (8 * (at & 2u))) & 0xFFFFu; }

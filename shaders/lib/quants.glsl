@@ -26,9 +26,9 @@ uvec4 u128_at(uint at) {
     const uint first = at >> 2;
     const uvec4 low = uvec4(word_at(first), word_at(first + 1), word_at(first + 2), word_at(first + 3));
     if (BLOCK_NBYTES % 4 == 0) return low;
-    const uint shift = 8 * (at & 3u);
-    const uvec4 high = uvec4(low.yzw, word_at((at + 15) >> 2));
-    return (low >> shift) | ((high << 1) << (31 - shift));
+    const uint last = word_at((at + 15) >> 2), shift = 8 * (at & 3u);
+    return uvec4(joined(low.x, low.y, shift), joined(low.y, low.z, shift), joined(low.z, low.w, shift),
+        joined(low.w, last, shift));
 }
 
 uvec4 bytes_of(uvec4 words, uint shift, uint mask) { return (words >> shift) & (mask * 0x01010101u); }
