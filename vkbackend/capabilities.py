@@ -198,48 +198,40 @@ def _chain(head: Any, structs: list[Any]) -> None:
             head = struct
 
 
+_NEVER = 1 << 32  # no version of Vulkan has it without an extension
+# Probe structs: name -> (the version that has it, or the extension, {our feature name: its field}).
+_STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
+    "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
+    "VkPhysicalDevice8BitStorageFeatures": (
+        API_1_2, "VK_KHR_8bit_storage", {"storage8": "storageBuffer8BitAccess"}),
+    "VkPhysicalDeviceShaderFloat16Int8Features": (
+        API_1_2, "VK_KHR_shader_float16_int8", {"float16": "shaderFloat16", "int8": "shaderInt8"}),
+    "VkPhysicalDeviceTimelineSemaphoreFeatures": (
+        API_1_2, "VK_KHR_timeline_semaphore", {"timeline": "timelineSemaphore"}),
+    "VkPhysicalDeviceSubgroupSizeControlFeatures": (
+        API_1_3, "VK_EXT_subgroup_size_control",
+        {"subgroup_size_control": "subgroupSizeControl", "full_subgroups": "computeFullSubgroups"}),
+    "VkPhysicalDeviceShaderIntegerDotProductFeatures": (
+        API_1_3, "VK_KHR_shader_integer_dot_product", {"int_dot": "shaderIntegerDotProduct"}),
+    "VkPhysicalDeviceBufferDeviceAddressFeatures": (
+        API_1_2, "VK_KHR_buffer_device_address", {"buffer_address": "bufferDeviceAddress"}),
+    "VkPhysicalDeviceVulkanMemoryModelFeatures": (
+        API_1_2, "VK_KHR_vulkan_memory_model",
+        {"memory_model": "vulkanMemoryModel", "memory_model_device": "vulkanMemoryModelDeviceScope"}),
+    "VkPhysicalDeviceCooperativeMatrixFeaturesNV": (
+        _NEVER, "VK_NV_cooperative_matrix", {"cooperative_matrix_nv": "cooperativeMatrix"}),
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
+        _NEVER, "VK_KHR_cooperative_matrix", {"cooperative_matrix": "cooperativeMatrix"}),
+}  # fmt: skip
+
+
 def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
     """Probe structs that this device knows: struct name -> (struct, {our feature name: its field})."""
-    table: dict[str, tuple[bool, dict[str, str]]] = {
-        "VkPhysicalDevice16BitStorageFeatures": (True, {"storage16": "storageBuffer16BitAccess"}),
-        "VkPhysicalDevice8BitStorageFeatures": (
-            api >= API_1_2 or "VK_KHR_8bit_storage" in extensions,
-            {"storage8": "storageBuffer8BitAccess"},
-        ),
-        "VkPhysicalDeviceShaderFloat16Int8Features": (
-            api >= API_1_2 or "VK_KHR_shader_float16_int8" in extensions,
-            {"float16": "shaderFloat16", "int8": "shaderInt8"},
-        ),
-        "VkPhysicalDeviceTimelineSemaphoreFeatures": (
-            api >= API_1_2 or "VK_KHR_timeline_semaphore" in extensions,
-            {"timeline": "timelineSemaphore"},
-        ),
-        "VkPhysicalDeviceSubgroupSizeControlFeatures": (
-            api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions,
-            {"subgroup_size_control": "subgroupSizeControl", "full_subgroups": "computeFullSubgroups"},
-        ),
-        "VkPhysicalDeviceShaderIntegerDotProductFeatures": (
-            api >= API_1_3 or "VK_KHR_shader_integer_dot_product" in extensions,
-            {"int_dot": "shaderIntegerDotProduct"},
-        ),
-        "VkPhysicalDeviceBufferDeviceAddressFeatures": (
-            api >= API_1_2 or "VK_KHR_buffer_device_address" in extensions,
-            {"buffer_address": "bufferDeviceAddress"},
-        ),
-        "VkPhysicalDeviceVulkanMemoryModelFeatures": (
-            api >= API_1_2 or "VK_KHR_vulkan_memory_model" in extensions,
-            {"memory_model": "vulkanMemoryModel", "memory_model_device": "vulkanMemoryModelDeviceScope"},
-        ),
-        "VkPhysicalDeviceCooperativeMatrixFeaturesNV": (
-            "VK_NV_cooperative_matrix" in extensions,
-            {"cooperative_matrix_nv": "cooperativeMatrix"},
-        ),
-        "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
-            "VK_KHR_cooperative_matrix" in extensions,
-            {"cooperative_matrix": "cooperativeMatrix"},
-        ),
+    return {
+        name: (new(name), fields)
+        for name, (version, extension, fields) in _STRUCTS.items()
+        if api >= version or extension in extensions
     }
-    return {name: (new(name), fields) for name, (known, fields) in table.items() if known}
 
 
 def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool | int | str]:
@@ -248,22 +240,7 @@ def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool |
     _chain(head, [struct for struct, _ in structs.values()])
     lib.vkGetPhysicalDeviceFeatures2(physical, head)
     features: dict[str, bool | int | str] = {
-        name: False
-        for name in (
-            "storage16",
-            "storage8",
-            "float16",
-            "int8",
-            "timeline",
-            "subgroup_size_control",
-            "full_subgroups",
-            "int_dot",
-            "buffer_address",
-            "memory_model",
-            "memory_model_device",
-            "cooperative_matrix",
-            "cooperative_matrix_nv",
-        )
+        ours: False for _, _, fields in _STRUCTS.values() for ours in fields
     }
     for struct, fields in structs.values():
         features |= {ours: bool(getattr(struct, theirs)) for ours, theirs in fields.items()}
