@@ -2,27 +2,31 @@
 
 Beside its columns: what the weights are read at (GB/s over all devices), what share that is of the rate at
 which the devices copy, the host's microseconds per all-reduce, seconds to load, the rate at which the weights
-were loaded, and what share that is of the rate of reading the file again right behind it. A test is warmed up
-first, so nothing is compiled while it is timed. `--compare llama-cpp` runs llama-cpp-python on the same model
-and devices in turn with ours and adds its rate and the ratio.
+were loaded, and what share that is of the rate of reading the file again right behind it. csv and json have
+llama-bench's fields instead. A test is warmed up first, so nothing is compiled while it is timed. `--compare
+llama-cpp` runs llama-cpp-python on the same model and devices in turn with ours and adds its rate and the
+ratio.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
+from vkbackend import __version__
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import whole_number
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.runner import Runner
-from vkbackend.tools.compare import LlamaCpp
+from vkbackend.tools.compare import LlamaCpp, check_comparable
 from vkbackend.tools.console import console, printable, size, write_json
 from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
 from vkbackend.tools.synthetic import Synthetic
@@ -60,6 +64,7 @@ class Row:
     weight_rate: float | None
     copy_rate: float
     theirs: Timing | None = None
+    time: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def cells(self) -> list[str]:
         t = self.timing
@@ -68,7 +73,7 @@ class Row:
             size(self.model["model_size"]),
             f"{self.model['model_n_params'] / 1e6:.2f} M",
             self.runner["backends"],
-            printable(",".join(self.runner["devices"])),
+            printable("/".join(self.runner["devices"])),
             str(self.runner["n_gpu_layers"]),
             self.runner["split_mode"],
             self.runner["tensor_split"],
@@ -91,13 +96,15 @@ class Row:
         t = self.timing
         ns = [round(1e9 * s) for s in t.seconds]
         found = (
-            self.model
+            {"build": f"vkbackend {__version__}", "test_time": self.time}
+            | self.model
             | self.runner
             | {
                 "n_prompt": t.test.n_prompt,
                 "n_gen": t.test.n_gen,
                 "n_depth": t.test.n_depth,
                 "avg_ns": sum(ns) // len(ns),
+                "stddev_ns": round(statistics.stdev(ns)) if len(ns) > 1 else 0,
                 "avg_ts": t.mean,
                 "stddev_ts": t.spread,
                 "samples_ns": ns,
@@ -114,6 +121,14 @@ class Row:
             found |= {"llama_cpp_avg_ts": self.theirs.mean, "llama_cpp_samples_ts": list(self.theirs.rates)}
             found["ratio"] = t.mean / self.theirs.mean
         return found
+
+    def fields(self) -> dict[str, Any]:
+        """The record as one line of a table: without the samples, lists joined, nothing for None."""
+        return {
+            key: "/".join(map(str, value)) if isinstance(value, list) else value
+            for key, value in self.record().items()
+            if "samples" not in key
+        }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +185,10 @@ def settings(runner: Runner) -> dict[str, Any]:
     return {
         "backends": ",".join(dict.fromkeys(BACKENDS[type(device).__name__] for device in devices)),
         "devices": runner.device_names(),
+        "drivers": [
+            f"{device.info.driver} {device.info.driver_version}" if hasattr(device, "info") else device.name
+            for device in devices
+        ],
         "n_gpu_layers": layers if options.n_gpu_layers is None else min(options.n_gpu_layers, layers),
         "split_mode": options.split_mode,
         "tensor_split": "/".join(f"{share:g}" for share in shares),
@@ -182,6 +201,8 @@ def settings(runner: Runner) -> dict[str, Any]:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """The rows, one after another, as they are measured."""
     tests = tests_of(args)
+    if args.compare:
+        check_comparable(args)
     whole_number("--repetitions", args.repetitions, 1, 1000)
     n_ctx = max(t.n_depth + t.n_tokens for t in tests)
     with ExitStack() as stack:
@@ -219,20 +240,27 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
 def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     columns = [*COLUMNS, *(["llama.cpp t/s", "ratio"] if args.compare else [])]
-    write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
+    table = csv.writer(sys.stdout)
     for row in measure(args):
-        if args.output in ("md", "csv"):
+        if args.output == "md":
             if not rows:  # arguments are right and the model is loaded
-                write(columns)
-                if args.output == "md":
-                    write(["---"] * 9 + ["---:"] * (len(columns) - 9))
-            write(row.cells())
+                write_md(columns)
+                write_md(["---"] * 9 + ["---:"] * (len(columns) - 9))
+            write_md(row.cells())
+        elif args.output == "csv":
+            fields = row.fields()
+            if not rows:
+                table.writerow(fields)
+            table.writerow(fields.values())
         elif args.output == "jsonl":
             write_json(row.record())
         rows.append(row)
         sys.stdout.flush()
     if args.output == "json":
         write_json([row.record() for row in rows], indent=1)
+    elif args.output == "md":
+        drivers = dict.fromkeys(driver for row in rows for driver in row.runner["drivers"])
+        sys.stdout.write(f"\nbuild: vkbackend {__version__}; {printable('; '.join(drivers))}\n")
     return 0
 
 

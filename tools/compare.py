@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from vkbackend.errors import Timeout, UnsupportedFeature
+from vkbackend.errors import InvalidArgument, Timeout, UnsupportedFeature
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_header import TENSOR_TYPES
 from vkbackend.models.gguf_write import write_gguf
@@ -25,19 +26,32 @@ WORKER = "vkbackend.tools.llama_cpp_worker"
 WAIT_S = 1800.0  # for one answer: a model loaded, or a test run; software devices compile for minutes
 
 
+def check_comparable(args: argparse.Namespace) -> None:
+    """Raise, before anything is loaded, where llama.cpp would not do the same work or is missing."""
+    for flag, given in (
+        ("control vectors", args.control_vector or args.control_vector_scaled),
+        ("--override-tensor", args.override_tensor),
+    ):
+        if given:
+            raise InvalidArgument(
+                f"--compare llama-cpp hands no {flag} on to llama.cpp, which would not do the same work; "
+                "leave one of the two out"
+            )
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise UnsupportedFeature(
+            "--compare llama-cpp needs the llama-cpp-python package: pip install llama-cpp-python (with "
+            "CMAKE_ARGS=-DGGML_VULKAN=ON for its Vulkan backend)"
+        )
+
+
 class LlamaCpp:
     """llama-cpp-python in a process of its own, with the model of `runner` loaded as the runner has it.
 
     A synthetic model is written to a temporary file first. `build` says which llama.cpp it is. Raises
-    UnsupportedFeature where the package is missing, has no Vulkan backend or does not load the file.
+    UnsupportedFeature where the package has no Vulkan backend or does not load the file.
     """
 
     def __init__(self, gguf: GGUF, runner: Runner, n_ctx: int) -> None:
-        if importlib.util.find_spec("llama_cpp") is None:
-            raise UnsupportedFeature(
-                "--compare llama-cpp needs the llama-cpp-python package: pip install llama-cpp-python (with "
-                "CMAKE_ARGS=-DGGML_VULKAN=ON for its Vulkan backend)"
-            )
         visible = positions(runner)
         self._folder = tempfile.TemporaryDirectory(prefix="vkbackend-compare-")
         try:
@@ -143,6 +157,7 @@ def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
         "n_gpu_layers": options.n_gpu_layers,
         "split_mode": options.split_mode if len(runner.mesh.devices) > 1 else "none",
         "tensor_split": list(options.tensor_split or ()),
+        "kv_offload": options.kv_offload,
         "type_k": ids[options.type_k],
         "type_v": ids[options.type_v],
     }

@@ -39,6 +39,7 @@ class Loaded:
         context.n_ctx, context.n_batch, context.n_ubatch = wanted["n_ctx"], self._n_ubatch, self._n_ubatch
         # For what stays on the host: as llama-cpp-python; four, C's default, are too many for few cores.
         context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
+        context.offload_kqv = wanted["kv_offload"]
         context.type_k, context.type_v = wanted["type_k"], wanted["type_v"]
         self._context = llama_cpp.llama_init_from_model(self._model, context)
         if not self._context:

@@ -1,9 +1,10 @@
 """`vkbackend tune`: measure which ops multiply matrices fastest, and remember that for the driver.
 
 Every op that the devices can run is timed on the same matrices, of all types that it has, by 1, 4 and 128
-rows. The table is kept per driver and version, for all its devices alike (their results must have the same
-bits), so give all of them at once: their times are added up. An op comes before the one that goes by the
-rules if it needs less than 0.9 of its time for the same matrices.
+rows; where an op reads rounded activations, 4/7 of rounding them belong to it. The table is kept per driver
+and version, for all its devices alike (their results must have the same bits), so give all of them at once:
+their times are added up. An op comes before the one that goes by the rules if it needs less than 0.9 of its
+time for the same matrices.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from vkbackend import choices
@@ -24,9 +26,10 @@ from vkbackend.models.runner import open_devices
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
-from vkbackend.tools.op_cases_half import MatMulCoop, MatMulF16
+from vkbackend.tools.op_cases_half import MatMulCoop, MatMulF16, PackF16
 from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatTile, MatVec, MatWave
-from vkbackend.tools.op_cases_quantized import MatDot, MatMulDot
+from vkbackend.tools.op_cases_quantized import MatDot, MatMulDot, QuantizeQ8
+from vkbackend.tools.op_setup import Case
 
 ROWS = {"one": 1, "few": 4, "many": 128}  # what stands for each class
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # the first is one that all ops of f32 activations have
@@ -36,6 +39,8 @@ CASES = {
     case.op.name: case
     for case in (MatVec, MatWave, MatLane, MatMul, MatTile, MatDot, MatMulDot, MatMulCoop, MatMulF16)
 }
+ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
+ROUNDED = 4 / 7  # of a time for each matrix: q, k and v read the same activations, and so do gate and up
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
 
 
@@ -46,15 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """What the ops that the device can run need, summed over shapes."""
+    """What the ops that the device can run need, with what rounds their activations, summed over shapes."""
 
-    def seconds(op: str, kind: str, rows: int) -> float:
-        timed = (time_case(device, CASES[op](kind, n, k, rows), 3, ms) for n, k in SHAPES)
-        return sum(row.us_cpu or row.us_min for row in timed)
+    @cache
+    def us(case: Case) -> float:
+        row = time_case(device, case, 3, ms)
+        return row.us_cpu or row.us_min
+
+    def us_of(op: str, kind: str, rows: int) -> float:
+        rounding = ROUNDING.get(CASES[op].op.x_type)
+        return sum(
+            us(CASES[op](kind, n, k, rows)) + (ROUNDED * us(rounding(k, rows)) if rounding else 0.0)
+            for n, k in SHAPES
+        )
 
     return {
         name: {
-            op: {kind: seconds(op, kind, rows) for kind in kinds}
+            op: {kind: us_of(op, kind, rows) for kind in kinds}
             for op in choices.CANDIDATES[name]
             if not (device.limits.is_cpu and op in GPU_OPS)  # none is a CPU's winner, all compile long there
             and (kinds := [kind for kind in TYPES if runs(device.limits, op, kind)])

@@ -61,11 +61,18 @@ def test_rows_in_every_format(shared: Path, capsys: Any) -> None:
         assert (row["weight_bytes_per_s"] is None) == (row["n_prompt"] > 0)
     lines = bench(capsys, *flags, "-o", "jsonl").splitlines()
     assert [json.loads(line)["n_depth"] for line in lines] == [0, 0, 0, 5, 5, 5]
-    table = list(csv.reader(io.StringIO(bench(capsys, *flags, "-o", "csv"))))
-    assert [row[8] for row in table] == [
-        "test", "pp6", "tg3", "pp4+tg2", "pp6 @ d5", "tg3 @ d5", "pp4+tg2 @ d5",
-    ]  # fmt: skip
-    assert bench(capsys, *flags).count("\n| llama ") == 6
+    table = list(csv.DictReader(io.StringIO(bench(capsys, *flags, "-o", "csv"))))
+    assert [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in table] == [
+        (p, n, d) for d in "05" for p, n in (("6", "0"), ("0", "3"), ("4", "2"))
+    ]
+    for row in table:
+        n_tokens = int(row["n_prompt"]) + int(row["n_gen"])
+        assert float(row["avg_ts"]) == pytest.approx(1e9 * n_tokens / int(row["avg_ns"]), rel=0.9)
+        assert row["devices"] == row["drivers"] == "numpy.0/numpy.1" and float(row["stddev_ts"]) >= 0
+    text = bench(capsys, *flags)
+    tests = ["pp6", "tg3", "pp4+tg2", "pp6 @ d5", "tg3 @ d5", "pp4+tg2 @ d5"]
+    assert [line.split(" | ")[8] for line in text.splitlines() if line.startswith("| llama ")] == tests
+    assert "build: vkbackend" in text
 
 
 def test_weight_rate_counts_what_a_token_reads(shared: Path, capsys: Any) -> None:
@@ -152,7 +159,16 @@ def test_a_synthetic_model_is_a_file_like_any(tiny: None, capsys: Any, tmp_path:
 
 @pytest.mark.parametrize(
     "flags",
-    [[], ["-p", "0", "-n", "0"], ["-p", "x"], ["-pg", "5"], ["-r", "0"], ["--compare", "llama-cpp"]],
+    [
+        [],
+        ["-p", "0", "-n", "0"],
+        ["-p", "x"],
+        ["-pg", "5"],
+        ["-r", "0"],
+        ["--compare", "llama-cpp"],
+        ["--compare", "llama-cpp", "--control-vector", "happy.gguf"],
+        ["--compare", "llama-cpp", "-ot", "ffn=CPU"],
+    ],
     ids=" ".join,
 )
 def test_bad_flags_end_in_one_line(tiny: None, capsys: Any, flags: list[str]) -> None:
@@ -160,6 +176,8 @@ def test_bad_flags_end_in_one_line(tiny: None, capsys: Any, flags: list[str]) ->
     assert main(["bench", "-dev", "numpy", *model, *flags]) == 2
     out, err = capsys.readouterr()
     assert not out and err.splitlines()[-1].startswith("error: ")
+    if {"--control-vector", "-ot"} & set(flags):
+        assert "leave one of the two out" in err
 
 
 @pytest.mark.parametrize("flags", [[], ["-p", "0"], ["-c", "8"], ["-dev", "nothing"]], ids=" ".join)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from vkbackend.executors import NullDevice
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools import cli, tune
+from vkbackend.tools.op_cases_quantized import QuantizeQ8
 
 ALL = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
@@ -166,6 +169,17 @@ def test_ops_that_lack_types_are_compared_by_those_they_have() -> None:
     assert table == {"one": ("mat_dot", "mat_wave")}
     measured = replace(GPU, choices=tuple(table.items()))
     assert [chosen(measured, 1, dtype) for dtype in ("q8_0", "f32")] == ["mat_dot", "mat_wave"]
+
+
+def test_tune_counts_what_rounding_activations_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(device: object, case: object, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(us_cpu=None, us_min=7.0 if isinstance(case, QuantizeQ8) else 100.0)
+
+    monkeypatch.setattr(tune, "time_case", timed)
+    device: Any = SimpleNamespace(limits=FAST_DOTS)
+    times = tune.times_of(device)
+    assert times["one"]["mat_dot"]["q4_0"] == pytest.approx(len(tune.SHAPES) * (100 + 7 * 4 / 7))
+    assert times["one"]["mat_vec"]["q4_0"] == len(tune.SHAPES) * 100
 
 
 def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:
