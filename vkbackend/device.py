@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend import choices, env, faults, shaderlib
+from vkbackend import choices, env, faults, memory_types, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.capabilities import (
     DeviceInfo,
@@ -24,6 +24,7 @@ from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendErr
 from vkbackend.instance import instance
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.memory import HostPages, aligned
+from vkbackend.memory_types import CACHED, COHERENT, MAPPED, VISIBLE
 from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
 from vkbackend.recording import Recording
@@ -41,8 +42,6 @@ _USAGE = (
 )
 _ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT, which the binding lacks
 _ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
-_LOCAL, _VISIBLE, _COHERENT, _CACHED = 1, 2, 4, 8  # VkMemoryPropertyFlagBits
-_VENDOR_FLAGS = 0x20  # protected memory and vendors' flags from here on: usable with their features alone
 _WHOLE_SIZE = (1 << 64) - 1
 _IMPORT = C.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
 # Extensions worth enabling when a driver has them (some are core in newer versions: harmless to name).
@@ -203,34 +202,17 @@ class VulkanDevice(Device):
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:
-            kind = self._memory_type(requirements.memoryTypeBits, home)
-            flags, heap = self._types[kind]
-            budget = self.info.heaps[heap].nbytes
-            at_once = self.info.limits["max_allocation_nbytes"]
-            if requirements.size > min(budget, at_once):
-                raise OutOfDeviceMemory(
-                    f"{self.name} ({self.info.name}): {label} needs {requirements.size} bytes at once, "
-                    f"the heap has {budget} and one allocation may take {at_once}; "
-                    "use a smaller context or more devices",
-                    requested=requirements.size,
-                    budget=budget,
-                    heap=heap,
-                )
-            size = requirements.size
-            info = new(
-                "VkMemoryAllocateInfo", self._memory_flags(), allocationSize=size, memoryTypeIndex=kind
-            )
-            memory = self._vk_memory(info, f"{requirements.size} bytes for {label}", requirements.size, heap)
+            memory, kind = self._allocate(requirements, home, label)
         except VkbackendError:
             lib.vkDestroyBuffer(self.vk, vk_buffer, NULL)
             self.gone("VkBuffer")
             raise
-        buffer = Buffer(nbytes, home, label, handle=vk_buffer)
-        self._memory[buffer.uid] = vk_buffer, memory, bool(flags & _COHERENT) or not flags & _VISIBLE
+        flags, buffer = self._types[kind][0], Buffer(nbytes, home, label, handle=vk_buffer)
+        self._memory[buffer.uid] = vk_buffer, memory, bool(flags & COHERENT) or not flags & VISIBLE
         self.nbytes[home] += nbytes
         self._bind(buffer)
         buffer.address = self._address(vk_buffer)
-        if flags & _VISIBLE and (home in (Home.STAGING, Home.HOST) or self.features.get("device_map")):
+        if flags & VISIBLE and (home in MAPPED or self.features.get("device_map")):
             pointer = ffi.new("void **")
             result = lib.vkMapMemory(self.vk, memory, 0, _WHOLE_SIZE, 0, pointer)
             if result != C.VK_SUCCESS:
@@ -240,6 +222,36 @@ class VulkanDevice(Device):
         if env.poison():
             self.fill(View(buffer, 0, (nbytes // 4,)), 0xFFFFFFFF)
         return buffer
+
+    def _allocate(self, requirements: Any, home: Home, label: str) -> tuple[Any, int]:
+        """Memory of the best type whose heap has room for it, and that type."""
+        size, at_once = requirements.size, self.info.limits["max_allocation_nbytes"]
+        kinds = memory_types.suitable(self._types, requirements.memoryTypeBits, home)
+        if not kinds:
+            raise UnsupportedFeature(f"{self.name} ({self.info.name}): no memory type suits {label}")
+        refused: list[str] = []
+        cause: Exception | None = None
+        for kind in kinds if size <= at_once else ():
+            heap = self._types[kind][1]
+            if size > (has := self.info.heaps[heap].nbytes):
+                refused.append(f"heap {heap} has {has}")
+                continue
+            flags = self._memory_flags()
+            info = new("VkMemoryAllocateInfo", flags, allocationSize=size, memoryTypeIndex=kind)
+            try:
+                return self._vk_memory(info, f"{size} bytes for {label}", size, heap), kind
+            except OutOfDeviceMemory as error:
+                refused.append(f"vkAllocateMemory found no room in heap {heap} of {has}")
+                cause = error
+        heap = self._types[kinds[0]][1]
+        raise OutOfDeviceMemory(
+            f"{self.name} ({self.info.name}): {label} needs {size} bytes at once: "
+            f"{', '.join(refused) or f'one allocation may take {at_once}'}; "
+            "use a smaller context or more devices",
+            requested=size,
+            budget=self.info.heaps[heap].budget or self.info.heaps[heap].nbytes,
+            heap=heap,
+        ) from cause
 
     def _bind(self, buffer: Buffer) -> None:
         vk_buffer, memory, _ = self._memory[buffer.uid]
@@ -280,28 +292,6 @@ class VulkanDevice(Device):
         self.made("VkDeviceMemory")
         return handle[0]
 
-    def _memory_type(self, allowed: int, home: Home) -> int:
-        """Staging: cached before coherent, because reads from write-combined memory run at 0.2 GB/s. All
-        else: device local, not host visible where there is a choice (that window may be small)."""
-
-        def score(flags: int) -> tuple[bool, ...]:
-            if home is Home.HOST:
-                return bool(flags & _VISIBLE), not flags & _LOCAL, bool(flags & _COHERENT), True
-            if home is Home.STAGING:
-                return (
-                    bool(flags & _VISIBLE),
-                    bool(flags & _CACHED),
-                    bool(flags & _COHERENT),
-                    not flags & _LOCAL,
-                )
-            return bool(flags & _LOCAL), not flags & _VISIBLE, bool(flags & _COHERENT)
-
-        plain = [i for i, (flags, _) in enumerate(self._types) if allowed >> i & 1 and flags < _VENDOR_FLAGS]
-        best = max(plain, key=lambda i: score(self._types[i][0]))
-        if home in (Home.STAGING, Home.HOST) and not self._types[best][0] & _VISIBLE:
-            raise UnsupportedFeature(f"{self.name}: no host-visible memory type")
-        return best
-
     def free_nbytes(self) -> int | None:
         return free_nbytes(self.info) if self.features.get("memory_budget") else None
 
@@ -320,11 +310,11 @@ class VulkanDevice(Device):
             kinds = [
                 i
                 for i, (flags, _) in enumerate(self._types)
-                if allowed >> i & 1 and flags & _COHERENT and flags < _VENDOR_FLAGS
+                if allowed >> i & 1 and flags & COHERENT and memory_types.is_plain(flags)
             ]
             if not kinds or requirements.size > pages.nbytes:
                 raise UnsupportedFeature(f"{self.name}: no memory type takes these host pages")
-            kind = max(kinds, key=lambda i: bool(self._types[i][0] & _CACHED))
+            kind = max(kinds, key=lambda i: bool(self._types[i][0] & CACHED))
             host = new(
                 "VkImportMemoryHostPointerInfoEXT",
                 self._memory_flags(),
