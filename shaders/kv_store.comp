@@ -1,9 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // cache[cell of the row's position] = x[row]. A thread stores a pair of elements (an f16 pair is one word with one
-// writer), rotated as rope does where n_rot says so, and normed with NORM, a workgroup per head then. Or it quantizes a
-// block of 32 as ggml's reference does: d = max|x| / 127, or the x of the largest magnitude / -8. Blocks have an odd
-// number of halves, so neighbours may share a word: its halves are set by atomics.
+// writer), rotated as rope does where n_rot says so, and normed with NORM, a workgroup per head then. Or it quantizes
+// blocks of 32 as ggml's reference does: d = max|x| / 127, or the x of the largest magnitude / -8; NaN where x is not
+// finite. Blocks have an odd number of halves, so a thread stores the two that share a word, also where the second is
+// the next row's: no word has two writers, and none needs atomics, which host memory may not have.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -31,7 +32,6 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 #include "lib/head.glsl"
 
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
-const uint UNIT = QUANTIZED ? BLOCK : 2; // elements of a thread
 const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes in a block
 
 // Element e of the row, as it goes into the cache; blocks would need each twice.
@@ -65,56 +65,82 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-void put_half(uint h, uint bits) {
-    const uint shift = (h & 1u) << 4;
-    atomicAnd(cache[h >> 1], ~(0xffffu << shift));
-    atomicOr(cache[h >> 1], bits << shift);
-}
+// What the codes of a block are made with; `used` is 0 where they are those of zeros.
+struct Scale {
+    uint half_d;
+    float inverse;
+    bool used;
+};
 
-void put_block(uint h, uint from) {
+Scale scale_of(uint from) {
     float top = 0.0; // of the largest magnitude, the first of equals
+    bool is_finite = true;
     for (uint i = 0; i < BLOCK; ++i) {
         const float value = x[from + i];
         if (abs(value) > abs(top)) top = value;
+        is_finite = is_finite && (floatBitsToUint(value) & 0x7fffffffu) < 0x7f800000u;
     }
+    if (!is_finite) return Scale(0x7e00u, 0.0, false);
     float d = TYPE == CACHE_Q8_0 ? abs(top) : top * -0.125;
     const bool is_zero = abs(d) < 1.0e-30; // far below what a half can say
     if (TYPE == CACHE_Q8_0 && !is_zero) d = divide(d, 127.0);
-    float inverse = is_zero ? 0.0 : divide(1.0, abs(d));
-    if (d < 0.0) inverse = -inverse;
+    const float inverse = is_zero ? 0.0 : divide(1.0, abs(d));
+    return Scale(half_bits(d), d < 0.0 ? -inverse : inverse, true);
+}
 
-    uint words[N_CODES];
-    for (uint i = 0; i < N_CODES; ++i) {
-        words[i] = 0u;
-        for (uint j = 0; j < 4; ++j) {
-            const uint at = from + 4 * i + j;
-            uint code;
-            if (TYPE == CACHE_Q8_0) {
-                code = code8(x[at], inverse);
-            } else {
-                code = code4(x[at], inverse) | (code4(x[at + BLOCK / 2], inverse) << 4);
-            }
-            words[i] |= code << (8 * j);
+// Four bytes of codes, the i-th of a block.
+uint codes(uint from, uint i, Scale scale) {
+    uint word = 0u;
+    for (uint j = 0; j < 4; ++j) {
+        const uint at = from + 4 * i + j;
+        const float value = scale.used ? x[at] : 0.0;
+        uint code;
+        if (TYPE == CACHE_Q8_0) {
+            code = code8(value, scale.inverse);
+        } else {
+            code = code4(value, scale.inverse) | (code4(scale.used ? x[at + BLOCK / 2] : 0.0, scale.inverse) << 4);
         }
+        word |= code << (8 * j);
     }
-    const uint bits = half_bits(d);
-    const uint first = h >> 1;
-    if ((h & 1u) != 0u) {
-        put_half(h, bits);
-        for (uint i = 0; i < N_CODES; ++i) cache[first + 1 + i] = words[i];
-    } else {
-        cache[first] = bits | (words[0] << 16);
-        for (uint i = 1; i < N_CODES; ++i) cache[first + i] = (words[i - 1] >> 16) | (words[i] << 16);
-        put_half(h + 2 * N_CODES, words[N_CODES - 1] >> 16);
+    return word;
+}
+
+bool stores(uint row, uint pos, uint slot) {
+    return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
+}
+
+// Pair `unit` of those that have a block of the cell. A pair may begin with the last block of the cell before it, or
+// end with the first of the next one: whose row in this step that is, if any, is a neighbour of this one.
+void put_blocks(uint cell, uint unit) {
+    const uint row = gl_WorkGroupID.z;
+    const uint pos = step_params.rows[row].x;
+    const uint slot = step_params.rows[row].y;
+    const uint n = width / BLOCK;
+    const uint before = cell & n & 1u; // blocks of the cell before it in the first pair
+    bool has_first = unit >= before;
+    bool has_second = 2 * unit - before + 1 < n;
+    uint from = x_off + row * width + BLOCK * (2 * unit - before);
+    if (!has_first && stores(row - 1, pos - 1, slot)) return; // its thread stores both
+    if (!has_second) has_second = stores(row + 1, pos + 1, slot); // whose values follow those of this row
+
+    const uint word = cache_off + (cell * n / 2 + unit) * (2 * N_CODES + 1);
+    const uint middle = word + N_CODES;
+    uint shared_word = has_first && has_second ? 0u : cache[middle];
+    for (uint b = 0; b < 2; ++b, from += BLOCK) {
+        if (b == 0 ? !has_first : !has_second) continue;
+        const Scale scale = scale_of(from);
+        uint carry = scale.half_d;
+        for (uint i = 0; i < N_CODES; ++i) {
+            const uint four = codes(from, i, scale);
+            cache[b == 0 ? word + i : middle + 1 + i] = b == 0 ? carry | (four << 16) : four;
+            if (b == 0) carry = four >> 16;
+        }
+        shared_word = b == 0 ? (shared_word & 0xffff0000u) | carry : (shared_word & 0xffffu) | (carry << 16);
     }
+    cache[middle] = shared_word;
 }
 
 void put(uint cell, uint unit) {
-    if (QUANTIZED) {
-        const uint halves = TYPE == CACHE_Q8_0 ? Q8_0_HALVES : Q4_0_HALVES;
-        put_block(2 * cache_off + (cell * (width / BLOCK) + unit) * halves, x_off + gl_WorkGroupID.z * width + BLOCK * unit);
-        return;
-    }
     vec2 pair;
     for (uint i = 0; i < 2; ++i) pair[i] = element(2 * unit + i);
     if (TYPE == CACHE_F32) {
@@ -134,14 +160,18 @@ void main() {
     if (row >= step_n_rows()) return;
     const uint pos = step_params.rows[row].x;
     const uint cell = block_cell(step_params.rows[row].y, pos / CELL_BLOCK) + pos % CELL_BLOCK;
-    uint e = UNIT * global_index(), end = width, stride = width;
+    if (QUANTIZED) {
+        if (2 * global_index() < width / BLOCK) put_blocks(cell, global_index());
+        return;
+    }
+    uint e = 2 * global_index(), end = width, stride = width;
     if (NORM != 0) {
         const uint first = group_index() * head_dim;
         if (first >= width) return;
         measure(x_off + row * width + first);
-        e = first + UNIT * gl_LocalInvocationID.x;
+        e = first + 2 * gl_LocalInvocationID.x;
         end = first + head_dim;
-        stride = UNIT * LOCAL;
+        stride = 2 * LOCAL;
     }
-    for (; e < end; e += stride) put(cell, e / UNIT);
+    for (; e < end; e += stride) put(cell, e / 2);
 }

@@ -45,6 +45,7 @@ class KvStore(Case):
     n_rot: int = 0
     half_split: bool = False
     norm: str = ""  # "plain", "weighted"
+    broken: bool = False  # NaN and inf in three blocks
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
@@ -67,6 +68,8 @@ class KvStore(Case):
         )
         x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
         x[-1, 32:64] = 0
+        if self.broken:
+            x[0, 5], x[0, self.width - 1], x[-1, 1] = np.nan, np.inf, -np.inf
         tensors = {
             "x": uniform(rng, *x.shape) if self.head_dim else Tensor(x.shape, "f32", x),
             "cells": cells,
@@ -225,8 +228,11 @@ def quick() -> list[Case]:
         KvStore("f32", 24, 6, _RUNS),
         KvStore("f16", 2, 1, ((0, 31, 1),)),
         KvStore("bf16", 24, 6, _RUNS),
-        KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),  # 3 blocks: neighbours share words
-        KvStore("q4_0", 96, 6, _RUNS),
+        # Of 3 blocks, neighbours share words: cells alone, pairs, and some whose neighbour is stored or not.
+        KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
+        KvStore("q4_0", 96, 6, _RUNS, broken=True),
+        KvStore("q8_0", 128, 6, _RUNS, broken=True),
+        KvStore("q4_0", 32, 9, ((0, 4, 1), (1, 5, 1), (2, 5, 3), (3, 62, 4))),
         KvStore("f32", 8, 6, ((1, 126, 5), (0, 31, 1)), ring=2),
         KvStore("f32", 48, 6, _RUNS, head_dim=24, n_rot=16),
         KvStore("f16", 64, 8, _RUNS, head_dim=16, n_rot=16, half_split=True),
@@ -290,8 +296,10 @@ def wide() -> list[Case]:
 
 
 def bench() -> list[Case]:
-    """The attention of an 8B model's layer over 4,096 positions."""
-    cases: list[Case] = []
+    """The attention of an 8B model's layer over 4,096 positions, and what stores K or V of a few."""
+    cases: list[Case] = [
+        KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)
+    ]
     for kind in ("f16", "q8_0"):
         cases.append(AttnDecode(((0, 4095, 1),), 32, 8, 128, 128, None, kind, kind))
         cases.append(AttnPrefill(((0, 3968, 128),), 32, 8, 128, 128, 0, kind, kind))

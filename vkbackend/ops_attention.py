@@ -84,9 +84,10 @@ def kv_store(
 
     x [n_rows, width], cache [n_cells, width] of a type in CACHE_TYPES, width whole blocks of it and even;
     cells u32 [n_slots, blocks_per_slot]: position p of slot s lives in cell
-    cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Blocks take x as it is.
+    cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Blocks take x as it is; of what is not
+    finite they are NaN.
     """
-    width, unit = math.prod(cache.shape[1:]), max(2, block_of(cache.dtype)[0])  # elements of a thread
+    width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
     n_rows = rows_of(x, width)
     assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
     assert not (norm or rotation) or (head_dim and width % head_dim == 0), (x, head_dim)

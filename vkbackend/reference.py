@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend.formats import dequantize, quantize
+from vkbackend.formats import block_of, dequantize, quantize
 from vkbackend.reference_moe import add_id as add_id
 from vkbackend.reference_moe import mat_dot_id as mat_dot_id
 from vkbackend.reference_moe import mat_lane_id as mat_lane_id
@@ -191,12 +191,23 @@ def kv_store(
         rows = rows.reshape(-1, width).astype(np.float32)
     if cache.dtype == np.uint8:
         out = cache.reshape(-1, cache.shape[-1])
-        rows = quantize(rows, CACHE_TYPE_OF_32[32 * cache.shape[-1] // width])
+        rows = _stored_blocks(rows, CACHE_TYPE_OF_32[32 * cache.shape[-1] // width])
     else:
         out = cache.reshape(-1, width)
     for row in range(len(rows)):
         with np.errstate(over="ignore"):  # beyond 65,504 f16 is inf, as in the shader
             out[_cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
+
+
+def _stored_blocks(rows: Array, dtype: str) -> Array:
+    """Rows as stored; a quantized block with a value that is not finite is NaN, with the codes of zeros."""
+    if block_of(dtype)[0] == 1:
+        return quantize(rows, dtype)
+    blocks = rows.reshape(-1, 32)
+    is_finite = np.isfinite(blocks).all(axis=1, keepdims=True)
+    out = quantize(np.where(is_finite, blocks, np.float32(0)), dtype)
+    out[~is_finite[:, 0], :2] = np.array([np.nan], np.float16).view(np.uint8)
+    return out.reshape(len(rows), -1)
 
 
 def attn_decode(
