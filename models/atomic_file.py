@@ -11,6 +11,13 @@ from pathlib import Path
 from vkbackend.errors import VkbackendError
 
 
+def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> None:
+    """Raise `error` where no file can be made in the folder of `path`: to tell it before long work."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise error(f"{path}: cannot be written: {folder} is no folder to write to; give another name")
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iterator[Path]:
     """Yields the name of a new file in the folder of `path`, which takes its place when the block ends well.

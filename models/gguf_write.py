@@ -42,7 +42,8 @@ def write_gguf(
     Raises InvalidArgument where `path` is the source, GGUFError where a tensor of the source is not on the
     devices as it was stored or the file cannot be written; `path` then is as before.
     """
-    if any(os.path.exists(path) and os.path.samefile(path, part) for part in source.paths):
+    there = [part for part in source.paths if os.path.exists(part)]  # a synthetic model has no file
+    if os.path.exists(path) and any(os.path.samefile(path, part) for part in there):
         raise InvalidArgument(f"{path}: is the model that was loaded; give the copy another name")
     stored: dict[str, list[WeightSpec]] = {}
     names = {spec.name for spec in specs}

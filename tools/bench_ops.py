@@ -77,6 +77,10 @@ def chosen(pattern: str, shapes: str) -> list[Case]:
     except re.error as error:
         raise InvalidArgument(f"--case {pattern!r} is no regular expression: {error}") from None
     if not found:
+        if shapes == "real" and any(re.search(pattern, repr(case)) for case in CASES):
+            raise InvalidArgument(
+                f"--case {pattern!r} matches small cases alone; time them by --shapes tests"
+            )
         names = sorted({type(case).__name__ for case in cases})
         raise InvalidArgument(f"--case {pattern!r} matches none of {len(cases)} cases of {', '.join(names)}")
     return found

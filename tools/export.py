@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.atomic_file import check_target
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.runner import Runner
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    check_target(args.output, InvalidArgument)
     if args.synthetic:
         model = Synthetic(args.synthetic)
         total = write_gguf(args.output, model, (), {}, ())

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import whole_number
+from vkbackend.models.atomic_file import check_target
 from vkbackend.models.perplexity import Base, Saving, Score, perplexity, windows
 from vkbackend.models.tokenizer import Tokenizer
 from vkbackend.tools.console import console, progress_bar, write_json
@@ -40,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     n_ctx = whole_number("--ctx-size", args.ctx_size, 4, 1 << 24)
     limit = None if args.chunks == -1 else whole_number("--chunks", args.chunks, 1, 1 << 30, " or -1 for all")
+    if args.save_all_logits:
+        check_target(args.save_all_logits, InvalidArgument)
+    if args.kl_divergence_base and not Path(args.kl_divergence_base).is_file():
+        raise InvalidArgument(
+            f"{args.kl_divergence_base}: no such file; --save-all-logits with the other model makes it"
+        )
     with ExitStack() as stack:
         [gguf, *others] = open_models(args, stack)
         if others:

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 from vkbackend.models.arguments import whole_number
+from vkbackend.models.atomic_file import check_target
 from vkbackend.tools.bench import write_md
 from vkbackend.tools.console import console, write_json
 from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
@@ -75,7 +77,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
 
 def run(args: argparse.Namespace) -> int:
     if args.plot:
-        plotting()
+        check_plot(args.plot)
     points: list[Point] = []
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
     for point in measure(args):
@@ -106,6 +108,16 @@ def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
             '--plot needs the package matplotlib (extra "plot"): pip install matplotlib'
         ) from None
     return pyplot
+
+
+def check_plot(path: str) -> None:
+    """Raise, before anything is measured, where no plot could be drawn or written."""
+    kinds = plotting().figure().canvas.get_supported_filetypes()
+    if Path(path).suffix.removeprefix(".").lower() not in kinds:
+        raise InvalidArgument(
+            f"--plot {path}: expected a name that ends in one of {', '.join(sorted(kinds))}"
+        )
+    check_target(path, InvalidArgument)
 
 
 def draw(points: Sequence[Point], path: str) -> None:

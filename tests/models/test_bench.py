@@ -97,6 +97,9 @@ def test_sweep_draws(shared: Path, capsys: Any, tmp_path: Path) -> None:
     model = str(shared / "models" / "stories260K-Q8_0.gguf")
     bench(capsys, "-m", model, "-p", "4", "-n", "2", "-c", "12", "--plot", str(picture), command="sweep")
     assert "</svg>" in picture.read_text()
+    for wrong in (tmp_path / "rates.gguf", tmp_path / "nowhere" / "rates.svg"):
+        assert main(["sweep", "-m", model, "-dev", "numpy", "--plot", str(wrong)]) == 2
+        assert str(wrong) in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
@@ -143,6 +146,7 @@ def test_unknown_synthetic_models_are_refused(spec: str) -> None:
 
 def test_a_synthetic_model_is_a_file_like_any(tiny: None, capsys: Any, tmp_path: Path) -> None:
     path, made = tmp_path / "tiny.gguf", Synthetic("tiny-experts:q8_0")
+    path.write_text("what was there before")
     assert main(["export", "--synthetic", "tiny-experts:q8_0", "-o", str(path)]) == 0
     with GGUF.open(path) as gguf:
         assert dict(gguf.metadata) == dict(made.metadata)

@@ -103,7 +103,13 @@ def test_saved_rows_are_close_and_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [["-c", "3"], ["-c", "1000000"], ["--chunks", "0"], ["--kl-divergence-base", "/nowhere"]],
+    [
+        ["-c", "3"],
+        ["-c", "1000000"],
+        ["--chunks", "0"],
+        ["--kl-divergence-base", "/nowhere"],
+        ["--save-all-logits", "/nowhere/base"],
+    ],
     ids=" ".join,
 )
 def test_bad_flags_end_in_one_line(shared: Path, capsys: Any, flags: list[str]) -> None:

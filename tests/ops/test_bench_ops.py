@@ -44,6 +44,11 @@ def test_cases_that_a_device_cannot_run_are_left_out(capsys: pytest.CaptureFixtu
     assert "lacks full_subgroups, subgroup_arithmetic" in told and "no case could run" in told
 
 
+def test_a_case_of_the_tests_alone_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench-ops", "-dev", "numpy", "-c", "^Rope"]) == 2
+    assert "--shapes tests" in capsys.readouterr().err
+
+
 def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
     device = NullDevice("null")
     chain = bench_ops.Chain(device, MatVec("q4_0", 64, 64), cold_nbytes=20_000)
