@@ -6,6 +6,7 @@ anew in every invocation. The entries are the `gguf` package's.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -62,20 +63,27 @@ class Codebooks:
 
     def _make(self, name: str) -> tuple[Any, Any, Buffer]:
         device, data = self._device, entries(name)
-        buffer = device.buffer(data.nbytes, Home.WEIGHTS, f"{name} codebook")
-        device.write(View(buffer, 0, (data.nbytes // 4,), "u32"), data.view("<u4"))
-        storage = C.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
-        size = new("VkDescriptorPoolSize", type=storage, descriptorCount=1)
-        pool = ffi.new("VkDescriptorPool *")
-        info = new("VkDescriptorPoolCreateInfo", maxSets=1, poolSizeCount=1, pPoolSizes=size)
-        device.check(lib.vkCreateDescriptorPool(device.vk, info, NULL, pool), "vkCreateDescriptorPool")
-        device.made("VkDescriptorPool")
-        layout = ffi.new("VkDescriptorSetLayout *", device.programs.layout(1, False).set_layout)
-        allocate = new(
-            "VkDescriptorSetAllocateInfo", descriptorPool=pool[0], descriptorSetCount=1, pSetLayouts=layout
-        )
-        own = ffi.new("VkDescriptorSet *")
-        device.check(lib.vkAllocateDescriptorSets(device.vk, allocate, own), "vkAllocateDescriptorSets")
+        with ExitStack() as undo:
+            buffer = device.buffer(data.nbytes, Home.WEIGHTS, f"{name} codebook")
+            undo.callback(device.free, buffer)
+            device.write(View(buffer, 0, (data.nbytes // 4,), "u32"), data.view("<u4"))
+            storage = C.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+            layout = ffi.new("VkDescriptorSetLayout *", device.programs.layout(1, False).set_layout)
+            size = new("VkDescriptorPoolSize", type=storage, descriptorCount=1)
+            pool = ffi.new("VkDescriptorPool *")
+            info = new("VkDescriptorPoolCreateInfo", maxSets=1, poolSizeCount=1, pPoolSizes=size)
+            device.check(lib.vkCreateDescriptorPool(device.vk, info, NULL, pool), "vkCreateDescriptorPool")
+            device.made("VkDescriptorPool")
+            undo.callback(self._destroy, pool[0])
+            allocate = new(
+                "VkDescriptorSetAllocateInfo",
+                descriptorPool=pool[0],
+                descriptorSetCount=1,
+                pSetLayouts=layout,
+            )
+            own = ffi.new("VkDescriptorSet *")
+            device.check(lib.vkAllocateDescriptorSets(device.vk, allocate, own), "vkAllocateDescriptorSets")
+            undo.pop_all()
         where = new("VkDescriptorBufferInfo", buffer=buffer.handle, range=data.nbytes)
         write = new(
             "VkWriteDescriptorSet",
@@ -87,10 +95,12 @@ class Codebooks:
         lib.vkUpdateDescriptorSets(device.vk, 1, write, 0, NULL)
         return pool[0], own[0], buffer
 
+    def _destroy(self, pool: Any) -> None:
+        lib.vkDestroyDescriptorPool(self._device.vk, pool, NULL)
+        self._device.gone("VkDescriptorPool")
+
     def close(self) -> None:
-        device = self._device
         for pool, _, buffer in self._sets.values():
-            lib.vkDestroyDescriptorPool(device.vk, pool, NULL)
-            device.gone("VkDescriptorPool")
-            device.free(buffer)
+            self._destroy(pool)
+            self._device.free(buffer)
         self._sets = {}

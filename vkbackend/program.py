@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vkbackend import env, shaderlib
 from vkbackend.codebooks import Codebooks, codebook_of
-from vkbackend.errors import UnsupportedFeature
+from vkbackend.errors import UnsupportedFeature, VkbackendError
 from vkbackend.opspec import OPS, PUSH_NBYTES
 from vkbackend.pipeline_cache import PipelineCache
 from vkbackend.recording import Dispatch
@@ -79,15 +79,14 @@ class Programs:
             bindings[i].binding, bindings[i].descriptorCount = i, 1
             bindings[i].stageFlags = C.VK_SHADER_STAGE_COMPUTE_BIT
             bindings[i].descriptorType = descriptor_type(i, n_storage)
+        beside = self.layout(1, False).set_layout if codebook else NULL
         sets, pipes = ffi.new("VkDescriptorSetLayout *"), ffi.new("VkPipelineLayout *")
         info = new("VkDescriptorSetLayoutCreateInfo", bindingCount=n, pBindings=bindings)
         device.check(
             lib.vkCreateDescriptorSetLayout(device.vk, info, NULL, sets), "vkCreateDescriptorSetLayout"
         )
         device.made("VkDescriptorSetLayout")
-        both = ffi.new("VkDescriptorSetLayout[2]", [sets[0], NULL])
-        if codebook:
-            both[1] = self.layout(1, False).set_layout
+        both = ffi.new("VkDescriptorSetLayout[2]", [sets[0], beside])
         push = new("VkPushConstantRange", stageFlags=C.VK_SHADER_STAGE_COMPUTE_BIT, size=PUSH_NBYTES)
         pipe_info = new(
             "VkPipelineLayoutCreateInfo",
@@ -96,7 +95,13 @@ class Programs:
             pushConstantRangeCount=1,
             pPushConstantRanges=push,
         )
-        device.check(lib.vkCreatePipelineLayout(device.vk, pipe_info, NULL, pipes), "vkCreatePipelineLayout")
+        try:
+            result = lib.vkCreatePipelineLayout(device.vk, pipe_info, NULL, pipes)
+            device.check(result, "vkCreatePipelineLayout")
+        except VkbackendError:
+            lib.vkDestroyDescriptorSetLayout(device.vk, sets[0], NULL)
+            device.gone("VkDescriptorSetLayout")
+            raise
         device.made("VkPipelineLayout")
         return Layout(n_storage, uniform, codebook, sets[0], pipes[0])
 

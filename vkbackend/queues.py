@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vkbackend import env, faults
-from vkbackend.errors import Timeout
+from vkbackend.errors import Timeout, VkbackendError
 from vkbackend.runtime import Queue
 from vkbackend.vk import NULL, C, ffi, lib, new
 
@@ -29,12 +29,17 @@ class TimelineQueue(Queue):
         self.submitted = 0
         self._semaphores = ffi.new("VkSemaphore[2]")  # go, done
         kind = new("VkSemaphoreTypeCreateInfo", semaphoreType=C.VK_SEMAPHORE_TYPE_TIMELINE)
-        for i in range(2):
-            info = new("VkSemaphoreCreateInfo", kind)
-            device.check(
-                lib.vkCreateSemaphore(device.vk, info, NULL, self._semaphores + i), "vkCreateSemaphore"
-            )
-            device.made("VkSemaphore")
+        self._n_made = 0
+        try:
+            for i in range(2):
+                info = new("VkSemaphoreCreateInfo", kind)
+                result = lib.vkCreateSemaphore(device.vk, info, NULL, self._semaphores + i)
+                device.check(result, "vkCreateSemaphore")
+                device.made("VkSemaphore")
+                self._n_made += 1
+        except VkbackendError:
+            self.close()
+            raise
         self._counter = device.function("vkGetSemaphoreCounterValue", promoted=True)
         self._wait = device.function("vkWaitSemaphores", promoted=True)
         self._signal = device.function("vkSignalSemaphore", promoted=True)
@@ -119,7 +124,7 @@ class TimelineQueue(Queue):
         self._signal(self.device.vk, self._signal_info)
 
     def close(self) -> None:
-        for i in range(2):
+        for i in range(self._n_made):
             lib.vkDestroySemaphore(self.device.vk, self._semaphores[i], NULL)
             self.device.gone("VkSemaphore")
 

@@ -35,6 +35,7 @@ def programs(device: Any, caches: Path) -> Iterator[Any]:
     """Those of a device, with nothing compiled; whatever a test does to them, they leave nothing."""
     from vkbackend.program import Programs
 
+    device.programs.layout(1, False)  # codebooks take it of their device
     before = dict(device.counts)
     made = Programs(device)
     yield made
@@ -190,3 +191,43 @@ def test_loading_tells_of_it(shared: Path) -> None:
     n_pipelines = runner.mesh.devices[0].counts["VkPipeline"]
     runner.close()
     assert n_pipelines > 5 and told[-n_pipelines:] == [(told[-1][1],) * 2] * n_pipelines
+
+
+@pytest.mark.parametrize("call", ["vkCreateDescriptorSetLayout", "vkCreatePipelineLayout"])
+@pytest.mark.parametrize(("nth", "codebook"), [(1, None), (1, "iq2_xxs"), (2, "iq2_xxs")])
+def test_a_layout_that_fails_leaves_nothing(
+    programs: Any, device: Any, call: str, nth: int, codebook: str | None
+) -> None:
+    """A codebook takes a layout of its own, made first and kept."""
+    with faults.inject(faults.Fault(device.name, call, nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
+        with pytest.raises(OutOfDeviceMemory, match=call):
+            programs.layout(3, True, codebook)
+    assert len(programs._layouts) == nth - 1
+    assert programs.layout(3, True, codebook).n_storage == 3
+
+
+@pytest.mark.parametrize(
+    "call", ["vkCreateBuffer", "vkAllocateMemory", "vkCreateDescriptorPool", "vkAllocateDescriptorSets"]
+)
+def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: str) -> None:
+    before, nbytes = dict(device.counts), dict(device.nbytes)
+    with faults.inject(faults.Fault(device.name, call, 1, "VK_ERROR_OUT_OF_HOST_MEMORY")):
+        with pytest.raises(OutOfDeviceMemory, match=call):
+            programs.codebooks.descriptor_set("iq2_xxs")
+    assert (dict(device.counts), dict(device.nbytes)) == (before, nbytes)
+    programs.codebooks.descriptor_set("iq2_xxs")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_queue_that_fails_leaves_nothing(device: Any, nth: int) -> None:
+    from vkbackend.queues import TimelineQueue
+
+    if not device.features.get("timeline"):
+        pytest.skip(f"{device.name} has no timeline semaphores")
+    before = dict(device.counts)
+    with faults.inject(faults.Fault(device.name, "vkCreateSemaphore", nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
+        with pytest.raises(OutOfDeviceMemory, match="vkCreateSemaphore"):
+            TimelineQueue(device)
+    assert dict(device.counts) == before
+    TimelineQueue(device).close()
+    assert dict(device.counts) == before
