@@ -243,10 +243,17 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
     fits = all(d.imports_pages and n_devices * slot <= d.limits.max_storage_range for d in devices)
     if wanted == "host-sum" or (wanted == "auto" and not fits):
         return [(4 * slot, 4 * slot)] * n_devices
-    many = n_devices >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
-    gathers = wanted == "scatter" or (wanted == "auto" and many)
+    gathers = _scatter_from(wanted, n_devices, slot_nbytes) is not None
     nbytes = 2 * (n_devices + gathers) * slot
     return [(nbytes, aligned(nbytes, _page(devices)))] + [(0, 0)] * (n_devices - 1)
+
+
+def _scatter_from(wanted: str, n_devices: int, slot_nbytes: int) -> int | None:
+    """Bytes from which a reduce through pages is summed in parts, None for no reduce."""
+    if wanted == "scatter":
+        return 0
+    many = n_devices >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
+    return SCATTER_NBYTES if wanted == "auto" and many else None
 
 
 def _page(devices: Sequence[Device]) -> int:
@@ -258,15 +265,12 @@ def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "au
     """`wanted` (one of PROVIDERS), or with auto imported pages where every device takes them (scattering
     large reduces over many devices), else the host sum. Raises InvalidArgument, UnsupportedFeature."""
     check_provider(wanted)
-    if wanted == "pages":
-        return ImportedPages(devices, slot_nbytes)
-    if wanted == "scatter":
-        return ImportedPages(devices, slot_nbytes, scatter_from=0)
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:
-        many = len(devices) >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
-        return ImportedPages(devices, slot_nbytes, scatter_from=SCATTER_NBYTES if many else None)
+        return ImportedPages(devices, slot_nbytes, _scatter_from(wanted, len(devices), slot_nbytes))
     except (UnsupportedFeature, OutOfDeviceMemory) as error:
+        if wanted != "auto":
+            raise
         env.log(1, f"all-reduce through per-device staging and a host sum: {error}")
         return HostSum(devices, slot_nbytes)
