@@ -1,7 +1,8 @@
 """Slice on load: each device gets its slice of every weight straight from the memory-mapped file.
 
 Never a full host copy: a slice is a strided view of the file's bytes, copied once into device memory; of a
-fused tensor the parts of one device are put together first.
+fused tensor the parts of one device are put together first. A device that runs on the host copies nothing of
+what it can read in the file as it lies (mapped.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.host_copy import copy_into
-from vkbackend.memory import HostPages, allocate
+from vkbackend.host_copy import copy_into, touch
+from vkbackend.memory import HostPages, Pages, allocate
+from vkbackend.meta.mapped import map_weights
 from vkbackend.meta.slices import (
     Load,
     expert_pieces,
@@ -38,25 +40,35 @@ class Source(Protocol):
     def data(self, name: str) -> np.ndarray:
         """uint8 bytes of a tensor, not copied: of any shape, rows in order."""
 
+    def file(self, name: str) -> tuple[np.ndarray, int]:
+        """(uint8 bytes of the mapped file, where in it the tensor begins), for loads `in_file` alone."""
+
 
 def load_weights(
     devices: Sequence[Device], loads: Sequence[Load], source: Source, progress: Progress | None = None
-) -> tuple[dict[str, Weight], list[HostPages]]:
+) -> tuple[dict[str, Weight], list[Pages]]:
     """Allocate and fill every weight; returns them by name, and the host pages that must outlive them."""
     weights = {
         load.name: Weight(load.name, load.shape, load.dtype, load.state, [[] for _ in devices])
         for load in loads
     }
-    pages: list[HostPages] = []
+    pages: list[Pages] = []
+    mapped: list[set[str]] = []
+    in_file = [load for load in loads if load.in_file]
     for d, device in enumerate(devices):
+        if in_file:
+            pages += map_weights(device, d, in_file, source.file, weights)
+        mapped.append({load.name for load in loads if weights[load.name].pieces[d]})
         for home in (Home.WEIGHTS, Home.HOST):
-            here = [load for load in loads if load.home is home]
+            here = [load for load in loads if load.home is home and load.name not in mapped[d]]
             wanted = own_pieces(here, d, piece_nbytes(device))
             views = allocate(device, [(shape, load.dtype) for load, _, shape in wanted], home, home.value)
             for (load, first, _), view in zip(wanted, views, strict=True):
                 weights[load.name].pieces[d].append((first, view))
     total = sum(view.nbytes for w in weights.values() for pieces in w.pieces for _, view in pieces)
-    total += sum(source.data(load.name).nbytes for load in loads if load.shared)
+    for load in loads:
+        if load.shared and any(load.name not in names for names in mapped):
+            total += source.data(load.name).nbytes
     done = 0
 
     def advance(nbytes: int) -> None:
@@ -66,16 +78,22 @@ def load_weights(
             progress(done, total)
 
     for load in loads:
-        raw = source.data(load.name)
-        if load.shared:
-            pages += _load_shared(devices, load, weights[load.name], raw)
-            advance(raw.nbytes)
-            continue
+        weight, raw, sharing = weights[load.name], source.data(load.name), []
         for d, device in enumerate(devices):
-            if len(load.shape) == 3:
-                _fill_experts(device, load, d, weights[load.name], raw, advance)
+            if load.name in mapped[d]:
+                for _, view in weight.pieces[d]:
+                    _touch(view, advance)
+            elif load.shared:
+                sharing.append(d)
+            elif len(load.shape) == 3:
+                _fill_experts(device, load, d, weight, raw, advance)
             else:
-                _fill(device, load, d, weights[load.name].pieces[d], raw, advance)
+                _fill(device, load, d, weight.pieces[d], raw, advance)
+            if len(load.shape) == 3 and weight.pieces[d]:
+                weight.starts[d] = _starts(device, load, d)
+        if sharing:
+            pages += _load_shared(devices, sharing, load, weight, raw)
+            advance(raw.nbytes)
     return weights, pages
 
 
@@ -107,14 +125,22 @@ def _fill(
             advance(part.nbytes)
 
 
+def _touch(view: View, advance: Callable[[int], None]) -> None:
+    """Have the pages of a view of the file in memory now, rather than in the first step."""
+    held = view.buffer.host[view.offset : view.end]  # type: ignore[union-attr]
+    for at in range(0, held.size, PIECE_NBYTES):
+        part = held[at : at + PIECE_NBYTES]
+        touch(part)
+        advance(part.size)
+
+
 def _fill_experts(
     device: Device, load: Load, d: int, weight: Weight, raw: np.ndarray, advance: Callable[[int], None]
 ) -> None:
-    """Each expert's slice behind the one before, and the prefix sums of the FFN columns held of each."""
+    """Each expert's slice behind the one before."""
     elements, nbytes = block_of(load.dtype)
     stored = raw.reshape(*load.shape[:2], -1)
     slices = expert_slices(load, d)
-    by_columns = load.state.axis == 2
 
     def matrices(first: int, count: int) -> Iterator[np.ndarray]:
         for e in range(first, first + count):
@@ -131,12 +157,16 @@ def _fill_experts(
             device.write(View(view.buffer, offset, (-(-part.nbytes // 4),)), part)
             offset += part.nbytes
             advance(part.nbytes)
-    if weight.pieces[d]:
-        held = [cut[by_columns].stop - cut[by_columns].start for cut in slices]
-        starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
-        buffer = device.buffer(starts.nbytes, Home.WEIGHTS, f"{load.name} starts")
-        weight.starts[d] = View(buffer, 0, starts.shape, "u32")
-        device.write(weight.starts[d], starts)
+
+
+def _starts(device: Device, load: Load, d: int) -> View:
+    """The prefix sums of the FFN columns that `device` holds of each expert, u32 [n_expert + 1]."""
+    by_columns = load.state.axis == 2
+    held = [cut[by_columns].stop - cut[by_columns].start for cut in expert_slices(load, d)]
+    starts = np.concatenate([[0], np.cumsum(held)]).astype(np.uint32)
+    view = View(device.buffer(starts.nbytes, Home.WEIGHTS, f"{load.name} starts"), 0, starts.shape, "u32")
+    device.write(view, starts)
+    return view
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
@@ -152,14 +182,17 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         yield rest
 
 
-def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """One copy in pinned pages that all devices read; a device that cannot import them gets a host-visible
-    copy."""
+def _load_shared(
+    devices: Sequence[Device], sharing: Sequence[int], load: Load, weight: Weight, raw: np.ndarray
+) -> list[Pages]:
+    """One copy in pinned pages that the devices `sharing` it read; one that cannot import them gets a
+    host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)
     copy_into(pages.bytes[: raw.nbytes], raw)
-    for d, device in enumerate(devices):
+    for d in sharing:
+        device = devices[d]
         row_bytes = row_nbytes(load.dtype, load.shape[-1])
         firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
         try:

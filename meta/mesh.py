@@ -18,7 +18,7 @@ import numpy as np
 from vkbackend import env, hazards
 from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
-from vkbackend.memory import ALIGN, HostPages, aligned, plan_scratch
+from vkbackend.memory import ALIGN, Pages, aligned, plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.ops import candidates
 from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
@@ -68,7 +68,7 @@ class Mesh:
         self._ahead, self.wanted, self._keep_values = ahead, provider, keep_values or env.debug() >= 5
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._provider: Provider | None = None
-        self._pages: list[HostPages] = []
+        self._pages: list[Pages] = []
         self._inputs: list[Inputs] = []
         self._arenas: list[Buffer] = []
         self._steps: dict[Kind, Step] = {}
@@ -84,7 +84,12 @@ class Mesh:
     def pages_nbytes(self) -> tuple[int, int]:
         """Bytes of pinned host pages: (tables that all devices read, slots of reduces)."""
         slots = self._provider.pages_nbytes if self._provider else 0
-        return sum(pages.nbytes for pages in self._pages), slots
+        return sum(pages.nbytes for pages in self._pages if pages.home is Home.PAGES), slots
+
+    def mapped_nbytes(self, d: int) -> int:
+        """Bytes of the weights that the d-th device reads in the model's file."""
+        views = [view for weight in self.weights.values() for _, view in weight.pieces[d]]
+        return sum(v.nbytes for v in views if isinstance(v.buffer, Buffer) and v.buffer.home is Home.MAPPED)
 
     # ---- loading ----
 

@@ -3,6 +3,7 @@ copied."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ class Load:
 
     `home` is Home.WEIGHTS, or Home.HOST for pinned host memory: a mirrored tensor then is one copy that
     every device reads (embedding tables), a split one stays split, each device reading its own slice.
+    `in_file`: its bytes lie in a mapped file as devices read them, from a word on.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Load:
     dtype: str
     state: State
     home: Home = Home.WEIGHTS
+    in_file: bool = False
 
     @property
     def shared(self) -> bool:
@@ -103,6 +106,46 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
         if not load.shared
         for first, shape in piece_shapes(load, device, max_range)
     ]
+
+
+def home_on(load: Load, d: int, device: Device) -> Home:
+    """Where `device`, the d-th, has its slice: in the model's file where it can read it there as it lies."""
+    return Home.MAPPED if mapped_pieces(load, d, device) else load.home
+
+
+def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
+    """(first local row, shape, first byte within the tensor) of the pieces that `device` reads in the file.
+
+    None where it cannot: the slice must be one run of the tensor's bytes, its pieces begin on words.
+    """
+    run = run_of(load, d) if load.in_file and device.maps_files else None
+    if run is None:
+        return []
+    pieces, at = [], run[0]
+    for first, shape in piece_shapes(load, d, piece_nbytes(device)):
+        pieces.append((first, shape, at))
+        at += math.prod(shape[:-1]) * row_nbytes(load.dtype, shape[-1])
+    return [] if any(at % 4 for _, _, at in pieces) else pieces
+
+
+def run_of(load: Load, device: int) -> tuple[int, int] | None:
+    """(begin, end) in the tensor's bytes of a slice that lies there in one run; None for any other."""
+    n_out, n_in = (1, *load.shape)[-2:]
+    row_bytes, (elements, nbytes) = row_nbytes(load.dtype, n_in), block_of(load.dtype)
+    cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
+    run: tuple[int, int] | None = None
+    for i, (rows, columns) in enumerate(cuts):
+        if rows.start == rows.stop or columns.start == columns.stop:
+            continue
+        if rows.stop - rows.start > 1 and columns != slice(0, n_in):
+            return None
+        above = i * n_out if len(load.shape) == 3 else 0
+        begin = (above + rows.start) * row_bytes + columns.start // elements * nbytes
+        if run and begin != run[1]:
+            return None
+        end = (above + rows.stop - 1) * row_bytes + columns.stop // elements * nbytes
+        run = run[0] if run else begin, end
+    return run
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:

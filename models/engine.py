@@ -106,6 +106,7 @@ class Engine:
                 n_gpu_layers=options.n_gpu_layers,
                 override_tensor=options.override_tensor,
                 kv_offload=options.kv_offload,
+                use_mmap=options.use_mmap,
                 split_mode=options.split_mode,
                 main_gpu=options.main_gpu,
                 policy=options.split_policy,

@@ -106,6 +106,8 @@ class GGUF:
     `metadata` is that of the first part; `tensors` covers all parts, in file order.
     """
 
+    mapped = True  # tensors are views of mapped files
+
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
         self.paths = [p.path for p in parts]
@@ -156,6 +158,10 @@ class GGUF:
         if not self._parts:
             raise GGUFError(f"{self.paths[0]}: tensor {name!r} was asked for after close()")
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
+
+    def file(self, index: int) -> npt.NDArray[np.uint8]:
+        """All bytes of a part of the model, read only, a view of the mapping."""
+        return np.frombuffer(self._parts[index].buf, np.uint8)
 
     # ---- typed reads: the value, the default where the key is absent, else GGUFError ----
 

@@ -34,7 +34,8 @@ class Options:
     counts as one and is the first to go to the devices. `fit_layers`: as many as fit (fit.py decides).
     `override_tensor`: (regex, "CPU" | "host" | device index) pairs, the first that matches a tensor's name
     wins. `split_mode`: tensor (slices of every matrix), layer (whole layers, one device after another),
-    none (`main_gpu` alone).
+    none (`main_gpu` alone). With `use_mmap` devices that run on the host read weights `in_file` where they
+    lie, instead of a copy.
     """
 
     tensor_split: tuple[float, ...] | None = None
@@ -45,6 +46,8 @@ class Options:
     fit_layers: bool = False
     override_tensor: tuple[tuple[str, str], ...] = ()
     kv_offload: bool = True
+    use_mmap: bool = True
+    in_file: frozenset[str] = frozenset()  # tensors.weights_in_file
     n_ctx: int = 512  # per slot
     n_slots: int = 1
     n_ubatch: int = MAX_ROWS  # rows of one step
@@ -100,7 +103,8 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
         on_host = spec.host or (model.n_layer if il is None else il) < first_on_device
         home = homes.get(spec.name, Home.HOST if on_host else Home.WEIGHTS)
         state = plan.state(spec.role, spec.shape, spec.name)
-        loads.append(Load(spec.name, spec.shape, types[spec.name], state, home))
+        in_file = options.use_mmap and spec.name in options.in_file
+        loads.append(Load(spec.name, spec.shape, types[spec.name], state, home, in_file))
     kv_homes = [
         Home.KV if options.kv_offload and il >= first_on_device else Home.HOST for il in range(model.n_layer)
     ]

@@ -69,11 +69,14 @@ class LLM:
 
     Placement, independent of the split: n_gpu_layers (None or "all", "auto": as many as fit) leaves the
     first layers in host memory, override_tensor places tensors by name ("REGEX=CPU", "REGEX=host" or
-    "REGEX=INDEX"; the first that matches wins), kv_offload=False keeps the caches on the host. split_mode:
-    "tensor", "layer" (whole layers one device after another) or "none" (main_gpu alone). split_policy:
-    "balanced", or "llama.cpp" for its arithmetic. reduce_type: what partial sums travel as, "f32", "bf16",
-    or "auto" (bf16 for large ones). reduce_provider: where they meet, "pages", "scatter", "host-sum", or
-    "auto" (what the devices can do and the size asks for).
+    "REGEX=INDEX"; the first that matches wins), kv_offload=False keeps the caches on the host. use_mmap:
+    software devices read weights in the mapped file, which must then stay as it is, instead of a copy
+    (False).
+
+    split_mode: "tensor", "layer" (whole layers one device after another) or "none" (main_gpu alone).
+    split_policy: "balanced", or "llama.cpp" for its arithmetic. reduce_type: what partial sums travel as,
+    "f32", "bf16", or "auto" (bf16 for large ones). reduce_provider: where they meet, "pages", "scatter",
+    "host-sum", or "auto" (what the devices can do and the size asks for).
     submit_ahead: segments handed to a device before they may run (None: the whole step). runtime: what
     drives the devices, "native" or "kompute" (None: VKBACKEND_RUNTIME, else native). exact: compute with
     F32 activations alone, where else a device may round them to fewer bits to be faster.
@@ -101,6 +104,7 @@ class LLM:
         n_gpu_layers: int | str | None = None,
         override_tensor: Sequence[str | tuple[str, str]] = (),
         kv_offload: bool = True,
+        use_mmap: bool = True,
         split_mode: str = "tensor",
         main_gpu: int = 0,
         split_policy: str = "balanced",
@@ -130,6 +134,7 @@ class LLM:
             n_gpu_layers=layer_count("n_gpu_layers", n_gpu_layers),
             override_tensor=override_list(override_tensor),
             kv_offload=bool(kv_offload),
+            use_mmap=bool(use_mmap),
             split_mode=word("split_mode", split_mode),
             main_gpu=whole_number("main_gpu", main_gpu, 0, MAX_LAYERS),
             split_policy=word("split_policy", split_policy),
@@ -343,9 +348,10 @@ class LLM:
         return whole_number("slot", slot, 0, self.n_slots - 1, " (n_slots says how many there are)")
 
     def memory(self) -> list[dict[str, Any]]:
-        """Per device, in order, bytes by purpose: "device" (its name), "weights", "kv", "scratch", "host"
-        (slices and caches placed there), "shared" (tables that all devices read, counted for the first),
-        "staging", and what was "free_before" loading and is "free" now (None: the driver does not tell)."""
+        """Per device, in order, bytes by purpose: "device" (its name), "weights", "mapped" (weights read in
+        the file, pages that the system may drop), "kv", "scratch", "host" (slices and caches placed there),
+        "shared" (tables that all devices read, counted for the first), "staging", and what was "free_before"
+        loading and is "free" now (None: the driver does not tell)."""
         (event,) = self._ask(Memory)
         assert event.memory is not None
         return event.memory

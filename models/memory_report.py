@@ -3,7 +3,8 @@
 The sizes are made of the pieces that the loader, the caches and the mesh ask for, padded as the allocator
 pads them, so that they equal its counters. What is in the sum: the model's weights, copies of them (mirrored,
 or replicated where devices share KV heads), caches, tables (where experts begin, where cells lie, codebooks),
-scratch, staging, and padding.
+scratch, staging, and padding. Weights that devices of the host read in the file (`mapped`) count for each of
+them as if they were its own, although their pages are the page cache's.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from vkbackend.formats import row_nbytes
 from vkbackend.memory import aligned, packed
 from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
-from vkbackend.meta.slices import Load, own_pieces, piece_nbytes, rows_in_pieces
+from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
 from vkbackend.models.layout import Layout, largest_cache, weight_nbytes
 from vkbackend.runtime import Device
 
-HOMES = ("weights", "kv", "scratch", "host", "shared", "staging")
+HOMES = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging")
 ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging", "padding")
 
 
@@ -65,23 +66,32 @@ def allocations(
 
 def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
     most, limit = piece_nbytes(device), device.limits.max_allocation_nbytes
-    formats = set()
+    mapped = _add_mapped(held, layout, d, device)
     for home in (Home.WEIGHTS, Home.HOST):
-        loads = [load for load in layout.loads if load.home is home and not load.shared]
+        loads = [load for load in layout.loads if load.home is home and load.name not in mapped]
         nbytes = sum(weight_nbytes(load, d) for load in loads)
         views = [(shape, load.dtype) for load, _, shape in own_pieces(loads, d, most)]
         held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
-        for load in loads:
-            if weight_nbytes(load, d):
-                formats.add(load.dtype)
-                if len(load.shape) == 3:
-                    held.add("weights", "tables", 4 * (load.shape[0] + 1))
+    own = [load for load in layout.loads if load.shared or weight_nbytes(load, d)]
+    for load in own:
+        if len(load.shape) == 3:
+            held.add("weights", "tables", 4 * (load.shape[0] + 1))
     if device.has_codebooks:
         from vkbackend.codebooks import entries, owner_of  # needs the Vulkan loader
 
-        formats |= {load.dtype for load in layout.loads if load.shared}
-        for name in {owner for dtype in formats if (owner := owner_of(dtype))}:
+        for name in {owner for load in own if (owner := owner_of(load.dtype))}:
             held.add("weights", "tables", entries(name).nbytes)
+
+
+def _add_mapped(held: Held, layout: Layout, d: int, device: Device) -> set[str]:
+    """Weights that the device reads in the file: their names."""
+    names = set()
+    for load in layout.loads:
+        for _, shape, _ in mapped_pieces(load, d, device):
+            nbytes = math.prod(shape[:-1]) * row_nbytes(load.dtype, shape[-1])
+            held.add("mapped", "weights", nbytes, aligned(nbytes, 4))
+            names.add(load.name)
+    return names
 
 
 def _add_caches(held: Held, layout: Layout, d: int) -> None:
@@ -93,20 +103,21 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Tables of which one copy serves all devices that can import it; the others have copies."""
-    importers = [device for device in devices if device.imports_pages]
+    """Tables of which one copy serves all devices that can import it and do not read them in the file; the
+    others have copies."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
-        if not load.shared:
+        sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
+        if not load.shared or not sharing:
             continue
         nbytes = stored_nbytes(load)
-        if importers:
+        if any(devices[d].imports_pages for d in sharing):
             report[0].add("shared", "weights", nbytes, aligned(nbytes, page))
-        for held, device in zip(report, devices, strict=True):
-            if not device.imports_pages:
-                views = [(shape, load.dtype) for _, shape in rows_in_pieces(load, piece_nbytes(device))]
-                chunks = packed(views, device.limits.max_allocation_nbytes).chunks
-                held.add("host", "weights", nbytes, sum(chunks))
+        for d in sharing:
+            if not devices[d].imports_pages:
+                views = [(shape, load.dtype) for _, shape in rows_in_pieces(load, piece_nbytes(devices[d]))]
+                chunks = packed(views, devices[d].limits.max_allocation_nbytes).chunks
+                report[d].add("host", "weights", nbytes, sum(chunks))
 
 
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:

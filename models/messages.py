@@ -37,6 +37,7 @@ class EngineOptions:
     n_gpu_layers: int | str | None = None
     override_tensor: tuple[tuple[str, str], ...] = ()
     kv_offload: bool = True
+    use_mmap: bool = True
     split_mode: str = "tensor"
     main_gpu: int = 0
     split_policy: str = "balanced"

@@ -29,7 +29,7 @@ from vkbackend.models.kv_cache import KVCache
 from vkbackend.models.layout import Options, lay_out
 from vkbackend.models.registry import load_model
 from vkbackend.models.state import fingerprint
-from vkbackend.models.tensors import FileSource, check_weights, notes
+from vkbackend.models.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.ops import CACHE_TYPES, MAX_SLOTS
 from vkbackend.runtime import Device
 from vkbackend.runtimes import open_device, runtime_of
@@ -127,7 +127,8 @@ class Runner:
             self.fingerprint = marked(fingerprint(gguf), model.control)
             types = check_weights(gguf, model)
             self.notes = notes(gguf, model)
-            opts = replace(opts, n_ctx=opts.n_ctx or model.n_ctx_train)
+            n_ctx = opts.n_ctx or model.n_ctx_train
+            opts = replace(opts, n_ctx=n_ctx, in_file=weights_in_file(gguf, model))
             devices, self.options = with_a_share(devices, opts)
             opts = self.options
             self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
@@ -283,7 +284,8 @@ class Runner:
     def memory(self) -> list[dict[str, Any]]:
         """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
 
-        Host pages that all devices share count for the first: tables as `shared`, slots as staging.
+        Host pages that all devices share count for the first: tables as `shared`, slots as staging. `mapped`
+        are weights read in the file, whose pages are nobody's own.
         """
         report = []
         for i, device in enumerate(self.mesh.devices):
@@ -293,6 +295,7 @@ class Runner:
                 {
                     "device": device.name,
                     "weights": n[Home.WEIGHTS],
+                    "mapped": self.mesh.mapped_nbytes(i),
                     "kv": n[Home.KV],
                     "scratch": n[Home.SCRATCH],
                     "host": n[Home.HOST],

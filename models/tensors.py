@@ -33,6 +33,32 @@ class FileSource:
         own = spec.part.cut(raw) if spec.part else raw
         return widened(own, info.type) if spec.widened else own
 
+    def file(self, name: str) -> tuple[np.ndarray, int]:
+        """(bytes of the mapped file, where in it a weight lies that has an `offset_in_file`)."""
+        spec = self._specs[name]
+        info, offset = spec.tensor(self._gguf), offset_in_file(self._gguf, spec)
+        assert info is not None and offset is not None
+        return self._gguf.file(info.file), offset
+
+
+def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
+    """The byte of its file, a whole word, from which a weight lies as devices read it; None where it does
+    not."""
+    info = spec.tensor(gguf)
+    if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
+        return None
+    offset = info.offset
+    if spec.part:
+        if spec.part.repeat > 1 or spec.part.segments:
+            return None
+        offset += info.nbytes // spec.part.total * spec.part.begin
+    return None if offset % 4 else offset
+
+
+def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
+    """The weights that can be read in the file instead of being loaded from it."""
+    return frozenset(spec.name for spec in model.weights() if offset_in_file(gguf, spec) is not None)
+
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
     """Types on the devices by weight name. Raises GGUFError for a tensor that is missing or of another shape,

@@ -29,7 +29,7 @@ from vkbackend.tools.placement import add_placement_arguments, placement_of
 if TYPE_CHECKING:
     from vkbackend.capabilities import DeviceInfo
 
-MEMORY_PARTS = ("weights", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
+MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +164,7 @@ def show_memory(llm: LLM, err: Console) -> None:
         (str(m["device"]), *("-" if m[part] is None else m[part] / MIB for part in MEMORY_PARTS))
         for m in llm.memory()
     ]
-    columns = ("weights", "KV cache", "scratch", "host", "shared", "staging", "free before", "free")
+    columns = "weights", "mapped", "KV cache", "scratch", "host", "shared", "staging", "free before", "free"
     err.print(table("memory in MiB", ("device", *columns), rows))
 
 

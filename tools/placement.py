@@ -35,6 +35,12 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "for that device alone; may be given several times, the first match wins",
     )
     add(
+        "--no-mmap",
+        action="store_true",
+        help="copy all weights into memory; else software devices read them in the mapped file, which must "
+        "stay as it is meanwhile",
+    )
+    add(
         "-sm",
         "--split-mode",
         default="tensor",
@@ -86,6 +92,7 @@ def placement_of(args: argparse.Namespace) -> dict[str, Any]:
     found = {
         "n_gpu_layers": layer_count("--n-gpu-layers", args.n_gpu_layers),
         "override_tensor": override_list(args.override_tensor),
+        "use_mmap": not args.no_mmap,
         "split_mode": args.split_mode,
         "main_gpu": args.main_gpu,
         "split_policy": args.split_policy,

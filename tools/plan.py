@@ -28,7 +28,7 @@ from vkbackend.models.layout import Layout, Options, lay_out, weight_nbytes
 from vkbackend.models.memory_report import HOMES, ITEMS, Held, itemised
 from vkbackend.models.registry import load_model
 from vkbackend.models.runner import checked_options, open_devices, with_a_share
-from vkbackend.models.tensors import check_weights, notes
+from vkbackend.models.tensors import check_weights, notes, weights_in_file
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.device_flags import add_device_arguments, parse_split
@@ -125,7 +125,8 @@ def report(args: argparse.Namespace) -> Report:
     with GGUF.open(args.model) as gguf:
         model = load_model(gguf)
         types = check_weights(gguf, model)
-        options = replace(options, n_ctx=options.n_ctx or model.n_ctx_train)
+        n_ctx = options.n_ctx or model.n_ctx_train
+        options = replace(options, n_ctx=n_ctx, in_file=weights_in_file(gguf, model))
         kept, options = with_a_share(words, options)
         devices = open_devices(kept, exact=exact)
         try:
@@ -243,7 +244,10 @@ def show(found: Report) -> None:
     out = console()
     slices = ("layers", "device", *(DIMS[dim] for dim in shown_dims(found.layout)))
     out.print(table("plan", slices, plan_rows(found.layout, found.devices)))
-    keys = ("weights", "mirrored", "kv", "scratch", "host", "shared", "staging", "padding", "read_per_token")
+    keys = (
+        "weights", "mapped", "mirrored", "kv", "scratch", "host", "shared", "staging", "padding",
+        "read_per_token",
+    )  # fmt: skip
     rows = [
         (
             row["device"],
@@ -257,6 +261,7 @@ def show(found: Report) -> None:
         "device",
         "share",
         "weights",
+        "mapped",
         "of these mirrored",
         "KV",
         "scratch",

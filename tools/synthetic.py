@@ -99,6 +99,8 @@ class Values(Mapping[str, Any]):
 class Synthetic(GGUF):
     """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0"; raises InvalidArgument for others."""
 
+    mapped = False
+
     def __init__(self, spec: str) -> None:
         name, _, dtype = spec.lower().partition(":")
         if name not in SHAPES or dtype not in MATRIX_TYPES:

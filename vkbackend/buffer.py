@@ -25,6 +25,7 @@ class Home(Enum):
     HOST = "host"  # weights and caches placed in pinned host memory: the device reads them over its bus
     STAGING = "staging"  # host visible, HOST_CACHED where there is such a type: the host reads and writes it
     PAGES = "pages"  # pinned host pages imported into the device
+    MAPPED = "mapped"  # a model file's own pages, imported by a device that runs on the host: read only
 
 
 _ids = itertools.count(1)

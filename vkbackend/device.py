@@ -3,6 +3,7 @@ checked. Long because what is made in one place is given back in the same."""
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from vkbackend.cooperative import BESIDES, FEATURES
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.instance import instance
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.memory import HostPages, aligned
+from vkbackend.memory import Pages, aligned
 from vkbackend.memory_types import CACHED, COHERENT, MAPPED, VISIBLE
 from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
@@ -83,6 +84,7 @@ class VulkanDevice(Device):
         self._addresses = info.is_cpu and bool(self.features.get("buffer_address"))  # GPUs bind as fast
         self.features["buffer_address"] = self._addresses
         have = limits_of(info)
+        self.maps_files = info.is_cpu and self.imports_pages and have.host_import_align <= mmap.PAGESIZE
         able = frozenset(name for name, value in self.features.items() if value is True)
         self.limits = replace(have, features=able, choices=tuple(choices.load(info).items()))
         units = self._matrix_units()
@@ -295,7 +297,7 @@ class VulkanDevice(Device):
     def free_nbytes(self) -> int | None:
         return free_nbytes(self.info) if self.features.get("memory_budget") else None
 
-    def import_pages(self, pages: HostPages, label: str) -> Buffer:
+    def import_pages(self, pages: Pages, label: str) -> Buffer:
         if not self.imports_pages:
             raise UnsupportedFeature(f"{self.name} ({self.info.name}) cannot import host memory")
         properties = new("VkMemoryHostPointerPropertiesEXT")
@@ -327,9 +329,9 @@ class VulkanDevice(Device):
             lib.vkDestroyBuffer(self.vk, vk_buffer, NULL)
             self.gone("VkBuffer")
             raise
-        buffer = Buffer(pages.nbytes, Home.PAGES, label, handle=vk_buffer, host=pages.bytes)
+        buffer = Buffer(pages.nbytes, pages.home, label, handle=vk_buffer, host=pages.bytes)
         self._memory[buffer.uid] = vk_buffer, memory, True
-        self.nbytes[Home.PAGES] += pages.nbytes
+        self.nbytes[pages.home] += pages.nbytes
         self._bind(buffer)
         buffer.address = self._address(vk_buffer)
         return buffer

@@ -15,7 +15,7 @@ from vkbackend import reference
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits
-from vkbackend.memory import HostPages, aligned
+from vkbackend.memory import Pages, aligned
 from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device, Executable, Queue
 from vkbackend.step import StepParams
@@ -125,11 +125,11 @@ class HostDevice(Device):
         self.nbytes[buffer.home] -= buffer.nbytes
         buffer.host = None
 
-    def import_pages(self, pages: HostPages, label: str) -> Buffer:
+    def import_pages(self, pages: Pages, label: str) -> Buffer:
         self.counts["buffer"] += 1
         self.created += 1
-        self.nbytes[Home.PAGES] += pages.nbytes
-        return Buffer(pages.nbytes, Home.PAGES, label, host=pages.bytes)
+        self.nbytes[pages.home] += pages.nbytes
+        return Buffer(pages.nbytes, pages.home, label, host=pages.bytes)
 
     def write(self, view: View, data: np.ndarray) -> None:
         _bytes(view)[: data.nbytes] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)

@@ -5,6 +5,7 @@ Works on sizes and on the runtime seam; knows no Vulkan and no model.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from bisect import insort
 from collections.abc import Sequence
@@ -115,6 +116,8 @@ class HostPages:
     forked children, whose copy-on-write would move the parent's pages away from under the device.
     """
 
+    home = Home.PAGES
+
     def __init__(self, nbytes: int, align: int = 4096) -> None:
         self.nbytes = aligned(max(nbytes, 1), align)
         try:
@@ -133,3 +136,25 @@ class HostPages:
     @property
     def address(self) -> int:
         return int(self.bytes.ctypes.data)
+
+
+class FilePages:
+    """The pages around bytes begin..end of a mapped file, as HostPages are: `lead` bytes of them come before.
+
+    Read only, and the file's for good: who cuts the file short takes them away (SIGBUS). Keeps it mapped.
+    """
+
+    home = Home.MAPPED
+
+    def __init__(self, file: np.ndarray, begin: int, end: int) -> None:
+        self._file, page = file, mmap.PAGESIZE
+        first = int(file.ctypes.data) + begin
+        self.lead = first % page
+        self.address = first - self.lead
+        self.nbytes = aligned(self.lead + end - begin, page)
+        # Of the last page more than the file has may be read: zeros.
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
+        self.bytes.flags.writeable = False
+
+
+Pages = HostPages | FilePages

@@ -22,7 +22,7 @@ from vkbackend.limits import Limits
 from vkbackend.recording import Recording, derive_barriers
 
 if TYPE_CHECKING:
-    from vkbackend.memory import HostPages
+    from vkbackend.memory import Pages
 
 
 class Executable(ABC):
@@ -74,6 +74,7 @@ class Device(ABC):
     nbytes: Counter[Home]  # memory in use by purpose
     abandoned: bool = False  # stopped answering: nothing of it may be released any more
     imports_pages: bool = False  # `import_pages` is there to be tried
+    maps_files: bool = False  # it runs on the host, where a model file's pages are memory as good as any
     compiled: Callable[[], None] | None = None  # called behind every shader that was compiled
     has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
 
@@ -89,8 +90,8 @@ class Device(ABC):
         """Bytes of its memory that this process may still take, or None where nobody can tell."""
         return None
 
-    def import_pages(self, pages: HostPages, label: str) -> Buffer:
-        """The pinned host pages as a buffer of this device; raises UnsupportedFeature where it cannot."""
+    def import_pages(self, pages: Pages, label: str) -> Buffer:
+        """Host pages as a buffer of this device, in their home; raises UnsupportedFeature where it cannot."""
         raise UnsupportedFeature(f"{self.name} cannot import host memory")
 
     @abstractmethod

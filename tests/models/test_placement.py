@@ -249,6 +249,7 @@ def test_the_memory_report_of_real_devices(
     monkeypatch.setenv("VKBACKEND_DISABLE", lacking)
     path = shared / "models" / f"stories260K-{name}.gguf"
     check_report(path, ["0", "0", "numpy"], tensor_split=[3, 1, 1])
+    check_report(path, ["0"])
 
 
 def check_report(path: Path, devices: list[str], **options: Any) -> None:
@@ -265,8 +266,13 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
             assert sum(held.homes.values()) == sum(held.items.values()) and held.items["padding"] >= 0
             own = {home: device.nbytes[Home[home.upper()]] for home in ("weights", "kv", "scratch", "host")}
             assert own == {home: row[home] for home in own}
-        counted = sum(n for d in mesh.devices for home, n in d.nbytes.items() if home is not Home.PAGES)
+        pages = Home.PAGES, Home.MAPPED  # nobody's own, whoever imports them
+        counted = sum(n for d in mesh.devices for home, n in d.nbytes.items() if home not in pages)
         counted += max(device.nbytes[Home.PAGES] for device in mesh.devices)
+        counted += sum(row["mapped"] for row in runner.memory())
+        assert all(
+            bool(row["mapped"]) == d.maps_files for row, d in zip(runner.memory(), mesh.devices, strict=True)
+        )
         parts = itemised(layout, report)
         assert parts["held"] == counted == sum(parts[item] for item in ITEMS)
         assert min(parts.values()) >= 0 and parts["model"] == sum(map(stored_nbytes, layout.loads))

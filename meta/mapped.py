@@ -1,0 +1,91 @@
+"""Weights read where they lie: the model file's own pages as memory of a device that runs on the host.
+
+Nothing is copied and nothing allocated, so loading is faster than reading the file (docs/performance.md), and
+the pages are the page cache's, which the system may drop and read again. As long as the model is loaded the
+file must stay as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.buffer import Buffer, View
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.formats import row_nbytes
+from vkbackend.memory import FilePages, aligned
+from vkbackend.meta.slices import Load, mapped_pieces
+from vkbackend.meta.tensor import Weight
+from vkbackend.runtime import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a weight at byte `begin` of `file`, uint8 [bytes]."""
+
+    load: Load
+    first: int
+    shape: tuple[int, ...]
+    file: np.ndarray
+    begin: int
+
+    @property
+    def end(self) -> int:
+        *rows, width = self.shape
+        return self.begin + aligned(math.prod(rows) * row_nbytes(self.load.dtype, width), 4)
+
+
+def map_weights(
+    device: Device,
+    d: int,
+    loads: Sequence[Load],
+    file_of: Callable[[str], tuple[np.ndarray, int]],
+    weights: Mapping[str, Weight],
+) -> list[FilePages]:
+    """Give `weights` the pieces that `device`, the d-th, reads in the file; returns the pages, which must
+    outlive it. A device that refuses them maps nothing. `file_of`: as in load.Source.
+    """
+    found: list[Piece] = []
+    for load in loads:
+        if pieces := mapped_pieces(load, d, device):
+            file, begin = file_of(load.name)
+            found += [Piece(load, first, shape, file, begin + at) for first, shape, at in pieces]
+    pages: list[FilePages] = []
+    buffers: list[Buffer] = []
+    views: list[tuple[Piece, View]] = []
+    try:
+        for window in windows(found, device.limits.max_allocation_nbytes):
+            begin, end = window[0].begin, max(piece.end for piece in window)
+            pages.append(FilePages(window[0].file, begin, end))
+            buffers.append(device.import_pages(pages[-1], f"file[{len(buffers)}]"))
+            lead = pages[-1].lead - begin
+            views += [(p, View(buffers[-1], lead + p.begin, p.shape, p.load.dtype)) for p in window]
+    except (UnsupportedFeature, OutOfDeviceMemory) as error:
+        env.log(1, f"{device.name} cannot read the model's file where it lies, it is copied: {error}")
+        device.maps_files = False
+        for buffer in buffers:
+            device.free(buffer)
+        return []
+    for piece, view in views:
+        weights[piece.load.name].pieces[d].append((piece.first, view))
+    return pages
+
+
+def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
+    """The pieces in order of file and address, in runs of which the pages from the first to the last take at
+    most `limit` bytes."""
+    window: list[Piece] = []
+    for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):
+        same = window and window[0].file.ctypes.data == piece.file.ctypes.data
+        if not same or piece.end - window[0].begin > limit - 2 * mmap.PAGESIZE:
+            if window:
+                yield window
+            window = []
+        window.append(piece)
+    if window:
+        yield window
