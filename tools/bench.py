@@ -133,10 +133,10 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-p", "--n-prompt", metavar="LIST", default="512",
-        help="prompt lengths to time, comma-separated; 0: none (default: 512)")  # fmt: skip
-    add("-n", "--n-gen", metavar="LIST", default="128",
-        help="numbers of single tokens to time, comma-separated; 0: none (default: 128)")  # fmt: skip
+    add("-p", "--n-prompt", metavar="LIST", action="append",
+        help="prompt lengths to time, comma-separated or one by one; 0: none (default: 512)")  # fmt: skip
+    add("-n", "--n-gen", metavar="LIST", action="append",
+        help="numbers of single tokens to time, likewise; 0: none (default: 128)")  # fmt: skip
     add(
         "-pg",
         action="append",
@@ -144,8 +144,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PP,TG",
         help="a prompt and then single tokens, timed together",
     )
-    add("-d", "--n-depth", metavar="LIST", default="0",
-        help="tokens that are in the cache before a test, comma-separated (default: 0)")  # fmt: skip
+    add("-d", "--n-depth", metavar="LIST", action="append",
+        help="tokens that are in the cache before a test, likewise (default: 0)")  # fmt: skip
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="times each test is run (default: 5)")
     add("-o", "--output", choices=("md", "csv", "json", "jsonl"), default="md",
         help="output format (default: md)")  # fmt: skip
@@ -165,13 +165,13 @@ def numbers(flag: str, text: str) -> list[int]:
 
 def tests_of(args: argparse.Namespace) -> list[Test]:
     """Every combination asked for; raises InvalidArgument where there is none."""
-    pairs = [(p, 0) for p in numbers("--n-prompt", args.n_prompt) if p]
-    pairs += [(0, n) for n in numbers("--n-gen", args.n_gen) if n]
+    pairs = [(p, 0) for p in numbers("--n-prompt", ",".join(args.n_prompt or ["512"])) if p]
+    pairs += [(0, n) for n in numbers("--n-gen", ",".join(args.n_gen or ["128"])) if n]
     for text in args.pg:
         if len(pair := numbers("-pg", text)) != 2 or not sum(pair):
             raise InvalidArgument(f"-pg {text!r}: expected two numbers of tokens, such as 512,128")
         pairs.append((pair[0], pair[1]))
-    tests = [Test(p, n, d) for d in numbers("--n-depth", args.n_depth) for p, n in pairs]
+    tests = [Test(p, n, d) for d in numbers("--n-depth", ",".join(args.n_depth or ["0"])) for p, n in pairs]
     if not tests:
         raise InvalidArgument("there is nothing to time: both -p and -n are 0")
     return tests

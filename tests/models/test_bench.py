@@ -59,7 +59,7 @@ def test_rows_in_every_format(shared: Path, capsys: Any) -> None:
             np.mean([1e9 * n_tokens / ns for ns in row["samples_ns"]]), rel=1e-3
         )
         assert (row["weight_bytes_per_s"] is None) == (row["n_prompt"] > 0)
-    lines = bench(capsys, *flags, "-o", "jsonl").splitlines()
+    lines = bench(capsys, *flags[:6], "-d", "0", "-d", "5", *flags[8:], "-o", "jsonl").splitlines()
     assert [json.loads(line)["n_depth"] for line in lines] == [0, 0, 0, 5, 5, 5]
     table = list(csv.DictReader(io.StringIO(bench(capsys, *flags, "-o", "csv"))))
     assert [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in table] == [
