@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 import time
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +96,9 @@ def test_sums_are_exact_in_slot_order(n: int, writers: list[int], provider: str,
 
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
-@pytest.mark.parametrize("wire", ["f32", "bf16"])
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    ("provider", "wire"), [*((provider, "f32") for provider in PROVIDERS), ("pages", "bf16")]
+)
 @pytest.mark.parametrize("n_runs", [100, pytest.param(1000, marks=pytest.mark.wide)])
 def test_bit_equal_over_many_runs_with_delays(
     provider: str, wire: str, n_runs: int, monkeypatch: pytest.MonkeyPatch
@@ -124,29 +127,36 @@ def test_bit_equal_over_many_runs_with_delays(
     summed.mesh.close()
 
 
+QUICK = {("pages", 0), ("scatter", 1), ("host-sum", 4), *((provider, None) for provider in PROVIDERS)}
+
+
 @pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0,0", "0,1")])
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("ahead", [0, 1, 4, None])
+@pytest.mark.parametrize(
+    ("provider", "ahead"),
+    [
+        pytest.param(*how, marks=[] if how in QUICK else pytest.mark.wide)
+        for how in product(PROVIDERS, (0, 1, 4, None))
+    ],
+)
 def test_whole_model_bits_do_not_depend_on_how(
     shared: Path, devices: list[str], provider: str, ahead: int | None
 ) -> None:
+    how: dict[str, Any] = {"provider": provider, "ahead": ahead}
+    want = logits(shared, *devices)
+    assert np.array_equal(logits(shared, *devices, **how), want)
+    assert nmse(logits(shared, *devices, **how, wire="bf16"), want) <= 1e-4
+
+
+@cache
+def logits(shared: Path, *devices: str, **options: Any) -> np.ndarray:
+    """Of a prompt, by the devices."""
     tokens = np.random.default_rng(5).integers(3, 512, 12).tolist()
-
-    def logits(**options: Any) -> np.ndarray:
-        runner = Runner(
-            shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16, **options
-        )
-        try:
-            return runner.step(tokens, [Run(0, 0, 12, 0)], range(12)).copy()
-        finally:
-            runner.close()
-
-    want = _straight.setdefault(str(devices), logits())
-    assert np.array_equal(logits(provider=provider, ahead=ahead), want)
-    assert nmse(logits(provider=provider, ahead=ahead, wire="bf16"), want) <= 1e-4
-
-
-_straight: dict[str, np.ndarray] = {}
+    path = shared / "models" / "stories260K-F32.gguf"
+    runner = Runner(path, devices=devices, n_ctx=32, n_ubatch=16, **options)
+    try:
+        return runner.step(tokens, [Run(0, 0, 12, 0)], range(12)).copy()
+    finally:
+        runner.close()
 
 
 def test_auto_wire_has_the_thresholds_of_the_field() -> None:

@@ -3,6 +3,7 @@ are."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from vkbackend.step import Run
 
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 TOKENS = np.random.default_rng(11).integers(3, 512, 20).tolist()
-_reference: dict[str, np.ndarray] = {}
 
 
 def run(
@@ -46,12 +46,15 @@ def run(
     return np.concatenate(parts), runner
 
 
+@cache
+def reference(shared: Path, device: str, name: str = "stories260K-F32") -> np.ndarray:
+    """The logits of one device that holds everything."""
+    return run(shared, [device], name)[0]
+
+
 def same(shared: Path, devices: list[str], **options: Any) -> Runner:
-    kind = devices[0]
-    if kind not in _reference:
-        _reference[kind] = run(shared, [kind])[0]
     logits, runner = run(shared, devices, **options)
-    assert nmse(logits, _reference[kind]) <= 1e-9
+    assert nmse(logits, reference(shared, devices[0])) <= 1e-9
     return runner
 
 
@@ -103,11 +106,8 @@ def test_every_placement_on_every_number_of_devices(
 ) -> None:
     """The logits of one device with everything on it; between two drivers the last bits differ."""
     name = "stories260K-moe8x-Q4_0" if kind == "experts" else "stories260K-F32"
-    if (key := f"Vulkan {name}") not in _reference:
-        _reference[key] = run(shared, ["0"], name)[0]
-    want = _reference[key]
     logits, runner = run(shared, devices.split(","), name, **options)
-    assert nmse(logits, want) <= (1e-6 if "1" in devices else 1e-9)
+    assert nmse(logits, reference(shared, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
     if kind not in ("embedding", "-ngl 6"):  # an own copy of the table is there anyway; 6 are all
         assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
@@ -321,9 +321,8 @@ def test_automatic_split_gives_equal_devices_equal_shares(
 @pytest.mark.parametrize("n", [1, 3])
 def test_experts_on_the_host(shared: Path, options: dict[str, Any], n: int) -> None:
     name = "stories260K-moe8x-Q4_0"
-    want = _reference.setdefault(name, run(shared, ["numpy"], name)[0])
     logits, runner = run(shared, ["numpy"] * n, name, **options)
-    assert nmse(logits, want) <= 1e-9
+    assert nmse(logits, reference(shared, "numpy", name)) <= 1e-9
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
 
@@ -342,14 +341,18 @@ def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
         Runner(path, devices=["numpy"], n_ctx=2 * fitting)
 
 
-@pytest.mark.parametrize("provider", ["auto", "pages", "scatter", "host-sum"])
+@cache
+def on_three(shared: Path, **how: Any) -> np.ndarray:
+    path = shared / "models" / "stories260K-Q8_0.gguf"
+    with LLM(path, devices=["numpy"] * 3, n_ctx=32, **how) as llm:
+        return llm.logits(TOKENS[:6])
+
+
+@pytest.mark.parametrize("provider", ["pages", "scatter", "host-sum"])
 @pytest.mark.parametrize("ahead", [None, 0, 1])
 def test_how_devices_meet_changes_no_bit(shared: Path, provider: str, ahead: int | None) -> None:
-    path = shared / "models" / "stories260K-Q8_0.gguf"
-    with LLM(path, devices=["numpy"] * 3, n_ctx=32, reduce_provider=provider, submit_ahead=ahead) as llm:
-        logits = llm.logits(TOKENS[:6])
-    want = _reference.setdefault("meet", logits)
-    assert np.array_equal(logits, want)
+    logits = on_three(shared, reduce_provider=provider, submit_ahead=ahead)
+    assert np.array_equal(logits, on_three(shared))
 
 
 @pytest.mark.parametrize("options", [{"reduce_provider": "p2p"}, {"submit_ahead": -1}], ids=str)
