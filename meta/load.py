@@ -7,7 +7,7 @@ what it can read in the file as it lies (mapped.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.host_copy import copy_into, touch
-from vkbackend.memory import HostPages, Pages, allocate
+from vkbackend.memory import FilePages, HostPages, Pages, allocate
 from vkbackend.meta.mapped import map_weights
 from vkbackend.meta.slices import (
     Load,
@@ -53,22 +53,11 @@ def load_weights(
         for load in loads
     }
     pages: list[Pages] = []
-    mapped: list[set[str]] = []
-    in_file = [load for load in loads if load.in_file]
     for d, device in enumerate(devices):
-        if in_file:
-            pages += map_weights(device, d, in_file, source.file, weights)
-        mapped.append({load.name for load in loads if weights[load.name].pieces[d]})
-        for home in (Home.WEIGHTS, Home.HOST):
-            here = [load for load in loads if load.home is home and load.name not in mapped[d]]
-            wanted = own_pieces(here, d, piece_nbytes(device))
-            views = allocate(device, [(shape, load.dtype) for load, _, shape in wanted], home, home.value)
-            for (load, first, _), view in zip(wanted, views, strict=True):
-                weights[load.name].pieces[d].append((first, view))
+        pages += _place(device, d, loads, source, weights)
     total = sum(view.nbytes for w in weights.values() for pieces in w.pieces for _, view in pieces)
-    for load in loads:
-        if load.shared and any(load.name not in names for names in mapped):
-            total += source.data(load.name).nbytes
+    to_share = [load for load in loads if load.shared and not all(weights[load.name].pieces)]
+    total += sum(source.data(load.name).nbytes for load in to_share)
     done = 0
 
     def advance(nbytes: int) -> None:
@@ -78,23 +67,42 @@ def load_weights(
             progress(done, total)
 
     for load in loads:
-        weight, raw, sharing = weights[load.name], source.data(load.name), []
+        weight, raw = weights[load.name], source.data(load.name)
         for d, device in enumerate(devices):
-            if load.name in mapped[d]:
-                for _, view in weight.pieces[d]:
-                    _touch(view, advance)
+            if _is_mapped(weight.pieces[d]):
+                _touch(weight.pieces[d], advance)
             elif load.shared:
-                sharing.append(d)
+                continue
             elif len(load.shape) == 3:
                 _fill_experts(device, load, d, weight, raw, advance)
             else:
                 _fill(device, load, d, weight.pieces[d], raw, advance)
             if len(load.shape) == 3 and weight.pieces[d]:
                 weight.starts[d] = _starts(device, load, d)
-        if sharing:
-            pages += _load_shared(devices, sharing, load, weight, raw)
+        if load in to_share:
+            pages += _load_shared(devices, load, weight, raw)
             advance(raw.nbytes)
     return weights, pages
+
+
+def _place(
+    device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
+) -> list[FilePages]:
+    """Give `weights` their views on `device`, the d-th, but for tables that devices share; returns the pages
+    of what it reads in the file."""
+    in_file = [load for load in loads if load.in_file]
+    pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
+    rest = [load for load in loads if not weights[load.name].pieces[d]]
+    for home in (Home.WEIGHTS, Home.HOST):
+        wanted = own_pieces([load for load in rest if load.home is home], d, piece_nbytes(device))
+        views = allocate(device, [(shape, load.dtype) for load, _, shape in wanted], home, home.value)
+        for (load, first, _), view in zip(wanted, views, strict=True):
+            weights[load.name].pieces[d].append((first, view))
+    return pages
+
+
+def _is_mapped(pieces: Sequence[tuple[int, View]]) -> bool:
+    return any(view.buffer.home is Home.MAPPED for _, view in pieces)  # type: ignore[union-attr]
 
 
 def _fill(
@@ -125,13 +133,14 @@ def _fill(
             advance(part.nbytes)
 
 
-def _touch(view: View, advance: Callable[[int], None]) -> None:
-    """Have the pages of a view of the file in memory now, rather than in the first step."""
-    held = view.buffer.host[view.offset : view.end]  # type: ignore[union-attr]
-    for at in range(0, held.size, PIECE_NBYTES):
-        part = held[at : at + PIECE_NBYTES]
-        touch(part)
-        advance(part.size)
+def _touch(pieces: Sequence[tuple[int, View]], advance: Callable[[int], None]) -> None:
+    """Have the file's pages in memory now, rather than in the first step."""
+    for _, view in pieces:
+        held = view.buffer.host[view.offset : view.end]  # type: ignore[union-attr]
+        for at in range(0, held.size, PIECE_NBYTES):
+            part = held[at : at + PIECE_NBYTES]
+            touch(part)
+            advance(part.size)
 
 
 def _fill_experts(
@@ -182,17 +191,16 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         yield rest
 
 
-def _load_shared(
-    devices: Sequence[Device], sharing: Sequence[int], load: Load, weight: Weight, raw: np.ndarray
-) -> list[Pages]:
-    """One copy in pinned pages that the devices `sharing` it read; one that cannot import them gets a
-    host-visible copy."""
+def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
+    """One copy in pinned pages that all devices read that do not read it in the file; one that cannot import
+    them gets a host-visible copy."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)
     copy_into(pages.bytes[: raw.nbytes], raw)
-    for d in sharing:
-        device = devices[d]
+    for d, device in enumerate(devices):
+        if weight.pieces[d]:
+            continue
         row_bytes = row_nbytes(load.dtype, load.shape[-1])
         firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
         try:
