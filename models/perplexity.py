@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,17 @@ LogProbs = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the tokens scored so far; divergences only beside a base."""
+    """Sums over the tokens scored so far; beside a base also of the differences from it: of the negative log
+    likelihood (`rise`), squares of those of the token's probability, and the divergence of every token."""
 
     n: int = 0
     nll: float = 0.0
     nll2: float = 0.0
-    base_nll: float = 0.0
-    kld: float = 0.0
-    kld2: float = 0.0
+    rise: float = 0.0
+    rise2: float = 0.0
+    dp2: float = 0.0
     same_top: int = 0
+    klds: list[float] = field(default_factory=list)
 
     @property
     def ppl(self) -> float:
@@ -48,13 +50,22 @@ class Score:
         """Standard error of the perplexity."""
         return self.ppl * _error(self.nll, self.nll2, self.n)
 
-    @property
-    def mean_kld(self) -> float:
-        return self.kld / self.n
-
-    @property
-    def kld_error(self) -> float:
-        return _error(self.kld, self.kld2, self.n)
+    def beside_base(self) -> dict[str, float]:
+        """What the differences say; `_error`: the standard error of the value before it."""
+        klds, ratio, same = np.array(self.klds), math.exp(self.rise / self.n), self.same_top / self.n
+        return {
+            "base_ppl": self.ppl / ratio,
+            "ppl_ratio": ratio,
+            "ppl_ratio_error": ratio * _error(self.rise, self.rise2, self.n),
+            "mean_kld": float(klds.mean()),
+            "kld_error": _error(float(klds.sum()), float((klds * klds).sum()), self.n),
+            "max_kld": float(klds.max()),
+            "kld_99_9": float(np.quantile(klds, 0.999)),
+            "median_kld": float(np.median(klds)),
+            "rms_dp": math.sqrt(self.dp2 / self.n),
+            "same_top": same,
+            "same_top_error": _error(self.same_top, self.same_top, self.n),
+        }
 
     def add(self, logp: LogProbs, tokens: Sequence[int], base: LogProbs | None = None) -> None:
         """Score rows of log-probabilities [n, n_vocab] of the tokens that followed."""
@@ -64,10 +75,12 @@ class Score:
         self.nll += float(nll.sum())
         self.nll2 += float((nll * nll).sum())
         if base is not None:
-            kld = (np.exp(base) * (base - logp)).sum(axis=1)
-            self.base_nll -= float(base[rows, tokens].sum())
-            self.kld += float(kld.sum())
-            self.kld2 += float((kld * kld).sum())
+            rise = nll + base[rows, tokens]
+            dp = np.exp(-nll) - np.exp(base[rows, tokens])
+            self.rise += float(rise.sum())
+            self.rise2 += float((rise * rise).sum())
+            self.dp2 += float((dp * dp).sum())
+            self.klds += (np.exp(base) * (base - logp)).sum(axis=1).tolist()
             self.same_top += int((base.argmax(axis=1) == logp.argmax(axis=1)).sum())
 
 

@@ -2,7 +2,7 @@
 
 The table is made from the code: a small model of each architecture is laid out over devices, and its weights'
 roles, its caches and its states say what a column says. --json names the tests that prove each column, one of
-them per architecture; `--all` runs all of them.
+them per architecture; `pytest --all` runs all of them.
 """
 
 from __future__ import annotations

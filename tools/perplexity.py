@@ -2,14 +2,13 @@
 
 The text is cut into windows of --ctx-size tokens and the second half of each is scored. With
 --save-all-logits the log-probabilities are kept as a base; with --kl-divergence-base they are compared with
-one that another model (another quantization, other devices) left: mean KL divergence, and how often both
-would pick the same token.
+one that another model (another quantization, other devices) left: the KL divergence, how the token's
+probability changed, and how often both would pick the same token.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -97,14 +96,7 @@ def summary(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> dict
         "windows": n_windows,
         "n_ctx": n_ctx,
     }
-    if beside_base:
-        found |= {
-            "base_ppl": math.exp(score.base_nll / score.n),
-            "mean_kld": score.mean_kld,
-            "kld_error": score.kld_error,
-            "same_top": score.same_top / score.n,
-        }
-    return found
+    return found | (score.beside_base() if beside_base else {})
 
 
 def tell(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> None:
@@ -112,9 +104,14 @@ def tell(score: Score, n_windows: int, n_ctx: int, beside_base: bool) -> None:
     write(f"{score.n} tokens scored in {n_windows} windows of {n_ctx}\n")
     write(f"Final estimate: PPL = {score.ppl:.4f} +/- {score.ppl_error:.5f}\n")
     if beside_base:
-        write(f"PPL of the base: {math.exp(score.base_nll / score.n):.4f}\n")
-        write(f"Mean KLD: {score.mean_kld:.6f} +/- {score.kld_error:.6f}\n")
-        write(f"Same top token: {100 * score.same_top / score.n:.3f} %\n")
+        b = score.beside_base()
+        write(f"PPL of the base: {b['base_ppl']:.4f}\n")
+        write(f"PPL / PPL of the base: {b['ppl_ratio']:.6f} +/- {b['ppl_ratio_error']:.6f}\n")
+        write(f"Mean KLD: {b['mean_kld']:.6f} +/- {b['kld_error']:.6f}\n")
+        write(f"Maximum KLD: {b['max_kld']:.6f}\n99.9 % KLD: {b['kld_99_9']:.6f}\n")
+        write(f"Median KLD: {b['median_kld']:.6f}\n")
+        write(f"RMS change of the token's probability: {100 * b['rms_dp']:.3f} %\n")
+        write(f"Same top token: {100 * b['same_top']:.3f} +/- {100 * b['same_top_error']:.3f} %\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from models.llama_float64 import forward
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.gguf import GGUF
-from vkbackend.models.perplexity import LEVELS, Base, Saving, log_softmax, windows
+from vkbackend.models.perplexity import LEVELS, Base, Saving, Score, log_softmax, windows
 from vkbackend.models.tokenizer import Tokenizer
 from vkbackend.tools.cli import main
 
@@ -69,6 +69,34 @@ def test_divergence_from_a_base(shared: Path, capsys: Any, tmp_path: Path) -> No
     assert same["base_ppl"] == pytest.approx(own["ppl"], rel=1e-3)
     other = perplexity(capsys, shared, "Q4_0", *window, "--kl-divergence-base", base)
     assert other["mean_kld"] > 100 * abs(same["mean_kld"]) and other["same_top"] < 1
+
+
+def test_differences_from_a_base_are_those_of_the_definitions() -> None:
+    rng, score = np.random.default_rng(), Score()
+    logp, base = (log_softmax(rng.normal(0, 2, (40, 7)).astype(np.float32)) for _ in range(2))
+    tokens = rng.integers(0, 7, 40)
+    for begin in (0, 13):  # in two parts
+        part = slice(begin, 13 if not begin else 40)
+        score.add(logp[part], tokens[part].tolist(), base[part])
+    found, rows = score.beside_base(), np.arange(40)
+    p, q = np.exp(logp), np.exp(base)
+    klds = np.array([sum(q[i, t] * math.log(q[i, t] / p[i, t]) for t in range(7)) for i in rows])
+    log_ratios = np.log(q[rows, tokens] / p[rows, tokens])
+    same = p.argmax(1) == q.argmax(1)
+    want = {
+        "base_ppl": math.exp(-np.log(q[rows, tokens]).mean()),
+        "ppl_ratio": math.exp(log_ratios.mean()),
+        "ppl_ratio_error": math.exp(log_ratios.mean()) * log_ratios.std(ddof=1) / math.sqrt(40),
+        "mean_kld": klds.mean(),
+        "kld_error": klds.std(ddof=1) / math.sqrt(40),
+        "max_kld": klds.max(),
+        "kld_99_9": np.percentile(klds, 99.9),
+        "median_kld": np.median(klds),
+        "rms_dp": math.sqrt(((p - q)[rows, tokens] ** 2).mean()),
+        "same_top": same.mean(),
+        "same_top_error": same.std(ddof=1) / math.sqrt(40),
+    }
+    assert found == pytest.approx(want, rel=1e-9)
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
