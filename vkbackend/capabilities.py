@@ -4,11 +4,12 @@ opening it."""
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vkbackend.cooperative import units_of
-from vkbackend.limits import Limits, MatrixUnits
+from vkbackend.limits import Limits, MatrixUnits, plausible
 from vkbackend.vk import (
     API_1_1,
     API_1_2,
@@ -102,6 +103,8 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     bus, driver = new("VkPhysicalDevicePCIBusInfoPropertiesEXT"), new("VkPhysicalDeviceDriverProperties")
     size_control = new("VkPhysicalDeviceSubgroupSizeControlProperties")
     maint3 = new("VkPhysicalDeviceMaintenance3Properties")
+    maint4 = new("VkPhysicalDeviceMaintenance4Properties", maxBufferSize=(1 << 64) - 1)
+    has_maint4 = api >= API_1_3 or "VK_KHR_maintenance4" in extensions
     dots = new("VkPhysicalDeviceShaderIntegerDotProductProperties")
     has_driver = api >= API_1_2 or "VK_KHR_driver_properties" in extensions
     has_size_control = api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions
@@ -111,6 +114,7 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
             ids,
             sub,
             maint3,
+            has_maint4 and maint4,
             has_driver and driver,
             has_size_control and size_control,
             (api >= API_1_3 or "VK_KHR_shader_integer_dot_product" in extensions) and dots,
@@ -157,25 +161,30 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
         else None,
         heaps=_heaps(physical, bool(features["memory_budget"])),
         features=features,
-        limits={
-            "max_invocations": min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]),
-            "max_shared_nbytes": limits.maxComputeSharedMemorySize,
-            "max_groups_x": limits.maxComputeWorkGroupCount[0],
-            "max_groups_y": limits.maxComputeWorkGroupCount[1],
-            "max_groups_z": limits.maxComputeWorkGroupCount[2],
-            "max_storage_range": limits.maxStorageBufferRange,
-            "max_uniform_range": limits.maxUniformBufferRange,
-            "max_push_nbytes": limits.maxPushConstantsSize,
-            "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
-            "max_allocation_nbytes": maint3.maxMemoryAllocationSize,
-            "max_allocations": limits.maxMemoryAllocationCount,
-            "storage_align": limits.minStorageBufferOffsetAlignment,
-            "uniform_align": limits.minUniformBufferOffsetAlignment,
-            "host_import_align": host.minImportedHostPointerAlignment,
-            "subgroup_size": subgroup_size(vendor, sub.subgroupSize, features),
-            "timestamp_valid_bits": compute_family(physical)[1],  # type: ignore[index]
-            "timestamp_ps": round(limits.timestampPeriod * 1000),
-        },
+        limits=plausible(
+            {
+                "max_invocations": min(
+                    limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]
+                ),
+                "max_shared_nbytes": limits.maxComputeSharedMemorySize,
+                "max_groups_x": limits.maxComputeWorkGroupCount[0],
+                "max_groups_y": limits.maxComputeWorkGroupCount[1],
+                "max_groups_z": limits.maxComputeWorkGroupCount[2],
+                "max_storage_range": limits.maxStorageBufferRange,
+                "max_uniform_range": limits.maxUniformBufferRange,
+                "max_push_nbytes": limits.maxPushConstantsSize,
+                "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
+                "max_allocation_nbytes": min(maint3.maxMemoryAllocationSize, maint4.maxBufferSize),
+                "max_allocations": limits.maxMemoryAllocationCount,
+                "storage_align": limits.minStorageBufferOffsetAlignment,
+                "uniform_align": limits.minUniformBufferOffsetAlignment,
+                "host_import_align": host.minImportedHostPointerAlignment,
+                "subgroup_size": subgroup_size(vendor, sub.subgroupSize, features),
+                # A counter without a period tells no time.
+                "timestamp_valid_bits": compute_family(physical)[1] if limits.timestampPeriod > 0 else 0,  # type: ignore[index]
+                "timestamp_ps": round(limits.timestampPeriod * 1000),
+            }
+        ),
         matrix_units=units_of(instance, physical, features, int(lanes)),
         physical=physical,
     )
@@ -260,7 +269,7 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
         Heap(
             heaps[i].size,
             bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
-            min(budget.heapBudget[i], heaps[i].size),
+            min(budget.heapBudget[i], heaps[i].size),  # 0: left out
         )
         for i in range(memory.memoryProperties.memoryHeapCount)
     )
@@ -283,11 +292,17 @@ def free_nbytes(info: DeviceInfo) -> int | None:
     budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
     memory = new("VkPhysicalDeviceMemoryProperties2", budget)
     lib.vkGetPhysicalDeviceMemoryProperties2(info.physical, memory)
-    return max(
-        max(0, min(budget.heapBudget[i], heap.nbytes) - budget.heapUsage[i])
-        for i, heap in enumerate(info.heaps)
-        if heap.device_local
-    )
+    return left_of(info.heaps, list(budget.heapBudget), list(budget.heapUsage))
+
+
+def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
+    """Bytes left of the device-local heap that has most of them; None where the driver names no budget."""
+    left = [
+        max(0, min(budgets[i], heap.nbytes) - used[i])
+        for i, heap in enumerate(heaps)
+        if heap.device_local and budgets[i]
+    ]
+    return max(left, default=None)
 
 
 def compute_family(physical: Any) -> tuple[int, int] | None:

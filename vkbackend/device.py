@@ -408,7 +408,7 @@ class VulkanDevice(Device):
         if result == C.VK_TIMEOUT:
             return False
         lib.vkDestroyFence(self.vk, fence[0], NULL)
-        return True
+        return self.lost or result == C.VK_SUCCESS  # else nothing says that the work is over
 
     def close(self) -> None:
         """Release everything. A device that stopped answering is left as it is: destroying what is pending is

@@ -10,7 +10,7 @@ from typing import Any
 
 from vkbackend import env
 from vkbackend.capabilities import DeviceInfo, asdict_shallow, describe
-from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.vk import (
     API_1_1,
     API_1_3,
@@ -153,13 +153,17 @@ def devices() -> list[DeviceInfo]:
     """Every physical device of Vulkan 1.1 or newer with a compute queue: real GPUs first, software devices
     last, among equals those with fp16 first."""
     inst = instance()
-    found = [
-        info
-        for physical in enumerate_all(
-            lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, what="vkEnumeratePhysicalDevices"
-        )
-        if (info := describe(inst.handle, physical, inst.version)) is not None
-    ]
+    found = []
+    for physical in enumerate_all(
+        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, what="vkEnumeratePhysicalDevices"
+    ):
+        try:
+            info = describe(inst.handle, physical, inst.version)
+        except VkbackendError as error:  # of one driver, which must not hide the others
+            env.log(1, f"a device is left out: {error}")
+            continue
+        if info is not None:
+            found.append(info)
     found.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
     return [DeviceInfo(**(asdict_shallow(info) | {"index": i})) for i, info in enumerate(found)]
 

@@ -51,3 +51,26 @@ class Limits:
     def floor(cls) -> Limits:
         """The portable floor; ops recorded for it run on every device."""
         return cls()
+
+
+# What Vulkan guarantees of a limit, by the names of DeviceInfo.limits.
+_GUARANTEED = {
+    "max_invocations": 128,
+    "max_shared_nbytes": 16_384,
+    "max_groups_x": 65_535,
+    "max_groups_y": 65_535,
+    "max_groups_z": 65_535,
+    "max_storage_range": 1 << 27,
+    "max_uniform_range": 16_384,
+    "max_push_nbytes": 128,
+    "max_storage_buffers": 4,
+    "max_allocation_nbytes": 1 << 30,
+    "max_allocations": 4096,
+    "subgroup_size": 1,
+}
+
+
+def plausible(reported: dict[str, int]) -> dict[str, int]:
+    """The limits that a driver reports, with what Vulkan guarantees for those that it says are 0: then it
+    left them out."""
+    return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}
