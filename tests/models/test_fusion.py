@@ -133,6 +133,18 @@ def test_a_value_that_others_read_stays() -> None:
     assert ops_of(chain.fused()) == ["rms_norm", "kv_store", "kv_store"]
 
 
+def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
+    chain = Chain()
+    chain.normed = kept(192, 3, 16)  # others may read it behind the step
+    chain.norm()
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+    chain = Chain()
+    chain.rec.copy(chain.x, chain.normed)
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rope"]
+
+
 def test_what_a_maker_reads_must_still_be_there() -> None:
     chain = Chain()
     chain.norm()
