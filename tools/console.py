@@ -22,10 +22,16 @@ from rich.table import Table
 from rich.text import Text
 
 MIB = 1 << 20
+SHORT_WORD = 12  # characters
+MANY_COLUMNS = 8  # stand closer together, to fit a terminal of 80
 PIPE_WIDTH = 160  # columns where there is no terminal: enough for every table unwrapped
 
 
 class _Console(Console):
+    def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
+        """What is too wide for a terminal goes on in its next line; rich would leave it out."""
+        super().print(*objects, crop=crop, **options)
+
     def on_broken_pipe(self) -> None:
         """The command line's main decides what a reader that went away means, not rich."""
         raise BrokenPipeError
@@ -50,9 +56,13 @@ def printable(text: str, keep: str = "") -> str:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table; numbers stand right, and no cell is read as markup."""
     out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    out.collapse_padding = len(columns) > MANY_COLUMNS
     for i, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
-        whole = [*column.split(), *(_cell(row[i]) for row in rows if numeric)]  # never cut in two
+        cells = [_cell(row[i]) for row in rows]
+        words = [word for cell in cells for word in cell.split()]
+        short = [word for word in (*cells, *words) if numeric or len(word) <= SHORT_WORD]
+        whole = [*column.split(), *short]  # never cut in two
         out.add_column(
             Text(column),
             justify="right" if numeric else "left",
