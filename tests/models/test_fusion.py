@@ -145,6 +145,21 @@ def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
     assert ops_of(chain.fused()) == ["rope"]
 
 
+def test_heads_are_not_normed_or_rotated_for_two() -> None:
+    norm, cos_sin = ops.HeadNorm(None, 1e-5), Chain().cos_sin
+    chain = Chain()
+    chain.norm()
+    x, y = chain.normed.reshape(3, 2, 8), chain.turned.reshape(3, 2, 8)
+    ops.rope(chain.rec, LIMITS, x, cos_sin, y, half_split=True, norm=norm)
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+    for how in ({"norm": norm}, {"rotation": ops.Rotation(cos_sin, half_split=True)}):
+        chain = Chain()
+        chain.rope()
+        store: tuple[View, ...] = chain.turned, chain.cells, chain.cache, chain.step
+        ops.kv_store(chain.rec, LIMITS, *store, head_dim=8, **how)  # type: ignore[arg-type]
+        assert ops_of(chain.fused()) == ["rope", "kv_store"]
+
+
 def test_what_a_maker_reads_must_still_be_there() -> None:
     chain = Chain()
     chain.norm()
