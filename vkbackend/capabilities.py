@@ -6,6 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from vkbackend.cooperative import units_of
@@ -90,70 +91,50 @@ def extensions_of(physical: Any) -> set[str]:
     return {string(p.extensionName) for p in found}
 
 
+_NEVER = 1 << 32  # no version of Vulkan has it without an extension
+# Structs of properties: our name -> (Vulkan's, the version that has it, or the extension).
+_PROPERTIES = {
+    "ids": ("VkPhysicalDeviceIDProperties", API_1_1, ""),
+    "subgroup": ("VkPhysicalDeviceSubgroupProperties", API_1_1, ""),
+    "maintenance3": ("VkPhysicalDeviceMaintenance3Properties", API_1_1, ""),
+    "maintenance4": ("VkPhysicalDeviceMaintenance4Properties", API_1_3, "VK_KHR_maintenance4"),
+    "driver": ("VkPhysicalDeviceDriverProperties", API_1_2, "VK_KHR_driver_properties"),
+    "size_control": (
+        "VkPhysicalDeviceSubgroupSizeControlProperties", API_1_3, "VK_EXT_subgroup_size_control"),
+    "dots": (
+        "VkPhysicalDeviceShaderIntegerDotProductProperties", API_1_3, "VK_KHR_shader_integer_dot_product"),
+    "host": ("VkPhysicalDeviceExternalMemoryHostPropertiesEXT", _NEVER, "VK_EXT_external_memory_host"),
+    "bus": ("VkPhysicalDevicePCIBusInfoPropertiesEXT", _NEVER, "VK_EXT_pci_bus_info"),
+}  # fmt: skip
+
+
 def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo | None:
     """The capability table of a device, or None if it is older than Vulkan 1.1 or cannot compute."""
     base = new("VkPhysicalDeviceProperties2")
     lib.vkGetPhysicalDeviceProperties(physical, ffi.addressof(base, "properties"))
     api = min(base.properties.apiVersion, instance_version)
-    if api < API_1_1 or compute_family(physical) is None:
+    if api < API_1_1 or (family := compute_family(physical)) is None:
         return None
     extensions = extensions_of(physical)
-    ids, sub = new("VkPhysicalDeviceIDProperties"), new("VkPhysicalDeviceSubgroupProperties")
-    host = new("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
-    bus, driver = new("VkPhysicalDevicePCIBusInfoPropertiesEXT"), new("VkPhysicalDeviceDriverProperties")
-    size_control = new("VkPhysicalDeviceSubgroupSizeControlProperties")
-    maint3 = new("VkPhysicalDeviceMaintenance3Properties")
-    maint4 = new("VkPhysicalDeviceMaintenance4Properties", maxBufferSize=(1 << 64) - 1)
-    has_maint4 = api >= API_1_3 or "VK_KHR_maintenance4" in extensions
-    dots = new("VkPhysicalDeviceShaderIntegerDotProductProperties")
-    has_driver = api >= API_1_2 or "VK_KHR_driver_properties" in extensions
-    has_size_control = api >= API_1_3 or "VK_EXT_subgroup_size_control" in extensions
-    _chain(
-        base,
-        [
-            ids,
-            sub,
-            maint3,
-            has_maint4 and maint4,
-            has_driver and driver,
-            has_size_control and size_control,
-            (api >= API_1_3 or "VK_KHR_shader_integer_dot_product" in extensions) and dots,
-            "VK_EXT_external_memory_host" in extensions and host,
-            "VK_EXT_pci_bus_info" in extensions and bus,
-        ],
-    )
-    lib.vkGetPhysicalDeviceProperties2(physical, base)
-    properties = base.properties
-    limits = properties.limits
+    p = _properties(physical, api, extensions)
     features = _features(physical, api, extensions)
-    features |= {
-        "device_map": _maps_device_memory(physical),
-        "host_import": "VK_EXT_external_memory_host" in extensions,
-        "memory_budget": "VK_EXT_memory_budget" in extensions,
-        "subgroup_arithmetic": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_ARITHMETIC_BIT),
-        "subgroup_shuffle": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_SHUFFLE_BIT),
-        "subgroup_min": size_control.minSubgroupSize or sub.subgroupSize,
-        "subgroup_max": size_control.maxSubgroupSize or sub.subgroupSize,
-    }
-    features |= {
-        "subgroup_size_control": bool(
-            features["subgroup_size_control"]
-            and size_control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
-        ),
-        "int_dot_accelerated": bool(dots.integerDotProduct4x8BitPackedSignedAccelerated),
-    }
+    features |= _features_in_properties(p, features)
+    properties, bus = p.base.properties, p.bus
     version, reported = properties.driverVersion, properties.apiVersion
     vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
     # Intel's matrix units belong to its smallest subgroups, not to those it has by default.
-    lanes = features["subgroup_min"] if vendor == "Intel" else sub.subgroupSize
+    lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
+    limits = _limits(p, family[1]) | {
+        "subgroup_size": subgroup_size(vendor, p.subgroup.subgroupSize, features)
+    }
     return DeviceInfo(
         index=-1,
         name=string(properties.deviceName),
-        uuid=str(uuid.UUID(bytes=bytes(ids.deviceUUID))),
-        driver_uuid=str(uuid.UUID(bytes=bytes(ids.driverUUID))),
+        uuid=str(uuid.UUID(bytes=bytes(p.ids.deviceUUID))),
+        driver_uuid=str(uuid.UUID(bytes=bytes(p.ids.driverUUID))),
         vendor=vendor,
-        driver=string(driver.driverName) or "unknown",
-        driver_version=string(driver.driverInfo) or f"0x{version:08x}",
+        driver=string(p.driver.driverName) or "unknown",
+        driver_version=string(p.driver.driverInfo) or f"0x{version:08x}",
         api=".".join(map(str, (reported >> 22, reported >> 12 & 0x3FF, reported & 0xFFF))),
         type=_TYPES.get(properties.deviceType, "other"),
         pci=f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction}"
@@ -161,33 +142,63 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
         else None,
         heaps=_heaps(physical, bool(features["memory_budget"])),
         features=features,
-        limits=plausible(
-            {
-                "max_invocations": min(
-                    limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]
-                ),
-                "max_shared_nbytes": limits.maxComputeSharedMemorySize,
-                "max_groups_x": limits.maxComputeWorkGroupCount[0],
-                "max_groups_y": limits.maxComputeWorkGroupCount[1],
-                "max_groups_z": limits.maxComputeWorkGroupCount[2],
-                "max_storage_range": limits.maxStorageBufferRange,
-                "max_uniform_range": limits.maxUniformBufferRange,
-                "max_push_nbytes": limits.maxPushConstantsSize,
-                "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
-                "max_allocation_nbytes": min(maint3.maxMemoryAllocationSize, maint4.maxBufferSize),
-                "max_allocations": limits.maxMemoryAllocationCount,
-                "storage_align": limits.minStorageBufferOffsetAlignment,
-                "uniform_align": limits.minUniformBufferOffsetAlignment,
-                "host_import_align": host.minImportedHostPointerAlignment,
-                "subgroup_size": subgroup_size(vendor, sub.subgroupSize, features),
-                # A counter without a period tells no time.
-                "timestamp_valid_bits": compute_family(physical)[1] if limits.timestampPeriod > 0 else 0,  # type: ignore[index]
-                "timestamp_ps": round(limits.timestampPeriod * 1000),
-            }
-        ),
+        limits=plausible(limits),
         matrix_units=units_of(instance, physical, features, int(lanes)),
         physical=physical,
     )
+
+
+def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
+    """The structs of _PROPERTIES, zeros where the device has none, and what they were asked with."""
+    structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
+    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # where nothing limits it
+    base = new("VkPhysicalDeviceProperties2")
+    known = (key for key, (_, version, name) in _PROPERTIES.items() if _has(api, extensions, version, name))
+    _chain(base, [structs[key] for key in known])
+    lib.vkGetPhysicalDeviceProperties2(physical, base)
+    return SimpleNamespace(physical=physical, extensions=extensions, base=base, **structs)
+
+
+def _features_in_properties(
+    p: SimpleNamespace, features: dict[str, bool | int | str]
+) -> dict[str, bool | int | str]:
+    """Features that no struct of features has."""
+    sub, control = p.subgroup, p.size_control
+    asked = control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
+    return {
+        "device_map": _maps_device_memory(p.physical),
+        "host_import": "VK_EXT_external_memory_host" in p.extensions,
+        "memory_budget": "VK_EXT_memory_budget" in p.extensions,
+        "subgroup_arithmetic": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_ARITHMETIC_BIT),
+        "subgroup_shuffle": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_SHUFFLE_BIT),
+        "subgroup_min": control.minSubgroupSize or sub.subgroupSize,
+        "subgroup_max": control.maxSubgroupSize or sub.subgroupSize,
+        "subgroup_size_control": bool(features["subgroup_size_control"] and asked),
+        "int_dot_accelerated": bool(p.dots.integerDotProduct4x8BitPackedSignedAccelerated),
+    }
+
+
+def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
+    limits = p.base.properties.limits
+    return {
+        "max_invocations": min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]),
+        "max_shared_nbytes": limits.maxComputeSharedMemorySize,
+        "max_groups_x": limits.maxComputeWorkGroupCount[0],
+        "max_groups_y": limits.maxComputeWorkGroupCount[1],
+        "max_groups_z": limits.maxComputeWorkGroupCount[2],
+        "max_storage_range": limits.maxStorageBufferRange,
+        "max_uniform_range": limits.maxUniformBufferRange,
+        "max_push_nbytes": limits.maxPushConstantsSize,
+        "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
+        "max_allocation_nbytes": min(p.maintenance3.maxMemoryAllocationSize, p.maintenance4.maxBufferSize),
+        "max_allocations": limits.maxMemoryAllocationCount,
+        "storage_align": limits.minStorageBufferOffsetAlignment,
+        "uniform_align": limits.minUniformBufferOffsetAlignment,
+        "host_import_align": p.host.minImportedHostPointerAlignment,
+        # A counter without a period tells no time.
+        "timestamp_valid_bits": timestamp_bits if limits.timestampPeriod > 0 else 0,
+        "timestamp_ps": round(limits.timestampPeriod * 1000),
+    }
 
 
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
@@ -199,15 +210,17 @@ def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | s
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
 
 
+def _has(api: int, extensions: set[str], version: int, extension: str) -> bool:
+    return api >= version or extension in extensions
+
+
 def _chain(head: Any, structs: list[Any]) -> None:
-    """Link the structs that are present behind `head`, in order."""
+    """Link the structs behind `head`, in order."""
     for struct in structs:
-        if struct:
-            head.pNext = struct
-            head = struct
+        head.pNext = struct
+        head = struct
 
 
-_NEVER = 1 << 32  # no version of Vulkan has it without an extension
 # Probe structs: name -> (the version that has it, or the extension, {our feature name: its field}).
 _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
     "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
@@ -239,7 +252,7 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
     return {
         name: (new(name), fields)
         for name, (version, extension, fields) in _STRUCTS.items()
-        if api >= version or extension in extensions
+        if _has(api, extensions, version, extension)
     }
 
 
@@ -261,7 +274,7 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
         new("VkPhysicalDeviceMemoryBudgetPropertiesEXT"),
         new("VkPhysicalDeviceMemoryProperties2"),
     )
-    _chain(memory, [has_budget and budget])
+    _chain(memory, [budget] if has_budget else [])
     lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
     heaps = memory.memoryProperties.memoryHeaps
     return tuple(
