@@ -3,7 +3,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 // y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x, in 8 bits: dot products of integers. A subgroup
-// has two rows of w at a time, its threads 16 elements of each, which share a scale; sums meet in the subgroup.
+// has two rows of w at a time, its threads a group of each, whose elements share a scale; sums meet in the subgroup.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
@@ -31,16 +31,19 @@ void main() {
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
-        for (uint i = 16 * lane; i < k; i += 16 * gl_SubgroupSize) {
-            const Quants q0 = quants16(start0, i);
-            const Quants q1 = quants16(start1, i);
+        for (uint i = GROUP * lane; i < k; i += GROUP * gl_SubgroupSize) {
+            const Group g0 = group_at(start0, i);
+            const Group g1 = group_at(start1, i);
             [[unroll]] for (uint r = 0; r < N; ++r) {
                 const uint x_row = x_off + r * q8_row_words(k);
-                const uint at = x_row + i / 4;
-                const uvec4 codes = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
-                const float d = uintBitsToFloat(x[x_row + q8_block(k, i)]);
-                const int x_sum = q8_sum16(x[x_row + q8_block(k, i) + 1], i);
-                sum[r] += d * vec2(product16(q0, codes, x_sum), product16(q1, codes, x_sum));
+                const uint block = x_row + q8_block(k, i);
+                uvec4 codes[GROUP / 16];
+                [[unroll]] for (uint c = 0; c < GROUP / 16; ++c) {
+                    const uint at = x_row + i / 4 + 4 * c;
+                    codes[c] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+                }
+                const int x_sum = group_sum(x[block + 1], i);
+                sum[r] += uintBitsToFloat(x[block]) * vec2(product(g0, codes, x_sum), product(g1, codes, x_sum));
             }
         }
         vec2 bias = vec2(0.0);

@@ -38,13 +38,16 @@ void main() {
         const uint start0 = expert_row(e, row);
         const uint start1 = expert_row(e, min(row + 1, e.n - 1));
         vec2 sum = vec2(0.0);
-        for (uint i = 16 * gl_SubgroupInvocationID; i < e.k; i += 16 * gl_SubgroupSize) {
-            const uint at = x_row + i / 4;
-            const uvec4 codes = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+        for (uint i = GROUP * gl_SubgroupInvocationID; i < e.k; i += GROUP * gl_SubgroupSize) {
+            uvec4 codes[GROUP / 16];
+            [[unroll]] for (uint c = 0; c < GROUP / 16; ++c) {
+                const uint at = x_row + i / 4 + 4 * c;
+                codes[c] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+            }
             const uint block = x_row + q8_block(x_stride, i);
-            const int x_sum = q8_sum16(x[block + 1], i);
+            const int x_sum = group_sum(x[block + 1], i);
             const vec2 products = vec2(
-                product16(quants16(start0, i), codes, x_sum), product16(quants16(start1, i), codes, x_sum)
+                product(group_at(start0, i), codes, x_sum), product(group_at(start1, i), codes, x_sum)
             );
             sum += uintBitsToFloat(x[block]) * products;
         }

@@ -100,9 +100,10 @@ float tail1(uint b) { // one element behind the last whole HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
-// 32 bits of two words from bit `shift` of the first on. In this form compilers of GPUs see their one instruction for it.
+// 32 bits of two words from bit `shift` of the first on. In this form compilers of GPUs see their one instruction for it,
+// and it is no branch: with branches SwiftShader took 30 s instead of one for mat_dot.
 uint joined(uint low, uint high, uint shift) {
-    return shift == 0 ? low : (low >> shift) | (high << (32 - shift));
+    return mix((low >> shift) | (high << (32 - shift)), low, shift == 0);
 }
 
 uint u32_at(uint at) {

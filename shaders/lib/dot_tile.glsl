@@ -22,8 +22,8 @@ vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile, where tm = thre
 
 // Half a row's slice: 16 elements from k on of row i of the tile, which starts at `start` in w.
 void hold_w(uint i, uint start, uint k) {
-    const Quants q = quants16(start, k);
     const uint part = k / 16 % 2;
+    const Quants q = quants16(start, k - 16 * part, 16 * part);
     [[unroll]] for (uint j = 0; j < 4; ++j) w_codes[(4 * part + j) * W_STRIDE + i] = q.codes[j];
     if (part < GROUPS) w_scale[part * TM + i] = vec2(q.scale, q.low);
 }
@@ -37,15 +37,13 @@ void hold_x(uint r, uint j, uint row, uint width, uint k) {
     }
 }
 
-int group_sum(uint sums, uint group) { return GROUP == 32 ? q8_sum32(sums) : q8_sum16(sums, 16 * group); }
-
 // Adds the products of the slice.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;
     [[unroll]] for (uint g = 0; g < GROUPS; ++g) {
         ivec4 dots[RN];
-        [[unroll]] for (uint c = 0; c < RN; ++c) dots[c] = ivec4(-CODE_OFFSET * group_sum(x_sums[tn + c * N_THREADS], g));
+        [[unroll]] for (uint c = 0; c < RN; ++c) dots[c] = ivec4(-CODE_OFFSET * group_sum(x_sums[tn + c * N_THREADS], 16 * g));
         for (uint j = g * GROUP / 4; j < (g + 1) * GROUP / 4; ++j) {
             const uint at = j * W_STRIDE + tm;
             const ivec4 wv = ivec4(w_codes[at], w_codes[at + 16], w_codes[at + 32], w_codes[at + 48]);
@@ -59,7 +57,7 @@ void add_slice() {
         [[unroll]] for (uint c = 0; c < RN; ++c) {
             vec4 value = vec4(s[0].x, s[1].x, s[2].x, s[3].x) * vec4(dots[c]);
 #ifdef HAS_LOW
-            value += vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(x_sums[tn + c * N_THREADS], g));
+            value += vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(x_sums[tn + c * N_THREADS], 16 * g));
 #endif
             sum[c] += x_scale[tn + c * N_THREADS] * value;
         }

@@ -1,10 +1,11 @@
 // Weights of the formats whose codes fit in int8, 16 elements at a time, for dot products of integers; behind
-// dequant.glsl, whose block descriptions hold here.
+// dequant.glsl, whose block descriptions hold here, and q8.glsl.
 //
 //     value = scale * (code - CODE_OFFSET) + low, low only with HAS_LOW
-//     Quants quants16(uint start, uint k)       elements k..k+15 of a row, k a multiple of 16
+//     Quants quants16(uint start, uint k, uint part)      elements k + part..k + part + 15 of a row
 //
-// GROUP elements share scale and low: 16 or 32.
+// k is a multiple of 32, part 0 or 16; where it is a constant, what two parts share is read and unpacked once. GROUP
+// elements share scale and low: 16 or 32.
 #extension GL_EXT_spirv_intrinsics : require
 
 // OpSDot of packed vectors: the sum of the products of four int8 each.
@@ -17,7 +18,7 @@ int dot16(uvec4 a, uvec4 b) {
 }
 
 struct Quants {
-    uvec4 codes; // int8 each, element k + i in byte i
+    uvec4 codes; // int8 each, element k + part + i in byte i
     float scale, low;
 };
 
@@ -52,16 +53,16 @@ uvec4 looked_up(uvec4 words, uint shift) {
 const uint GROUP = 32;
 const int CODE_OFFSET = 8;
 
-Quants quants(uint b, uint k) { return Quants(bytes_of(u128_at(b + 2), k / 4, 15u), f16_at(b), 0.0); }
+Quants quants(uint b, uint k, uint part) { return Quants(bytes_of(u128_at(b + 2), part / 4, 15u), f16_at(b), 0.0); }
 
 #elif defined(TYPE_Q4_1)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
 #define HAS_LOW
 
-Quants quants(uint b, uint k) {
+Quants quants(uint b, uint k, uint part) {
     const vec2 dm = unpackHalf2x16(u32_at(b));
-    return Quants(bytes_of(u128_at(b + 4), k / 4, 15u), dm.x, dm.y);
+    return Quants(bytes_of(u128_at(b + 4), part / 4, 15u), dm.x, dm.y);
 }
 
 #elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
@@ -73,9 +74,9 @@ const int CODE_OFFSET = 0;
 #define HAS_LOW
 #endif
 
-Quants quants(uint b, uint k) {
-    const uvec4 high = spread16(u32_at(b + HEAD) >> k) << 4;
-    const uvec4 codes = bytes_of(u128_at(b + HEAD + 4), k / 4, 15u) | high;
+Quants quants(uint b, uint k, uint part) {
+    const uvec4 high = spread16(u32_at(b + HEAD) >> part) << 4;
+    const uvec4 codes = bytes_of(u128_at(b + HEAD + 4), part / 4, 15u) | high;
 #ifdef TYPE_Q5_0
     return Quants(codes, f16_at(b), 0.0);
 #else
@@ -88,26 +89,26 @@ Quants quants(uint b, uint k) {
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
 
-Quants quants(uint b, uint k) { return Quants(u128_at(b + 2 + k), f16_at(b), 0.0); }
+Quants quants(uint b, uint k, uint part) { return Quants(u128_at(b + 2 + part), f16_at(b), 0.0); }
 
 #elif defined(TYPE_MXFP4)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
 
-Quants quants(uint b, uint k) { return Quants(looked_up(u128_at(b + 1), k / 4), scale_of(b, k), 0.0); }
+Quants quants(uint b, uint k, uint part) { return Quants(looked_up(u128_at(b + 1), part / 4), scale_of(b, k), 0.0); }
 
 #elif defined(TYPE_IQ4_NL)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
 
-Quants quants(uint b, uint k) { return Quants(looked_up(u128_at(b + 2), k / 4), f16_at(b), 0.0); }
+Quants quants(uint b, uint k, uint part) { return Quants(looked_up(u128_at(b + 2), part / 4), f16_at(b), 0.0); }
 
 #elif defined(TYPE_IQ4_XS)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
 
-Quants quants(uint b, uint k) {
-    return Quants(looked_up(u128_at(b + 8 + k / 32 * 16), k % 32 / 4), scale_of(b, k), 0.0);
+Quants quants(uint b, uint k, uint part) {
+    return Quants(looked_up(u128_at(b + 8 + k / 32 * 16), part / 4), scale_of(b, k), 0.0);
 }
 
 #elif defined(TYPE_Q2_K)
@@ -115,19 +116,19 @@ const uint GROUP = 16;
 const int CODE_OFFSET = 0;
 #define HAS_LOW
 
-Quants quants(uint b, uint k) {
-    const vec2 s = scale_min(b, k);
-    return Quants(bytes_of(u128_at(b + 16 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u), s.x, -s.y);
+Quants quants(uint b, uint k, uint part) {
+    const vec2 s = scale_min(b, k + part);
+    return Quants(bytes_of(u128_at(b + 16 + k / 128 * 32 + part), k / 32 % 4 * 2, 3u), s.x, -s.y);
 }
 
 #elif defined(TYPE_Q3_K)
 const uint GROUP = 16;
 const int CODE_OFFSET = 4;
 
-Quants quants(uint b, uint k) {
-    const uvec4 h = bytes_of(u128_at(b + k % 32), k / 32, 1u);
-    const uvec4 q = bytes_of(u128_at(b + 32 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u);
-    return Quants(q | (h << 2), scale_of(b, k), 0.0);
+Quants quants(uint b, uint k, uint part) {
+    const uvec4 h = bytes_of(u128_at(b + part), k / 32, 1u);
+    const uvec4 q = bytes_of(u128_at(b + 32 + k / 128 * 32 + part), k / 32 % 4 * 2, 3u);
+    return Quants(q | (h << 2), scale_of(b, k + part), 0.0);
 }
 
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
@@ -135,10 +136,10 @@ const uint GROUP = 32;
 const int CODE_OFFSET = 0;
 #define HAS_LOW
 
-Quants quants(uint b, uint k) {
-    uvec4 codes = bytes_of(u128_at(b + CODES + k / 64 * 32 + k % 32), k / 32 % 2 * 4, 15u);
+Quants quants(uint b, uint k, uint part) {
+    uvec4 codes = bytes_of(u128_at(b + CODES + k / 64 * 32 + part), k / 32 % 2 * 4, 15u);
 #ifdef TYPE_Q5_K
-    codes |= bytes_of(u128_at(b + 16 + k % 32), k / 32, 1u) << 4;
+    codes |= bytes_of(u128_at(b + 16 + part), k / 32, 1u) << 4;
 #endif
     const vec2 s = scale_min(b, k);
     return Quants(codes, s.x, -s.y);
@@ -148,21 +149,44 @@ Quants quants(uint b, uint k) {
 const uint GROUP = 16;
 const int CODE_OFFSET = 32;
 
-Quants quants(uint b, uint k) {
+Quants quants(uint b, uint k, uint part) {
     const uint i = k / 128;
-    const uvec4 q = bytes_of(u128_at(b + i * 64 + k % 64), k / 64 % 2 * 4, 15u);
-    const uvec4 h = bytes_of(u128_at(b + 128 + i * 32 + k % 32), k / 32 % 4 * 2, 3u);
-    return Quants(q | (h << 4), scale_of(b, k), 0.0);
+    const uvec4 q = bytes_of(u128_at(b + i * 64 + k % 64 + part), k / 64 % 2 * 4, 15u);
+    const uvec4 h = bytes_of(u128_at(b + 128 + i * 32 + part), k / 32 % 4 * 2, 3u);
+    return Quants(q | (h << 4), scale_of(b, k + part), 0.0);
 }
 #endif
 
-Quants quants16(uint start, uint k) { return quants(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT); }
+Quants quants16(uint start, uint k, uint part) {
+    return quants(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT, part);
+}
 
-// The sum of 16 products without the scale of x, whose codes add up to `x_sum`.
-float product16(Quants q, uvec4 x_codes, int x_sum) {
-    float value = q.scale * float(dot16(q.codes, x_codes) - CODE_OFFSET * x_sum);
+// The elements k..k+GROUP-1 of a row, k a multiple of GROUP: those of a scale.
+struct Group {
+    uvec4 codes[GROUP / 16];
+    float scale, low;
+};
+
+Group group_at(uint start, uint k) {
+    Group group;
+    const Quants first = quants16(start, GROUP == 32 ? k : k & ~31u, GROUP == 32 ? 0 : k & 16u);
+    if (GROUP == 32) group.codes[GROUP / 16 - 1] = quants16(start, k, 16).codes;
+    group.codes[0] = first.codes;
+    group.scale = first.scale;
+    group.low = first.low;
+    return group;
+}
+
+// The sum of the codes of x from element k of a block on, as many as in a group.
+int group_sum(uint x_sums, uint k) { return GROUP == 32 ? q8_sum32(x_sums) : q8_sum16(x_sums, k); }
+
+// The sum of the products of a group without the scale of x, whose codes add up to `x_sum`.
+float product(Group group, uvec4 x_codes[GROUP / 16], int x_sum) {
+    int dots = dot16(group.codes[0], x_codes[0]);
+    if (GROUP == 32) dots += dot16(group.codes[GROUP / 16 - 1], x_codes[GROUP / 16 - 1]);
+    float value = group.scale * float(dots - CODE_OFFSET * x_sum);
 #ifdef HAS_LOW
-    value += q.low * float(x_sum);
+    value += group.low * float(x_sum);
 #endif
     return value;
 }
