@@ -126,8 +126,8 @@ class Runner:
                 model.control = read_control_vectors(control_vectors, *sizes, control_vector_layer_range)
             self.fingerprint = marked(fingerprint(gguf), model.control)
             types = check_weights(gguf, model)
-            self.notes = notes(gguf, model)
             n_ctx = opts.n_ctx or model.n_ctx_train
+            self.notes = notes(gguf, model, n_ctx)
             opts = replace(opts, n_ctx=n_ctx, in_file=weights_in_file(gguf, model))
             devices, self.options = with_a_share(devices, opts)
             opts = self.options

@@ -98,12 +98,16 @@ def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
     return [name for name in gguf.tensors if name.startswith(behind) or ".nextn." in name]
 
 
-def notes(gguf: GGUF, model: Model) -> list[str]:
-    """What users should know about how the file is read, a line each."""
-    skipped = ahead_tensors(gguf, model.n_layer)
-    if not skipped:
-        return []
-    return [
-        f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
-        f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
-    ]
+def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
+    """What users should know about how the file is read and used, a line each."""
+    found = []
+    if skipped := ahead_tensors(gguf, model.n_layer):
+        found.append(
+            f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
+            f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
+        )
+    if n_ctx > model.n_ctx_train:
+        found.append(
+            f"the context of {n_ctx} tokens is longer than the {model.n_ctx_train} the model was trained with"
+        )
+    return found

@@ -131,7 +131,7 @@ def report(args: argparse.Namespace) -> Report:
         devices = open_devices(kept, exact=exact)
         try:
             found = _report(model, types, devices, options, auto, wire, provider)
-            return replace(found, notes=tuple(notes(gguf, model)))
+            return replace(found, notes=tuple(notes(gguf, model, options.n_ctx)))
         finally:
             for device in devices:
                 device.close()

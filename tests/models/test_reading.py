@@ -56,7 +56,7 @@ def opened(made: Fixture, path: Path) -> tuple[Model, list[str]]:
     with GGUF.open(write(made, path)) as gguf:
         model = load_model(gguf)
         check_weights(gguf, model)
-        return model, notes(gguf, model)
+        return model, notes(gguf, model, model.n_ctx_train)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from vkbackend.models.gguf_write import write_gguf
 from vkbackend.models.recurrent_state import SlotStates, StatePlan
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
+from vkbackend.tools.cli import main
 
 F32 = {"type_k": "f32", "type_v": "f32", "n_ctx": 96}
 PROMPT = np.random.default_rng(5).integers(0, N_VOCAB, 30).tolist()
@@ -99,6 +101,15 @@ def test_without_snapshots_a_slot_goes_on_or_begins_anew(path: Path) -> None:
         open_llm(path, n_snapshots=-1)
     few, many = (states_of(path, n) for n in (0, 2))
     assert [3 * sum(plan.nbytes(0)) for plan in few] == [sum(plan.nbytes(0)) for plan in many]
+
+
+def test_snapshots_take_memory(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `plan --snapshots` counts, each as many bytes as the state itself."""
+    kv = []
+    for n in (0, 1, 2):
+        assert main(["plan", "-m", str(path), "-dev", "numpy", "--snapshots", str(n), "--json"]) == 0
+        kv.append(json.loads(capsys.readouterr().out)["devices"][0]["kv"])
+    assert kv[2] - kv[1] == kv[1] - kv[0] > 0
 
 
 def states_of(path: Path, n_snapshots: int) -> list[StatePlan]:

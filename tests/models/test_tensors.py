@@ -53,6 +53,8 @@ def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: 
         assert "18 tensors" in note and "nextn" in note and "blk.4." in note
     with LLM(four, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
         assert llm.notes == []
+    with LLM(four, devices=["numpy"], n_ctx=1 << 12, n_ubatch=16) as llm:
+        assert "context of 4096 tokens is longer than the" in llm.notes[0]
 
 
 @pytest.mark.parametrize(
