@@ -216,6 +216,24 @@ def test_gate_and_up_become_one() -> None:
     ]  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("what", ["bias", "stride", "gated", "x", "matrix"])
+def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
+    x, other, matrices = kept(256, 2, 32), kept(256, 2, 32), kept(4096, 32, 32)
+    n = 17 if what == "stride" else 16
+    gate, up, y = (of_values(n) for _ in range(3))
+    how: dict[str, Any] = {"label": "gate"}
+    how |= {"bias": {"bias": kept(32, 8)}, "stride": {"y_stride": 9}}.get(what, {})
+    how |= {"up": matrices.rows(8, 16), "act": "silu"} if what == "gated" else {}
+    rec = Recording("products")
+    ops.mat_vec(rec, LIMITS, matrices.rows(0, 8), x, gate, **how)
+    how = {"y_stride": 9} if what == "stride" else {}
+    how |= {"up": matrices.rows(24, 32), "act": "silu"} if what == "gated" else {}
+    w = kept(1024, 8, 32) if what == "matrix" else matrices.rows(16, 24)
+    ops.mat_vec(rec, LIMITS, w, other if what == "x" else x, up, **how)
+    ops.glu(rec, LIMITS, gate, up, y)
+    assert ops_of(list(fuse(rec, LIMITS).accesses())) == ["mat_vec", "mat_vec", "glu"]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
     """Where the norm is: its residual may be read before the quantization."""
