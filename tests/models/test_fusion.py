@@ -216,7 +216,7 @@ def test_gate_and_up_become_one() -> None:
     ]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("what", ["bias", "stride", "gated", "x", "matrix"])
+@pytest.mark.parametrize("what", ["bias", "stride", "gated", "x", "buffer", "type"])
 def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
     x, other, matrices = kept(256, 2, 32), kept(256, 2, 32), kept(4096, 32, 32)
     n = 17 if what == "stride" else 16
@@ -228,7 +228,8 @@ def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
     ops.mat_vec(rec, LIMITS, matrices.rows(0, 8), x, gate, **how)
     how = {"y_stride": 9} if what == "stride" else {}
     how |= {"up": matrices.rows(24, 32), "act": "silu"} if what == "gated" else {}
-    w = kept(1024, 8, 32) if what == "matrix" else matrices.rows(16, 24)
+    w = kept(1024, 8, 32) if what == "buffer" else matrices.rows(16, 24)
+    w = replace(w, dtype="q8_0") if what == "type" else w
     ops.mat_vec(rec, LIMITS, w, other if what == "x" else x, up, **how)
     ops.glu(rec, LIMITS, gate, up, y)
     assert ops_of(list(fuse(rec, LIMITS).accesses())) == ["mat_vec", "mat_vec", "glu"]  # type: ignore[arg-type]
