@@ -133,12 +133,16 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """The options with as many layers on the devices as fit them and the host; none where not even one
-    does."""
-    budgets = budgets_of(devices) + host_budget(len(devices))
+    """The options with as many layers on the devices as fit them; none where not even one does. So the host
+    has to hold the least: whether it can is another question."""
     most = n_layer + 1  # the output counts as one
-    n = largest(1, most, lambda n: fits(replace(options, n_gpu_layers=n), sizes_of, budgets))
+    n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n, fit_layers=False)
+
+
+def most_layers(most: int, options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> int:
+    """The most layers, up to `most`, that devices with these budgets hold."""
+    return largest(1, most, lambda n: fits(replace(options, n_gpu_layers=n), sizes_of, budgets))
 
 
 def fits(options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> bool:
@@ -167,8 +171,8 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
                 text = ",".join(map(str, shares))
                 ways.append(f"other shares (-ts {text})")
                 break
-    layers = next((n for n in range(n_layer, -1, -1) if fit(n_gpu_layers=n)), None)
-    if layers is not None:
+    layers = most_layers(n_layer, options, sizes_of, [b for b in budgets if b.homes == ON_DEVICE])
+    if fit(n_gpu_layers=layers):
         ways.append(f"{layers} layers on the devices (-ngl {layers})")
     if options.kv_offload and fit(kv_offload=False):
         ways.append("the KV cache on the host (-nkvo)")

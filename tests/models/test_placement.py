@@ -198,6 +198,23 @@ def test_as_many_layers_as_fit(shared: Path, monkeypatch: pytest.MonkeyPatch, ro
             same(shared, ["numpy"] * 2, n_gpu_layers=held + 1)
 
 
+def test_a_host_with_little_room_gets_the_least(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-ngl auto between a device that holds 4 layers and a host that holds no more than the others."""
+
+    def held(n: int) -> tuple[int, int]:
+        [row] = run(shared, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]
+        return sum(row[home] for home in fit.ON_DEVICE), sum(row[home] for home in fit.ON_HOST)
+
+    on_device, on_host = held(4)
+    assert held(5)[0] > on_device and held(3)[1] > on_host
+    exact = 1 / (1 - fit.RESERVE)
+    monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", on_device, (0,))])
+    monkeypatch.setattr(fit, "host_free_nbytes", lambda: int(on_host * exact) + 2)
+    assert run(shared, ["numpy"], n_gpu_layers="auto")[1].options.n_gpu_layers == 4
+    with pytest.raises(OutOfDeviceMemory, match=r"4 layers on the devices \(-ngl 4\)"):
+        run(shared, ["numpy"])
+
+
 @pytest.mark.parametrize("devices", [["numpy"] * 3, pytest.param(["0", "0"], marks=needs_device)], ids=str)
 @pytest.mark.parametrize("provider", ["auto", "scatter", "host-sum"])
 def test_memory_report_is_what_was_planned(shared: Path, devices: list[str], provider: str) -> None:
