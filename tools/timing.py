@@ -143,11 +143,10 @@ def describe(gguf: GGUF) -> dict[str, Any]:
             sizes[info.type] = sizes.get(info.type, 0) + info.nbytes
     main = max(sizes, key=lambda kind: sizes[kind], default="f32")
     name = gguf.string("general.name", "") or gguf.architecture
+    words = dict.fromkeys((gguf.architecture, *name.split(), main.upper()))  # none of them twice
     return {
         "model_filename": str(gguf.paths[0]),
-        "model_type": f"{gguf.architecture} {name} {main.upper()}"
-        if name != gguf.architecture
-        else f"{gguf.architecture} {main.upper()}",
+        "model_type": " ".join(words),
         "model_size": sum(info.nbytes for info in infos),
         "model_n_params": sum(int(np.prod(info.shape)) for info in infos),
     }

@@ -11,6 +11,7 @@ import argparse
 import re
 import secrets
 import sys
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from vkbackend.models.arguments import device_list, whole_number
 from vkbackend.models.llm import HOST
 from vkbackend.models.runner import open_devices
 from vkbackend.models.sampling import MAX_SEED
+from vkbackend.opspec import OPS
 from vkbackend.runtime import Device
 from vkbackend.shaderlib import variants
 from vkbackend.tools.console import console, printable, table, write_json
@@ -40,6 +42,7 @@ class Result:
     worst: float = 0.0
     allowed: float = 0.0
     failures: list[str] = field(default_factory=list)
+    lacks: tuple[str, ...] = ()  # features of the device that it would need
 
     @property
     def verdict(self) -> str:
@@ -63,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
     """Every variant in the manifest, with what its cases gave; progress on stderr."""
-    found = {f"{op}.{variant}": Result(device.name, f"{op}.{variant}") for op, variant in variants()}
+    found = {
+        f"{op}.{variant}": Result(
+            device.name, f"{op}.{variant}", lacks=tuple(sorted({*OPS[op].needs} - device.limits.features))
+        )
+        for op, variant in variants()
+    }
     cases = [case for case in [*CASES, *(WIDE_CASES if wide else [])] if pattern.search(repr(case))]
     with console(stderr=True).status("") as status:
         for i, case in enumerate(cases):
@@ -141,12 +149,21 @@ def _show(results: list[Result], report: list[dict[str, Any]], seed: int, all_ca
         out.print(printable("; ".join(parts)), markup=False, soft_wrap=True)
     shown = [result for result in results if result.cases]
     out.print(table(f"vkbackend {__version__}, seed {seed}", COLUMNS, [r.cells() for r in shown]))
-    skipped = [f"{result.device} {result.shader}" for result in results if not result.cases]
-    if skipped and all_cases:
-        out.print(f"{len(skipped)} variants that no case used here: {', '.join(skipped)}", markup=False)
+    skipped: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for result in results if all_cases else ():
+        if not result.cases:
+            skipped.setdefault((result.device, result.lacks), []).append(result.shader)
+    for (device, lacks), shaders in skipped.items():
+        why = f"it lacks {', '.join(lacks)}" if lacks else "no case used them here"
+        ops = Counter(shader.partition(".")[0] for shader in shaders)
+        names = ", ".join(f"{op} ({n})" for op, n in ops.items())
+        out.print(printable(f"{device} skipped {len(shaders)}, {why}: {names}"), markup=False)
     for result in results:
         for failure in result.failures:
             out.print(printable(f"FAIL {result.device} {result.shader}: {failure}"), markup=False)
+    counts = Counter(result.verdict for result in (results if all_cases else shown))
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("pass", "FAIL", "skipped"))
+    out.print(f"shader variants on {len(report)} devices: {told}", markup=False)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from conftest import device_infos
 
+from vkbackend import shaderlib
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import dequantize
 from vkbackend.models.base import MATRIX_TYPES
 from vkbackend.models.gguf import GGUF
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
-from vkbackend.tools import synthetic
+from vkbackend.tools import synthetic, verify
 from vkbackend.tools.cli import main
 from vkbackend.tools.synthetic import Synthetic
 
@@ -246,6 +247,19 @@ def test_verify_reports_what_passed(capsys: Any) -> None:
     assert found["seed"] == 7 and found["devices"][0]["driver"]
     assert results["rope.f32"]["result"] == "pass" and 0 < results["rope.f32"]["worst"] <= 1e-10
     assert results["mat_mul.q8_0"]["result"] == "skipped"
+
+
+@needs_device
+def test_verify_says_why_variants_were_skipped(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "CASES", [case for case in verify.CASES if repr(case).startswith("Add(n=1)")])
+    assert main(["verify", "-dev", "0"]) == 0
+    *_, last = lines = capsys.readouterr().out.splitlines()
+    n = len(list(shaderlib.variants()))
+    assert last == f"shader variants on 1 devices: 1 pass, 0 FAIL, {n - 1} skipped"
+    reasons = {line.split(": ")[0] for line in lines if " skipped " in line}
+    assert any("no case used them here" in reason for reason in reasons)
+    lacking = "matrix_units" not in device_infos()[0].features
+    assert any("it lacks" in reason and "matrix_units" in reason for reason in reasons) == lacking
 
 
 @needs_device
