@@ -159,19 +159,19 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
     def fit(**changed: Any) -> bool:
         return fits(replace(options, **changed), sizes_of, budgets)
 
-    ways = []
+    ways, on_device = [], [b for b in budgets if b.homes == ON_DEVICE]
     n_ctx = largest(32, options.n_ctx, lambda n: fit(n_ctx=n))
     if n_ctx:
         ways.append(f"a context of {n_ctx} (-c {n_ctx})")
     n = len(sizes_of(options))
     if n > 1 and options.split_mode == "tensor":
-        room = [sum(b.nbytes // len(b.members) for b in budgets if d in b.members) for d in range(n)]
+        room = [sum(b.nbytes // len(b.members) for b in on_device if d in b.members) for d in range(n)]
         for shares in ((1,) * n, tuple(round(16 * r / max(room)) for r in room)):
             if fit(tensor_split=shares):
                 text = ",".join(map(str, shares))
                 ways.append(f"other shares (-ts {text})")
                 break
-    layers = most_layers(n_layer, options, sizes_of, [b for b in budgets if b.homes == ON_DEVICE])
+    layers = most_layers(n_layer, options, sizes_of, on_device)
     if fit(n_gpu_layers=layers):
         ways.append(f"{layers} layers on the devices (-ngl {layers})")
     if options.kv_offload and fit(kv_offload=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,15 @@ def test_the_refusal_names_other_shares(shared: Path, budgets: list[int]) -> Non
     with pytest.raises(OutOfDeviceMemory, match=r"other shares \(-ts 1,1\)"):
         opened(shared, tensor_split=(15, 1))
     opened(shared, tensor_split=(1, 1)).close()
+
+
+def test_other_shares_follow_the_room_of_the_devices_alone(shared: Path, budgets: list[int]) -> None:
+    """However much the host has."""
+    free = opened(shared, tensor_split=(3, 1))
+    budgets[:] = (int(1.25 * sum(row[home] for home in fit.ON_DEVICE)) for row in free.memory())
+    free.close()
+    with pytest.raises(OutOfDeviceMemory, match=r"other shares \(-ts (\d+),(\d+)\)") as caught:
+        opened(shared, tensor_split=(1, 1))
+    first, second = map(int, re.findall(r"-ts (\d+),(\d+)", str(caught.value))[0])
+    assert first > second
+    opened(shared, tensor_split=(first, second)).close()
