@@ -200,9 +200,7 @@ def run(args: argparse.Namespace) -> None:
     if vulkan := [info for info in infos if info is not None]:
         err.print(device_table(vulkan, "devices"))
     with open_model(args, words, split, err) as llm:
-        for line in llm.prediction:
-            err.print(line, highlight=False)
-        tell_notes(llm.notes, err)
+        tell_notes([*llm.prediction, *llm.notes], err)
         show_memory(llm, err)
         ids = llm.tokenize(prompt)
         chunks = []
@@ -217,6 +215,9 @@ def run(args: argparse.Namespace) -> None:
                 write_text("\n")  # the error is told in a line of its own
             raise
         timings, memory = chunks[-1].timings or {}, llm.memory()
+        n_tokens = sum(chunk.token is not None for chunk in chunks)
+        full = chunks[-1].finish_reason == "length" and n_tokens != most
+        notes = [f"ended  because the context of {llm.n_ctx} tokens is full (-c)"] if full else []
     if args.json:
         result = {
             "text": "".join(chunk.text for chunk in chunks),
@@ -228,6 +229,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         write_text("\n")
     show_timings(timings, sampling.seed, err)
+    tell_notes(notes, err)
 
 
 def write_text(text: str) -> None:

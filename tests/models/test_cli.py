@@ -96,6 +96,9 @@ def test_generate_streams_text_to_stdout_and_the_rest_to_stderr() -> None:
     assert re.search(r"prompt +\d+ tokens +[\d.]+ ms +[\d.]+ tokens/s", result.stderr)
     assert re.search(r"decode +11 tokens +[\d.]+ ms +[\d.]+ tokens/s", result.stderr)
     assert re.search(r"reduce +\d+ times +[\d.]+ us each", result.stderr)
+    assert "is full" not in result.stderr
+    full = generate("-p", "Once", "-c", "8", "--ignore-eos")
+    assert last_line(full) == "ended  because the context of 8 tokens is full (-c)"
     in_json = generate(*args, "--json")
     [line] = in_json.stdout.splitlines()
     answer = json.loads(line)
