@@ -216,6 +216,18 @@ def test_gate_and_up_become_one() -> None:
     ]  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(("limit", "fused"), [(3072, True), (3071, False)])
+def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
+    rec, matrices = Recording("products"), kept(4096, 32, 32)  # rows of 128 bytes
+    limits = replace(LIMITS, max_storage_range=limit, is_cpu=True, features=frozenset(OPS["mat_lane"].needs))
+    x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
+    ops.mat_lane(rec, limits, matrices.rows(8, 16), x, gate)
+    ops.mat_lane(rec, limits, matrices.rows(24, 32), x, up)
+    ops.glu(rec, limits, gate, up, y)
+    found = ops_of(list(fuse(rec, limits).accesses()))  # type: ignore[arg-type]
+    assert found == (["mat_lane"] if fused else ["mat_lane", "mat_lane", "glu"])
+
+
 @pytest.mark.parametrize("what", ["bias", "stride", "gated", "x", "buffer", "type"])
 def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
     x, other, matrices = kept(256, 2, 32), kept(256, 2, 32), kept(4096, 32, 32)
