@@ -67,7 +67,7 @@ def experts() -> list[Case]:
         for kind, side, n, n_expert in (("iq3_s", 512, 128, 512), ("q4_0", 128, 256, 1024)):
             cases.append(MatMulId(kind, ops.ROWS, side, Equal((n,) * n_expert), rows, 10))
     cases += [MatMulId("f16", ops.ROWS, k, (8,), 16, 1) for k in (1, 63, 65)]
-    cases.append(MatMulId("mxfp4", ops.ROWS, 2880, Equal((2880,) * 32), 32, 2, pieces=2))  # gpt-oss
+    cases.append(MatMulId("mxfp4", ops.ROWS, 2880, Equal((2880,) * 8), 8, 2, pieces=2))  # gpt-oss
     qwen3_30b = Equal((768,) * 128)
     cases += [MatVecId("q4_0", ops.ROWS, 2048, qwen3_30b, rows, 8) for rows in (1, 4)]
     for rows in (16, 32, 64):  # beyond the largest half

@@ -14,6 +14,11 @@ from vkbackend.recording import Recording
 from vkbackend.tools.op_setup import Case, Setup, Views, operand, output, uniform, weights
 
 
+def row_scales(rows: int) -> np.ndarray:
+    """[rows, 1]: the powers of two by which rows of x differ where the op has a scale for each."""
+    return np.exp2(np.arange(rows)[:, None] % 7 - 3).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class MatVec(Case):
     """w [n, k] by x [rows, k] (+ a bias), x as the op reads it; `pad` elements lie between the rows of y.
@@ -36,7 +41,7 @@ class MatVec(Case):
         stride = self.n + self.pad
         x = rng.uniform(-self.span, self.span, (self.rows, self.k)).astype(np.float32)
         if self.op.x_type == "f16s":  # each row has a scale
-            x *= np.exp2(rng.integers(-3, 4, (self.rows, 1))).astype(np.float32)
+            x *= row_scales(self.rows)
         if self.nan:
             x[-1, rng.integers(0, self.k)] = np.nan
         tensors = {
