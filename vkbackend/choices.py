@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vkbackend import env
+from vkbackend.ops_matrix import MAX_VEC_ROWS
 from vkbackend.shaderlib import write_atomic
 
 if TYPE_CHECKING:
     from vkbackend.capabilities import DeviceInfo
 
-ROWS = {"one": 1, "few": 8, "many": 1 << 31}  # classes of rows of x and the most of each
+ROWS = {"one": 1, "few": MAX_VEC_ROWS, "many": 1 << 31}  # classes of rows of x and the most of each
 CANDIDATES = {
     "one": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
     "few": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
