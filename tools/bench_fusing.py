@@ -21,9 +21,9 @@ from vkbackend.models.runner import Runner, open_devices
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.step import Run
-from vkbackend.tools.bench_runtimes import least_and_median, table, variable
 from vkbackend.tools.console import printable
 from vkbackend.tools.generate import demo_model
+from vkbackend.tools.turns import least_and_median, table, variable
 
 LENGTHS = 100, 1000
 PROMPT = 16

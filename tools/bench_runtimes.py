@@ -12,7 +12,6 @@ import argparse
 import os
 import re
 import resource
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from vkbackend.tools.bench_ops import Chain
 from vkbackend.tools.console import printable
 from vkbackend.tools.generate import demo_model
 from vkbackend.tools.op_cases import CASES
+from vkbackend.tools.turns import least_and_median, table, variable
 
 # Small shapes, so that a software driver's arithmetic does not hide the cost of a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
@@ -41,19 +41,6 @@ ROUNDS = 4  # in which the runtimes take turns at an op
 N_CTX = 128
 # The runtimes, and between them the native one with the shaders that kompute runs.
 WAYS = {"native": "native", "native, portable shaders": "native", "kompute": "kompute"}
-
-
-@contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """The environment variable has this value meanwhile."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
 
 
 def portable(way: str) -> AbstractContextManager[None]:
@@ -102,14 +89,6 @@ def loaded(path: str, devices: Sequence[str], way: str) -> Iterator[Runner]:
         runner.close()
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    lines = [f"\n{title}\n", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    for row in rows:
-        lines.append("| " + " | ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in row) + " |")
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
-
-
 def dispatches(spec: str, repeats: int) -> None:
     chains: dict[str, tuple[Device, list[Executable]]] = {}
     with ExitStack() as stack:
@@ -129,10 +108,6 @@ def dispatches(spec: str, repeats: int) -> None:
                 executable.close()
     rows = [(name, *(x for took in pair for x in least_and_median(took[1:]))) for name, pair in us.items()]
     table("us per dispatch", ("runtime", "independent", "(median)", "dependent", "(median)"), rows)
-
-
-def least_and_median(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), statistics.median(values)
 
 
 def per_op(spec: str, pattern: str, repeats: int) -> None:

@@ -1,0 +1,37 @@
+"""What scripts share that measure several ways in turn, so that other work on the machine slows all alike:
+a setting for a while, the times that count, Markdown tables.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """The environment variable has this value meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def least_and_median(values: Sequence[float]) -> tuple[float, float]:
+    """The least is what other work added least to; the median tells how much there was."""
+    return min(values), statistics.median(values)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    lines = [f"\n{title}\n", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for row in rows:
+        lines.append("| " + " | ".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in row) + " |")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
