@@ -124,7 +124,8 @@ def share_list(
         raise refused(
             "tensor_split",
             list(shares),
-            f"{len(shares)} shares for {n_devices} devices; give one for each",
+            f"{len(shares)} shares for {n_devices} devices{'' if devices else ', the best one'}; "
+            "give one for each",
         )
     if not 0 < sum(shares) < math.inf:
         raise refused("tensor_split", list(shares), "the sum must be finite and above 0")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -69,8 +70,8 @@ Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, 
 """
 
 
-def build_parser(chosen: str) -> argparse.ArgumentParser:
-    """The parser with all commands' names, and the arguments of the `chosen` one alone."""
+def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser with all commands' names and the arguments of the `chosen` one alone; and that one's own."""
     parser = argparse.ArgumentParser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -79,6 +80,7 @@ def build_parser(chosen: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"vkbackend {vkbackend.__version__}")
+    found = parser
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (module_name, what) in COMMANDS.items():
         if name != chosen:
@@ -95,7 +97,21 @@ def build_parser(chosen: str) -> argparse.ArgumentParser:
                 help=f"what drives the devices: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
                 "native)")  # fmt: skip
         command.set_defaults(run=module.run)
-    return parser
+        found = command
+    return parser, found
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments; ends where one is unknown. argparse alone would take -t for -ts, -fa for -f a,
+    -hf for a wish for help: flags are written out, and a value is a word of its own."""
+    parser, command = build_parser(words[0] if words else "")
+    known = command._option_string_actions
+    unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
+    if not unknown:
+        args, unknown = parser.parse_known_args(words)
+    if unknown:
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def bind_values(argv: Sequence[str]) -> list[str]:
@@ -139,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     words = bind_values(sys.argv[1:] if argv is None else argv)
     try:
-        args = build_parser(words[0] if words else "").parse_args(words)
+        args = parse(words)
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
             variable()  # a bad value is told before the work begins
         if hasattr(args, "runtime"):

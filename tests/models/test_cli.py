@@ -64,6 +64,9 @@ def test_version_and_wrong_usage() -> None:
                  ["generate", "-p", "a", "-f", "b"]):  # fmt: skip
         result = run(*args)
         assert result.returncode == 2 and "error: " in last_line(result) and not result.stdout
+    for args in (["info", "x.gguf", "-t", "8"], ["generate", "-t", "8"], ["generate", "-fa"]):
+        result = run(*args)
+        assert last_line(result).startswith(f"vkbackend {args[0]}: error: unrecognized arguments: -")
 
 
 def test_scripts_run_by_module_name() -> None:
