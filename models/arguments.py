@@ -14,6 +14,7 @@ import numpy as np
 
 from vkbackend.errors import InvalidArgument
 
+HOST = "numpy"  # the name of the device that is the host itself
 MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
 MAX_LAYERS = 1 << 16
 
@@ -84,6 +85,11 @@ def device_list(devices: str | Sequence[str | int] | None) -> tuple[str, ...] | 
     if not words:
         raise InvalidArgument("the device list is empty; give at least one device, or None for the best one")
     return tuple(words)
+
+
+def unlike(names: Sequence[str] | None) -> bool:
+    """Whether the devices may differ in speed: several names of Vulkan devices."""
+    return len(set(names or ())) > 1 and HOST not in (names or ())
 
 
 def override_list(items: Sequence[str | tuple[str, str]]) -> tuple[tuple[str, str], ...]:

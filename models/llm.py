@@ -28,6 +28,7 @@ from vkbackend.models.arguments import (
     share_list,
     stop_strings,
     token_ids,
+    unlike,
     whole_number,
     word,
 )
@@ -52,7 +53,6 @@ from vkbackend.models.tokenizer import Tokenizer
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24
-HOST = "numpy"  # the name of the device that is the host itself
 
 
 class LLM:
@@ -83,6 +83,9 @@ class LLM:
 
     control_vectors: files of control vectors, or (file, scale) pairs, which add up;
     control_vector_layer_range: the first and the last layer that they steer (None: all that they have).
+
+    n_ctx, n_slots, n_vocab, device_names, prediction and notes then say what was opened, what `plan` would
+    expect of measured devices, and what of the file is not used.
 
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
     UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
@@ -388,11 +391,6 @@ class LLM:
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
-
-
-def unlike(names: Sequence[str] | None) -> bool:
-    """Whether the devices may differ in speed: several names of Vulkan devices."""
-    return len(set(names or ())) > 1 and HOST not in (names or ())
 
 
 def _end_ids(gguf: GGUF) -> frozenset[int]:

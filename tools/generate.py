@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.arguments import device_list, whole_number
-from vkbackend.models.llm import HOST, LLM
+from vkbackend.models.arguments import HOST, device_list, whole_number
+from vkbackend.models.llm import LLM
 from vkbackend.models.sampling import MAX_SEED, SamplingParams
 from vkbackend.tools.console import MIB, byte_progress, console, printable, table, tell_notes, write_json
 from vkbackend.tools.control_vectors import add_control_arguments, control_of

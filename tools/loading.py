@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.arguments import device_list, share_list
+from vkbackend.models.arguments import device_list, share_list, unlike
 from vkbackend.models.gguf import GGUF
-from vkbackend.models.llm import unlike
 from vkbackend.models.runner import Runner
 from vkbackend.tools.console import byte_progress, console, tell_notes
 from vkbackend.tools.control_vectors import add_control_arguments, control_of

@@ -17,8 +17,7 @@ from typing import Any
 
 from vkbackend import __version__, env
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.arguments import device_list, whole_number
-from vkbackend.models.llm import HOST
+from vkbackend.models.arguments import HOST, device_list, whole_number
 from vkbackend.models.runner import open_devices
 from vkbackend.models.sampling import MAX_SEED
 from vkbackend.opspec import OPS
