@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,6 +168,9 @@ class Mesh:
         recordings, reduces, made = build_step(
             self.devices, self._inputs, self._provider, active, self._wire, kind, build
         )
+        if len(self.devices) > 1:  # side by side: each waits for compilers most of the time
+            with ThreadPoolExecutor(len(self.devices), "vkbackend-build") as pool:
+                list(pool.map(lambda device, part: device.compile(part), self.devices, recordings))
         executables, values = [], {name: list(views) for name, views in made.items()}
         with ExitStack() as undo:
             for d, (device, recording) in enumerate(zip(self.devices, recordings, strict=True)):

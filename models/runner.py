@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -189,8 +190,11 @@ class Runner:
             if progress:
                 progress(done, total)
 
+        compiling = Lock()
+
         def still_there() -> None:
-            tell(*told)  # whoever waits with a deadline hears that compiling goes on
+            with compiling:  # devices compile side by side
+                tell(*told)  # whoever waits with a deadline hears that it goes on
 
         mesh.load(layout.loads, FileSource(gguf, model.weights()), tell)
         self.kv = KVCache(mesh, layout, options)

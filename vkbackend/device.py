@@ -28,7 +28,7 @@ from vkbackend.memory import Pages, aligned
 from vkbackend.memory_types import CACHED, COHERENT, MAPPED, VISIBLE
 from vkbackend.program import Programs
 from vkbackend.queues import FenceQueue, TimelineQueue
-from vkbackend.recording import Recording
+from vkbackend.recording import Dispatch, Recording
 from vkbackend.runtime import Device
 from vkbackend.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 from vkbackend.vulkan_transfers import VulkanTransfers
@@ -387,6 +387,9 @@ class VulkanDevice(Device):
     def free_command_buffers(self, buffers: Any, n: int) -> None:
         lib.vkFreeCommandBuffers(self.vk, self.command_pool, n, buffers)
         self.gone("VkCommandBuffer", n)
+
+    def compile(self, recording: Recording) -> None:
+        self.programs.pipelines([c for c in recording.accesses() if isinstance(c, Dispatch)])
 
     def build(self, recording: Recording, *, timed: bool = False) -> Any:
         from vkbackend.commands import VulkanExecutable

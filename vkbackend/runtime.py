@@ -106,6 +106,9 @@ class Device(ABC):
     def drop_upload(self) -> None:  # noqa: B027 - a no-op where the host writes device memory itself
         """Free what only `write` needs, once loading is over."""
 
+    def compile(self, recording: Recording) -> None:  # noqa: B027 - `build` does it as well
+        """Make the programs of a recording; different devices may do so at once, in threads."""
+
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
         """Compile a placed recording whose barriers are derived."""

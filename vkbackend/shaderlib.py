@@ -18,6 +18,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from vkbackend import env
@@ -169,9 +170,17 @@ def compile_variant(op: str, variant: str) -> bytes:
         return out.read_bytes()
 
 
-@cache
+_making: dict[tuple[str, str], Lock] = {}
+
+
 def spirv(op: str, variant: str) -> bytes:
     """The SPIR-V module of a variant; raises UnsupportedFeature if it can neither be found nor compiled."""
+    with _making.setdefault((op, variant), Lock()):  # of threads that want the same one, one compiles it
+        return _spirv(op, variant)
+
+
+@cache
+def _spirv(op: str, variant: str) -> bytes:
     assert variant in manifest().get(op, {}), f"variants.toml has no {op}.{variant}"
     key = source_key(op, variant)
     if _shipped_index().get(f"{op}.{variant}") == key:

@@ -45,19 +45,17 @@ def test_decode_makes_nothing(shared: Path, devices: list[str]) -> None:
 
 @pytest.mark.parametrize("devices", TWO)
 def test_open_and_close_does_not_grow(shared: Path, devices: list[str]) -> None:
-    def round_trip() -> None:
+    """Every round has threads of its own, whose arenas of malloc go up and down for a while: so the largest of
+    the first rounds and the least of the last are compared. A hundredth per round would show."""
+    used = []
+    for _ in range(24):
         runner = Runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64)
         decode(runner, 0, 2)
         runner.close()
         del runner
         gc.collect()
-
-    for _ in range(3):
-        round_trip()
-    before = rss_bytes()
-    for _ in range(20):
-        round_trip()
-    assert rss_bytes() <= 1.05 * before, f"{before} bytes resident before, {rss_bytes()} after 20 rounds"
+        used.append(rss_bytes())
+    assert min(used[-6:]) <= 1.05 * max(used[:8]), f"bytes resident after each round: {used}"
 
 
 @pytest.mark.wide

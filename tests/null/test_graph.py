@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from device_sets import nmse
 from test_recording import without_each_barrier
 
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.errors import PlanError
+from vkbackend.errors import PlanError, UnsupportedFeature
 from vkbackend.executors import NullDevice, NumpyDevice
 from vkbackend.hazards import check, check_placement
 from vkbackend.memory import plan_scratch
@@ -27,7 +28,7 @@ from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
 from vkbackend.meta.tensor import Graph, Inputs, Tensor, Weight
 from vkbackend.models.registry import ARCHITECTURES
 from vkbackend.models.runner import Runner
-from vkbackend.recording import Copy, Dispatch, Exchange
+from vkbackend.recording import Copy, Dispatch, Exchange, Recording
 from vkbackend.step import STEP_NBYTES, Run
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 19).tolist()]
@@ -209,6 +210,29 @@ def test_null_devices_replay_a_whole_model(shared: Path, monkeypatch: pytest.Mon
             assert device.executed["attn_decode"] == layers and not device.executed["attn_combine"]
             assert device.executed["mat_vec"] == 6 * layers + 1  # gate and up are one
             assert device.executed["kv_store"] == 2 * layers
+
+
+def test_devices_compile_side_by_side(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until the other one compiles as well, so that one after another would never end."""
+    meeting, made = threading.Barrier(2), []
+
+    def compile_(device: NumpyDevice, recording: Recording) -> None:
+        meeting.wait(20)
+        made.append((device.name, recording.name))
+
+    monkeypatch.setattr(NumpyDevice, "compile", compile_)
+    with opened(shared, 2):
+        assert sorted(name for name, _ in made) == ["numpy.0", "numpy.1"]
+
+
+def test_what_one_device_cannot_compile_is_told(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_(device: NumpyDevice, recording: Recording) -> None:
+        if device.name == "numpy.1":
+            raise UnsupportedFeature("numpy.1 has no compiler")
+
+    monkeypatch.setattr(NumpyDevice, "compile", compile_)
+    with pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"), opened(shared, 2):
+        pass
 
 
 # ---- lazy sums ----

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -182,7 +183,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for name in ("_variants_toml", "manifest", "source_key", "spirv", "compilers", "_shipped_index"):
+    for name in ("_variants_toml", "manifest", "source_key", "_spirv", "compilers", "_shipped_index"):
         getattr(shaderlib, name).cache_clear()
 
 
@@ -196,6 +197,14 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(shaderlib, "compile_variant", counted)
     return seen
+
+
+@needs_compiler
+def test_threads_that_want_the_same_compile_it_once(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = count_compilations(monkeypatch)
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda _: shaderlib.spirv("add", "f32"), range(4)))
+    assert compiled == ["add.f32"] and len(set(codes)) == 1
 
 
 @needs_compiler
