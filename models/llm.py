@@ -84,9 +84,7 @@ class LLM:
     control_vectors: files of control vectors, or (file, scale) pairs, which add up;
     control_vector_layer_range: the first and the last layer that they steer (None: all that they have).
 
-    n_ctx, n_slots, n_vocab, device_names, prediction and notes then say what was opened, what `plan` would
-    expect of measured devices, and what of the file is not used.
-
+    n_ctx, n_slots, n_vocab, device_names, prediction (of measured devices) and notes say what was opened.
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
     UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
     """
