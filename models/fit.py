@@ -166,7 +166,7 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
     n = len(sizes_of(options))
     if n > 1 and options.split_mode == "tensor":
         room = [sum(b.nbytes // len(b.members) for b in on_device if d in b.members) for d in range(n)]
-        for shares in ((1,) * n, tuple(round(16 * r / max(room)) for r in room)):
+        for shares in ((1,) * n, tuple(round(16 * r / max(1, *room)) for r in room)):
             if fit(tensor_split=shares):
                 text = ",".join(map(str, shares))
                 ways.append(f"other shares (-ts {text})")
