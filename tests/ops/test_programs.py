@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import device_infos
 
 from vkbackend import env, faults, ops, shaderlib
 from vkbackend.buffer import Buffer, Home, View
@@ -16,6 +17,7 @@ from vkbackend.limits import Limits
 from vkbackend.models.runner import Runner
 from vkbackend.ops_elementwise import ACTS
 from vkbackend.recording import Dispatch, Recording
+from vkbackend.tools import bench_compile
 
 pytestmark = pytest.mark.native
 
@@ -231,3 +233,28 @@ def test_a_queue_that_fails_leaves_nothing(device: Any, nth: int) -> None:
     assert dict(device.counts) == before
     TimelineQueue(device).close()
     assert dict(device.counts) == before
+
+
+def test_the_tool_that_measures_it(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not device_infos():
+        pytest.skip("no Vulkan device is present")
+    model = str(shared / "models" / "stories260K-F32.gguf")
+    asked = ["bench_compile", "-m", model, "-dev", "0", "-r", "1", "-p", "2", "-t", "2"]
+    monkeypatch.setattr("sys.argv", asked)
+    assert bench_compile.main() == 0
+    title, *lines = capsys.readouterr().out.strip().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines[3:]]
+    rows = {way: [float(x.strip("()")) for x in values] for way, *values in cells}
+    assert int(title.split()[0]) > 5 and set(rows) == {"1", "2", bench_compile.CACHED}
+    assert all(least > 0 and ratio > 0 for least, _, ratio in rows.values()), rows
+
+
+def test_the_tool_says_what_it_cannot_measure(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(shared / "models" / "stories260K-F32.gguf")
+    monkeypatch.setattr("sys.argv", ["bench_compile", "-m", model, "-dev", "numpy", "-r", "1"])
+    assert bench_compile.main() == 1
+    assert "numpy compiles no pipelines" in capsys.readouterr().err
