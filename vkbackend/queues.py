@@ -90,13 +90,14 @@ class TimelineQueue(Queue):
             number = self.submitted + 1 + s - first
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
-        begin, end = firsts[first], firsts[first + count]
         # Drivers may merge what one call submits: a step that was cut for their watchdog goes piece by piece.
-        stride = 1 if executable.has_cuts else end - begin
-        for at in range(begin, end, stride):
-            result = self._submit(self.device.vk_queue, stride, infos + at, NULL)
-            self.device.check(result, "vkQueueSubmit")
-        self.submitted += count
+        whole = not executable.has_cuts
+        for s in range(first, first + count, count if whole else 1):
+            begin, end = firsts[s], firsts[first + count if whole else s + 1]
+            for at in range(begin, end, end - begin if whole else 1):
+                result = self._submit(self.device.vk_queue, end - begin if whole else 1, infos + at, NULL)
+                self.device.check(result, "vkQueueSubmit")
+            self.submitted += count if whole else 1  # what a later failure leaves has these numbers
 
     def completed(self) -> int:
         device = self.device

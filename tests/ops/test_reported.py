@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vkbackend.errors import DeviceLost, VkbackendError
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, VkbackendError
 from vkbackend.limits import Limits, plausible
 
 pytestmark = pytest.mark.native
@@ -174,3 +174,41 @@ def test_work_whose_end_nobody_tells_is_left_alone(device: Any, monkeypatch: pyt
     monkeypatch.undo()
     own.close()
     assert not own.counts
+
+
+@pytest.mark.parametrize(
+    ("cuts", "fails_at", "left"), [(True, 5, 2), (True, 1, 0), (False, 1, 0), (True, 99, 3)]
+)
+def test_numbers_of_segments_that_were_submitted_are_not_given_again(
+    device: Any, cuts: bool, fails_at: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three segments of two pieces each, of which a driver refuses one for want of memory."""
+    from types import SimpleNamespace
+
+    from vkbackend.queues import TimelineQueue
+    from vkbackend.vk import C, ffi
+
+    if not device.features.get("timeline"):
+        pytest.skip(f"{device.name} has no timeline semaphores")
+    queue, calls = TimelineQueue(device), []
+
+    def submit(vk_queue: Any, n: int, infos: Any, fence: Any) -> int:
+        calls.append(n)
+        return int(C.VK_ERROR_OUT_OF_DEVICE_MEMORY if len(calls) == fails_at else C.VK_SUCCESS)
+
+    monkeypatch.setattr(queue, "_submit", submit)
+    waits, signals = [0] * 6, [0] * 6
+    submission = ffi.new("VkSubmitInfo[]", 6), None, waits, signals, None, [0, 2, 4, 6]
+    step: Any = SimpleNamespace(submission=submission, has_cuts=cuts)
+    try:
+        if fails_at <= (6 if cuts else 1):
+            with pytest.raises(OutOfDeviceMemory, match="vkQueueSubmit"):
+                queue.submit(step, 0, 3)
+        else:
+            queue.submit(step, 0, 3)
+        assert queue.submitted == left and sum(calls) == min(6, fails_at if cuts else 6)
+        assert waits[::2] == signals[1::2] == [1, 2, 3]
+        queue.submit(step, 1, 2)
+        assert waits[2::2] == signals[3::2] == [left + 1, left + 2] and queue.submitted == left + 2
+    finally:
+        queue.close()
