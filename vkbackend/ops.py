@@ -1,6 +1,7 @@
-"""The op set: one function per op that records a dispatch of it; `OPS` (opspec.py) is their table.
+"""The op set: one callable per op that records a dispatch of it (products are MatrixOps and ExpertsOps, all
+others functions); `OPS` (opspec.py) is their table.
 
-A function checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants
+It checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants
 and grid, and appends a `Dispatch`. Activations are contiguous f32 rows. Knows no model and no second device.
 """
 
