@@ -4,7 +4,7 @@
 // tile of moe_group, which are all of one expert. Tiles of 64 rows of W_e by 8 RN pairs, as in mat_mul.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint RN = 2; // pairs per thread, 2..4
+layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
 layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
 
 layout(push_constant) uniform Push {
@@ -19,18 +19,9 @@ layout(set = 0, binding = 4) readonly buffer Starts { uint starts[]; };
 layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 #include "lib/expert.glsl"
+#include "lib/mul_tile.glsl"
 
-const uint TM = 64; // rows of W_e in a tile
-const uint TK = 32; // elements of k in a slice
-const uint M_THREADS = 16;
-const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
-const uint TN = N_THREADS * RN; // the tile of moe_group
-const uint W_STRIDE = TM + 1; // odd, so that the transposing writes spread over the banks
-const uint X_STRIDE = TN + 1;
-
-shared float w_tile[TK * W_STRIDE]; // [k][row of W_e]
-shared float x_tile[TK * X_STRIDE]; // [k][pair]
-shared uint pairs[TN];
+shared uint pairs[TN]; // TN is the tile of moe_group
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -46,39 +37,31 @@ void main() {
     if (thread < TN) pairs[thread] = order[order_off + begin + min(thread, n_pairs - 1)];
     barrier();
 
-    const uint tm = thread % M_THREADS;
-    const uint tn = thread / M_THREADS;
-    vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile
-    [[unroll]] for (uint b = 0; b < RN; ++b) sum[b] = vec4(0.0);
-
+    vec4 sum[RN];
+    [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
     for (uint slice = 0; slice < e.k; slice += TK) {
         for (uint i4 = thread; i4 < TM * (TK / 4); i4 += LOCAL) { // 8 neighbouring threads read a row's 32 elements
             const uint i = i4 / (TK / 4);
             const uint kk = 4 * (i4 % (TK / 4));
-            const vec4 value = dequant4_tail(expert_row(e, min(first_i + i, e.n - 1)), slice + kk, e.k);
-            [[unroll]] for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + i] = value[j];
+            hold_w(i, kk, dequant4_tail(expert_row(e, min(first_i + i, e.n - 1)), slice + kk, e.k));
         }
         for (uint i = thread; i < TN * TK; i += LOCAL) {
             const uint p = pairs[i / TK];
             const uint kk = i % TK;
             const uint row = x_per_used != 0 ? p : p / n_used;
-            x_tile[kk * X_STRIDE + i / TK] = slice + kk < e.k ? x[x_off + row * x_stride + slice + kk] : 0.0;
+            hold_x(i / TK, kk, slice + kk < e.k ? x[x_off + row * x_stride + slice + kk] : 0.0);
         }
         barrier();
-        for (uint kk = 0; kk < TK; ++kk) {
-            const uint wa = kk * W_STRIDE + tm;
-            const vec4 wv = vec4(w_tile[wa], w_tile[wa + 16], w_tile[wa + 32], w_tile[wa + 48]);
-            [[unroll]] for (uint b = 0; b < RN; ++b) sum[b] += wv * x_tile[kk * X_STRIDE + tn + b * N_THREADS];
-        }
+        add_slice(sum);
         barrier();
     }
 
-    [[unroll]] for (uint b = 0; b < RN; ++b) {
-        const uint r = tn + b * N_THREADS;
+    [[unroll]] for (uint c = 0; c < RN; ++c) {
+        const uint r = thread / M_THREADS + c * N_THREADS;
         if (r >= n_pairs) continue;
         [[unroll]] for (uint a = 0; a < 4; ++a) {
-            const uint i = first_i + tm + a * M_THREADS;
-            if (i < e.n) y[y_off + pairs[r] * y_stride + i] = sum[b][a];
+            const uint i = first_i + thread % M_THREADS + a * M_THREADS;
+            if (i < e.n) y[y_off + pairs[r] * y_stride + i] = sum[c][a];
         }
     }
 }

@@ -1,0 +1,31 @@
+// The tiles of mat_mul and mat_mul_id: 64 rows of w by 8 RN rows of x, each of 16 x 8 threads 4 by RN values of it, from
+// slices of 32 k in shared memory (12.3 KiB). The including file declares RN.
+
+const uint TM = 64; // rows of w in a tile
+const uint TK = 32; // elements of k in a slice
+const uint M_THREADS = 16;
+const uint N_THREADS = 8; // LOCAL is M_THREADS * N_THREADS
+const uint TN = N_THREADS * RN; // rows of x in a tile
+const uint W_STRIDE = TM + 1; // odd, so that the transposing writes spread over the banks
+const uint X_STRIDE = TN + 1;
+
+shared float w_tile[TK * W_STRIDE]; // [k][row of w]
+shared float x_tile[TK * X_STRIDE]; // [k][row of x]
+
+// Elements k..k+3 of the slice, of row i of the tile.
+void hold_w(uint i, uint k, vec4 value) {
+    [[unroll]] for (uint j = 0; j < 4; ++j) w_tile[(k + j) * W_STRIDE + i] = value[j];
+}
+
+void hold_x(uint r, uint k, float value) { x_tile[k * X_STRIDE + r] = value; }
+
+// Adds the products of the slice to a thread's own sums, of rows tm, tm + 16, tm + 32, tm + 48 of the tile.
+void add_slice(inout vec4 sum[RN]) {
+    const uint tm = gl_LocalInvocationID.x % M_THREADS;
+    const uint tn = gl_LocalInvocationID.x / M_THREADS;
+    for (uint k = 0; k < TK; ++k) {
+        const uint at = k * W_STRIDE + tm;
+        const vec4 wv = vec4(w_tile[at], w_tile[at + 16], w_tile[at + 32], w_tile[at + 48]);
+        [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] += wv * x_tile[k * X_STRIDE + tn + c * N_THREADS];
+    }
+}
