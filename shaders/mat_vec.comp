@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 4 elements each
+// y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. TPR threads share a row of w, 8 elements each
 // at a time, neighbours reading neighbouring words; their sums meet in a tree in shared memory.
 #include "lib/types.glsl"
 
@@ -30,16 +30,17 @@ void main() {
 
     float sum[N];
     [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = 0.0;
-    const uint k4 = k & ~3u;
-    for (uint i = 4 * lane; i < k4; i += 4 * TPR) {
-        const vec4 wv = dequant4(start, i);
+    const uint k8 = k & ~7u;
+    for (uint i = 8 * lane; i < k8; i += 8 * TPR) {
+        const mat2x4 wv = dequant8(start, i);
         [[unroll]] for (uint r = 0; r < N; ++r) {
             const uint at = x_off + r * k + i;
-            sum[r] += dot(wv, vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
+            sum[r] += dot(wv[0], vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
+            sum[r] += dot(wv[1], vec4(x[at + 4], x[at + 5], x[at + 6], x[at + 7]));
         }
     }
 #ifdef HAS_TAIL
-    for (uint i = k4 + lane; i < k; i += TPR) {
+    for (uint i = k8 + lane; i < k; i += TPR) {
         const float wv = dequant1(start, i);
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
     }

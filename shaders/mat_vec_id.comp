@@ -39,13 +39,15 @@ void main() {
 
     float sum = 0.0;
     const uint k = e.k;
-    const uint k4 = k & ~3u;
-    for (uint i = 4 * lane; i < k4; i += 4 * TPR) {
+    const uint k8 = k & ~7u;
+    for (uint i = 8 * lane; i < k8; i += 8 * TPR) {
         const uint at = x_at + i;
-        sum += dot(dequant4(start, i), vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
+        const mat2x4 wv = dequant8(start, i);
+        sum += dot(wv[0], vec4(x[at], x[at + 1], x[at + 2], x[at + 3]));
+        sum += dot(wv[1], vec4(x[at + 4], x[at + 5], x[at + 6], x[at + 7]));
     }
 #ifdef HAS_TAIL
-    for (uint i = k4 + lane; i < k; i += TPR) sum += dequant1(start, i) * x[x_at + i];
+    for (uint i = k8 + lane; i < k; i += TPR) sum += dequant1(start, i) * x[x_at + i];
 #endif
 
     if (TPR > 1) {

@@ -3,7 +3,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 // y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for the N rows of x. A subgroup has two rows of w at a time, its
-// threads 4 elements of each, neighbours reading neighbouring words; sums meet in the subgroup: no shared memory, no
+// threads 8 elements of each, neighbours reading neighbouring words; sums meet in the subgroup: no shared memory, no
 // barrier.
 #include "lib/types.glsl"
 
@@ -25,23 +25,24 @@ void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
     const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act the two rows are one of gate, and that of up
-    const uint k4 = k & ~3u;
+    const uint k8 = k & ~7u;
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
-        for (uint i = 4 * lane; i < k4; i += 4 * gl_SubgroupSize) {
-            const vec4 w0 = dequant4(start0, i);
-            const vec4 w1 = dequant4(start1, i);
+        for (uint i = 8 * lane; i < k8; i += 8 * gl_SubgroupSize) {
+            const mat2x4 w0 = dequant8(start0, i);
+            const mat2x4 w1 = dequant8(start1, i);
             [[unroll]] for (uint r = 0; r < N; ++r) {
                 const uint at = x_off + r * k + i;
-                const vec4 xv = vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
-                sum[r] += vec2(dot(w0, xv), dot(w1, xv));
+                const vec4 x0 = vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+                const vec4 x1 = vec4(x[at + 4], x[at + 5], x[at + 6], x[at + 7]);
+                sum[r] += vec2(dot(w0[0], x0) + dot(w0[1], x1), dot(w1[0], x0) + dot(w1[1], x1));
             }
         }
 #ifdef HAS_TAIL
-        for (uint i = k4 + lane; i < k; i += gl_SubgroupSize) {
+        for (uint i = k8 + lane; i < k; i += gl_SubgroupSize) {
             const vec2 wv = vec2(dequant1(start0, i), dequant1(start1, i));
             [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
         }

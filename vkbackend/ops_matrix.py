@@ -106,7 +106,7 @@ def variant_of(op: str, dtype: str, limits: Limits) -> str:
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
     """TPR threads share a row of w. A CPU's invocations are SIMD lanes: with a row each, nothing has to meet
-    (but for the two rows of a gated product). Others get at least two rounds of 4 elements."""
+    (but for the two rows of a gated product). Others get at least a round of 8 elements."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
     return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))

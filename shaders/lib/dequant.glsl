@@ -5,6 +5,7 @@
 //     ROW_UNIT                              elements that rows are whole multiples of
 //     vec4 dequant4(uint start, uint k)     elements k..k+3 of a row, k a multiple of 4 (quantized formats: in a block)
 //     vec4 dequant4_tail(start, k, n)       the same with zeros from element n on
+//     mat2x4 dequant8(uint start, uint k)   elements k..k+7, k a multiple of 8: what they share is unpacked once
 //
 // Addresses are bytes (an MXFP4 block has 17). 32 bits reach all of a binding, which never spans 4 GiB. Reads are
 // whole words that hold something wanted, so the end of a view is safe.
@@ -21,7 +22,8 @@ uvec4 codes4(uint word, uint shift, uint mask) {
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
-// vec4 decode4(uint b, uint k): elements k..k+3, k a multiple of 4, of the block at address b.
+// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3, k a multiple of 8, part 0 or 4, of the block
+// at address b. Nothing but what differs between the parts may depend on `part`.
 
 #if defined(TYPE_F32)
 const uint ROW_UNIT = 1;
@@ -30,7 +32,7 @@ const uint BLOCK_NBYTES = 4;
 
 float decode1(uint b) { return uintBitsToFloat(u32_at(b)); }
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     return uintBitsToFloat(uvec4(u32_at(b), u32_at(b + 4), u32_at(b + 8), u32_at(b + 12)));
 }
 
@@ -41,7 +43,7 @@ const uint BLOCK_NBYTES = 2;
 
 float decode1(uint b) { return f16_at(b); }
 
-vec4 decode4(uint b, uint k) { return vec4(unpackHalf2x16(u32_at(b)), unpackHalf2x16(u32_at(b + 4))); }
+vec4 decode4(uint b, uint k, uint part) { return vec4(unpackHalf2x16(u32_at(b)), unpackHalf2x16(u32_at(b + 4))); }
 
 #elif defined(TYPE_BF16)
 const uint ROW_UNIT = 1;
@@ -50,7 +52,7 @@ const uint BLOCK_NBYTES = 2;
 
 float decode1(uint b) { return uintBitsToFloat(u16_at(b) << 16); }
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uvec2 pairs = uvec2(u32_at(b), u32_at(b + 4));
     return uintBitsToFloat(uvec4(pairs.x << 16, pairs.x, pairs.y << 16, pairs.y) & 0xFFFF0000u);
 }
@@ -123,7 +125,14 @@ float f16_at(uint at) {
 
 uint row_start(uint row, uint n) { return 4 * w_off + row * (n / ROW_UNIT) * BLOCK_NBYTES; }
 
-vec4 dequant4(uint start, uint k) { return decode4(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT); }
+vec4 dequant4(uint start, uint k, uint part) {
+    if (ROW_UNIT == 1) return decode4(start + (k + part) * BLOCK_NBYTES, 0, 0);
+    return decode4(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT, part);
+}
+
+vec4 dequant4(uint start, uint k) { return dequant4(start, k & ~7u, k & 4u); }
+
+mat2x4 dequant8(uint start, uint k) { return mat2x4(dequant4(start, k, 0), dequant4(start, k, 4)); }
 
 #ifdef HAS_TAIL
 float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }

@@ -1,23 +1,23 @@
 // Blocks of 32 elements with one scale; part of dequant.glsl. `nibbles` are 16 bytes, byte j with element j in its low
 // half and element j + 16 in its high half.
 
-uvec4 nibbles4(uint at, uint k) { return codes4(u32_at(at + (k & 15u)), (k & 16u) >> 2, 15u); }
+uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u) + part), (k & 16u) >> 2, 15u); }
 
 #if defined(TYPE_Q4_0)
 // half d; nibbles q                                     d * (q - 8)
 const uint ROW_UNIT = 32;
 const uint BLOCK_NBYTES = 18;
 
-vec4 decode4(uint b, uint k) { return f16_at(b) * (vec4(nibbles4(b + 2, k)) - 8.0); }
+vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * (vec4(nibbles4(b + 2, k, part)) - 8.0); }
 
 #elif defined(TYPE_Q4_1)
 // half d, m; nibbles q                                  d * q + m
 const uint ROW_UNIT = 32;
 const uint BLOCK_NBYTES = 20;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const vec2 dm = unpackHalf2x16(u32_at(b));
-    return dm.x * vec4(nibbles4(b + 4, k)) + dm.y;
+    return dm.x * vec4(nibbles4(b + 4, k, part)) + dm.y;
 }
 
 #elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
@@ -32,9 +32,9 @@ const uint BLOCK_NBYTES = 24;
 const uint HEAD = 4;
 #endif
 
-vec4 decode4(uint b, uint k) {
-    const uvec4 high = (uvec4(u32_at(b + HEAD) >> k) >> uvec4(0, 1, 2, 3)) & 1u;
-    const vec4 q = vec4(nibbles4(b + HEAD + 4, k) | (high << 4));
+vec4 decode4(uint b, uint k, uint part) {
+    const uvec4 high = (uvec4(u32_at(b + HEAD) >> (k + part)) >> uvec4(0, 1, 2, 3)) & 1u;
+    const vec4 q = vec4(nibbles4(b + HEAD + 4, k, part) | (high << 4));
 #ifdef TYPE_Q5_0
     return f16_at(b) * (q - 16.0);
 #else
@@ -48,8 +48,8 @@ vec4 decode4(uint b, uint k) {
 const uint ROW_UNIT = 32;
 const uint BLOCK_NBYTES = 34;
 
-vec4 decode4(uint b, uint k) {
-    const int q = int(u32_at(b + 2 + k));
+vec4 decode4(uint b, uint k, uint part) {
+    const int q = int(u32_at(b + 2 + k + part));
     return f16_at(b) * vec4(ivec4(q << 24, q << 16, q << 8, q) >> 24);
 }
 
@@ -68,5 +68,5 @@ ivec4 values4(uvec4 q) {
     return mix(magnitude, -magnitude, notEqual(q & 8u, uvec4(0)));
 }
 
-vec4 decode4(uint b, uint k) { return scale_of(b, k) * vec4(values4(nibbles4(b + 1, k))); }
+vec4 decode4(uint b, uint k, uint part) { return scale_of(b, k) * vec4(values4(nibbles4(b + 1, k, part))); }
 #endif

@@ -19,21 +19,21 @@ layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; }; // o
 
 uint grid_entry(uint i) { return (codebook[i >> 1] >> (16 * (i & 1u))) & 0xFFFFu; }
 
-// Four codes of 2 bits of an entry of 8, from element k % 8 on.
-uvec4 pairs4(uint entry, uint k) {
-    const uint e = entry >> (2 * (k & 4u));
+// Four codes of 2 bits of an entry of 8, from element `part` on.
+uvec4 pairs4(uint entry, uint part) {
+    const uint e = entry >> (2 * part);
     return uvec4(e, e >> 2, e >> 4, e >> 6) & 3u;
 }
 
 // IQ2: the codes 0, 1, 2 stand for 8, 25, 43.
-vec4 iq2_values(uint entry, uint k) {
-    const uvec4 code = pairs4(entry, k);
+vec4 iq2_values(uint entry, uint part) {
+    const uvec4 code = pairs4(entry, part);
     return vec4(8u + 17u * code + (code >> 1));
 }
 
-// Bit k % 8 of `signs` set: a negative value.
-vec4 signed4(vec4 value, uint signs, uint k) {
-    const uvec4 bits = (uvec4(signs >> (k & 4u)) >> uvec4(0, 1, 2, 3)) & 1u;
+// Bits of `signs` from `part` on that are set: negative values.
+vec4 signed4(vec4 value, uint signs, uint part) {
+    const uvec4 bits = (uvec4(signs >> part) >> uvec4(0, 1, 2, 3)) & 1u;
     return mix(value, -value, notEqual(bits, uvec4(0)));
 }
 
@@ -46,7 +46,7 @@ uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7;
 const uint ROW_UNIT = 32;
 const uint BLOCK_NBYTES = 18;
 
-vec4 decode4(uint b, uint k) { return f16_at(b) * vec4(values4(nibbles4(b + 2, k))); }
+vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * vec4(values4(nibbles4(b + 2, k, part))); }
 
 #elif defined(TYPE_IQ4_XS)
 // half d; u16 h, bits 2g the high bits of group g's scale; u8 s[4], a nibble each its low ones; nibbles q[8]
@@ -61,18 +61,20 @@ float scale_of(uint b, uint k) {
     return unpackHalf2x16(head).x * (float(scale) - 32.0);
 }
 
-vec4 decode4(uint b, uint k) { return scale_of(b, k) * vec4(values4(nibbles4(b + 8 + k / 32 * 16, k % 32))); }
+vec4 decode4(uint b, uint k, uint part) {
+    return scale_of(b, k) * vec4(values4(nibbles4(b + 8 + k / 32 * 16, k, part)));
+}
 
 #elif defined(TYPE_IQ2_XXS)
 // half d; per group u8 entry[4]; u32: four times 7 signs, then a scale of 4 bits   d / 4 * (scale + 1/2) * +-value
 const uint BLOCK_NBYTES = 66;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uint g = b + 2 + k / 32 * 8;
     const uint tail = u32_at(g + 4);
     const uint signs = eight_signs((tail >> (k / 8 % 4 * 7)) & 127u);
     const float d = f16_at(b) * (0.5 + float(tail >> 28)) * 0.25;
-    return d * signed4(iq2_values(grid_entry(u8_at(g + k / 8 % 4)), k), signs, k);
+    return d * signed4(iq2_values(grid_entry(u8_at(g + k / 8 % 4)), part), signs, part);
 }
 
 #elif defined(TYPE_IQ2_XS)
@@ -80,11 +82,11 @@ vec4 decode4(uint b, uint k) {
 //                                                       d / 4 * (scale + 1/2) * +-value
 const uint BLOCK_NBYTES = 74;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uint q = u16_at(b + 2 + k / 8 * 2);
     const uint scale = (u8_at(b + 66 + k / 32) >> (k / 16 % 2 * 4)) & 15u;
     const float d = f16_at(b) * (0.5 + float(scale)) * 0.25;
-    return d * signed4(iq2_values(grid_entry(q & 511u), k), eight_signs(q >> 9), k);
+    return d * signed4(iq2_values(grid_entry(q & 511u), part), eight_signs(q >> 9), part);
 }
 
 #elif defined(TYPE_IQ2_S)
@@ -92,12 +94,12 @@ vec4 decode4(uint b, uint k) {
 //                                                       d / 4 * (scale + 1/2) * +-value
 const uint BLOCK_NBYTES = 82;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uint high = (u8_at(b + 66 + k / 32) >> (k / 8 % 4 * 2)) & 3u;
     const uint scale = (u8_at(b + 74 + k / 32) >> (k / 16 % 2 * 4)) & 15u;
     const float d = f16_at(b) * (0.5 + float(scale)) * 0.25;
-    const vec4 value = iq2_values(grid_entry(u8_at(b + 2 + k / 8) | (high << 8)), k);
-    return d * signed4(value, u8_at(b + 34 + k / 8), k);
+    const vec4 value = iq2_values(grid_entry(u8_at(b + 2 + k / 8) | (high << 8)), part);
+    return d * signed4(value, u8_at(b + 34 + k / 8), part);
 }
 
 #elif defined(TYPE_IQ3_XXS)
@@ -105,13 +107,13 @@ vec4 decode4(uint b, uint k) {
 // codes 0..7 stand for 4, 12, 20, ... 52, 62
 const uint BLOCK_NBYTES = 98;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uint tail = u32_at(b + 66 + k / 32 * 4);
-    const uint entry = grid_entry(u8_at(b + 2 + k / 4));
+    const uint entry = grid_entry(u8_at(b + 2 + (k + part) / 4));
     const uvec4 code = uvec4(entry, entry >> 4, entry >> 8, entry >> 12) & 7u;
     const vec4 value = vec4(4u + 8u * code + 2u * (code / 7u));
     const float d = f16_at(b) * (0.5 + float(tail >> 28)) * 0.5;
-    return d * signed4(value, eight_signs((tail >> (k / 8 % 4 * 7)) & 127u), k);
+    return d * signed4(value, eight_signs((tail >> (k / 8 % 4 * 7)) & 127u), part);
 }
 
 #elif defined(TYPE_IQ3_S)
@@ -119,12 +121,12 @@ vec4 decode4(uint b, uint k) {
 // the scale of a group                                  d * (2 scale + 1) * +-(2 code + 1)
 const uint BLOCK_NBYTES = 110;
 
-vec4 decode4(uint b, uint k) {
-    const uint high = (u8_at(b + 66 + k / 32) >> (k / 4 % 8)) & 1u;
-    const uint entry = grid_entry(u8_at(b + 2 + k / 4) | (high << 8));
+vec4 decode4(uint b, uint k, uint part) {
+    const uint high = (u8_at(b + 66 + k / 32) >> ((k + part) / 4 % 8)) & 1u;
+    const uint entry = grid_entry(u8_at(b + 2 + (k + part) / 4) | (high << 8));
     const uvec4 code = uvec4(entry, entry >> 4, entry >> 8, entry >> 12) & 7u;
     const uint scale = (u8_at(b + 106 + k / 64) >> (k / 32 % 2 * 4)) & 15u;
-    return f16_at(b) * float(2 * scale + 1) * signed4(vec4(2u * code + 1u), u8_at(b + 74 + k / 8), k);
+    return f16_at(b) * float(2 * scale + 1) * signed4(vec4(2u * code + 1u), u8_at(b + 74 + k / 8), part);
 }
 
 #elif defined(TYPE_IQ1_S)
@@ -132,10 +134,10 @@ vec4 decode4(uint b, uint k) {
 // the sign of a shift by 1/8                            d * (2 scale + 1) * (code - 1 +- 1/8)
 const uint BLOCK_NBYTES = 50;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uint h = u16_at(b + 34 + k / 32 * 2);
     const uint high = (h >> (k / 8 % 4 * 3)) & 7u;
-    const vec4 code = vec4(pairs4(grid_entry(u8_at(b + 2 + k / 8) | (high << 8)), k));
+    const vec4 code = vec4(pairs4(grid_entry(u8_at(b + 2 + k / 8) | (high << 8)), part));
     const float d = f16_at(b) * float(2 * ((h >> 12) & 7u) + 1);
     return d * (code + (h >= 0x8000u ? -1.125 : -0.875));
 }
@@ -146,14 +148,14 @@ vec4 decode4(uint b, uint k) {
 //                                                       d * (2 scale + 1) * (code - 1 +- 1/8)
 const uint BLOCK_NBYTES = 56;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uvec2 s = uvec2(u32_at(b + 48), u32_at(b + 52)); // pairs of s, the first in the low halves
     const uvec2 two = ((s >> 12) & 15u) | ((s >> 24) & 0xF0u); // a byte of d each
     const float d = unpackHalf2x16(two.x | (two.y << 8)).x;
     const uint scales = (k < 128 ? s.x : s.y) >> (k / 64 % 2 * 16);
     const uint scale = (scales >> (k / 16 % 4 * 3)) & 7u;
     const uint h = u8_at(b + 32 + k / 16) >> (k / 8 % 2 * 4);
-    const vec4 code = vec4(pairs4(grid_entry(u8_at(b + k / 8) | ((h & 7u) << 8)), k));
+    const vec4 code = vec4(pairs4(grid_entry(u8_at(b + k / 8) | ((h & 7u) << 8)), part));
     return d * float(2 * scale + 1) * (code + ((h & 8u) != 0 ? -1.125 : -0.875));
 }
 #endif

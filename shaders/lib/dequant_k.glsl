@@ -13,8 +13,8 @@ vec2 scale_min(uint b, uint k) {
     return unpackHalf2x16(u32_at(b + 80)) * vec2(s & 15u, s >> 4);
 }
 
-vec4 decode4(uint b, uint k) {
-    const vec4 q = vec4(codes4(u32_at(b + 16 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u));
+vec4 decode4(uint b, uint k, uint part) {
+    const vec4 q = vec4(codes4(u32_at(b + 16 + k / 128 * 32 + k % 32 + part), k / 32 % 4 * 2, 3u));
     const vec2 s = scale_min(b, k);
     return s.x * q - s.y;
 }
@@ -32,9 +32,9 @@ float scale_of(uint b, uint k) {
     return f16_at(b + 108) * (float(low | (high << 4)) - 32.0);
 }
 
-vec4 decode4(uint b, uint k) {
-    const uvec4 h = codes4(u32_at(b + k % 32), k / 32, 1u);
-    const uvec4 q = codes4(u32_at(b + 32 + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u);
+vec4 decode4(uint b, uint k, uint part) {
+    const uvec4 h = codes4(u32_at(b + k % 32 + part), k / 32, 1u);
+    const uvec4 q = codes4(u32_at(b + 32 + k / 128 * 32 + k % 32 + part), k / 32 % 4 * 2, 3u);
     return scale_of(b, k) * (vec4(q | (h << 2)) - 4.0);
 }
 
@@ -60,11 +60,11 @@ vec2 scale_min(uint b, uint k) {
     return unpackHalf2x16(u32_at(b)) * vec2(g < 4 ? first : last);
 }
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uint g = k / 32;
-    uvec4 q = codes4(u32_at(b + CODES + k / 64 * 32 + k % 32), g % 2 * 4, 15u);
+    uvec4 q = codes4(u32_at(b + CODES + k / 64 * 32 + k % 32 + part), g % 2 * 4, 15u);
 #ifdef TYPE_Q5_K
-    q |= codes4(u32_at(b + 16 + k % 32), g, 1u) << 4;
+    q |= codes4(u32_at(b + 16 + k % 32 + part), g, 1u) << 4;
 #endif
     const vec2 s = scale_min(b, k);
     return s.x * vec4(q) - s.y;
@@ -78,10 +78,10 @@ const uint BLOCK_NBYTES = 210;
 
 float scale_of(uint b, uint k) { return f16_at(b + 208) * float(int(u8_at(b + 192 + k / 16) << 24) >> 24); }
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k, uint part) {
     const uint i = k / 128;
-    const uvec4 q = codes4(u32_at(b + i * 64 + k % 64), k / 64 % 2 * 4, 15u);
-    const uvec4 h = codes4(u32_at(b + 128 + i * 32 + k % 32), k / 32 % 4 * 2, 3u);
+    const uvec4 q = codes4(u32_at(b + i * 64 + k % 64 + part), k / 64 % 2 * 4, 15u);
+    const uvec4 h = codes4(u32_at(b + 128 + i * 32 + k % 32 + part), k / 32 % 4 * 2, 3u);
     return scale_of(b, k) * (vec4(q | (h << 4)) - 32.0);
 }
 #endif

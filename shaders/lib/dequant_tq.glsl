@@ -7,7 +7,8 @@
 const uint ROW_UNIT = 256;
 const uint BLOCK_NBYTES = 54;
 
-vec4 decode4(uint b, uint k) {
+vec4 decode4(uint b, uint k8, uint part) {
+    const uint k = k8 + part;
     const uvec2 place = k < 160 ? uvec2(k % 32, k / 32) : k < 240 ? uvec2(32 + k % 16, (k - 160) / 16)
         : uvec2(48, (k - 240) / 4);
     const uint power = place.y == 4 ? 81u : (0x1B090301u >> (8 * place.y)) & 0xFFu; // 3^n
@@ -20,8 +21,8 @@ vec4 decode4(uint b, uint k) {
 const uint ROW_UNIT = 256;
 const uint BLOCK_NBYTES = 66;
 
-vec4 decode4(uint b, uint k) {
-    const uvec4 q = codes4(u32_at(b + k / 128 * 32 + k % 32), k / 32 % 4 * 2, 3u);
+vec4 decode4(uint b, uint k, uint part) {
+    const uvec4 q = codes4(u32_at(b + k / 128 * 32 + k % 32 + part), k / 32 % 4 * 2, 3u);
     return f16_at(b + 64) * (vec4(q) - 1.0);
 }
 #endif
