@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provide
 from vkbackend.meta.sizing import Build, Kind, StepShape, StepSizes, build_step, measure
 from vkbackend.meta.split import MIRRORED, State
 from vkbackend.meta.tensor import Inputs, Weight
+from vkbackend.ops import MAX_SLOTS
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable
@@ -45,6 +47,11 @@ class Step:
     values: dict[str, list[View | None]]  # intermediate tensors by label, where the mesh keeps them
     n_outputs: int
     lag: int = 1  # a segment may begin when all devices have finished the one this many before it
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_SLOTS, "vkbackend-build")
 
 
 class Mesh:
@@ -169,8 +176,11 @@ class Mesh:
             self.devices, self._inputs, self._provider, active, self._wire, kind, build
         )
         if len(self.devices) > 1:  # side by side: each waits for compilers most of the time
-            with ThreadPoolExecutor(len(self.devices), "vkbackend-build") as pool:
-                list(pool.map(lambda device, part: device.compile(part), self.devices, recordings))
+            pairs = zip(self.devices, recordings, strict=True)
+            compiling = [_threads().submit(device.compile, recording) for device, recording in pairs]
+            wait(compiling)  # also beside one that failed: nothing is closed under a compiler
+            for compiled in compiling:
+                compiled.result()
         executables, values = [], {name: list(views) for name, views in made.items()}
         with ExitStack() as undo:
             for d, (device, recording) in enumerate(zip(self.devices, recordings, strict=True)):

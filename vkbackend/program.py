@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vkbackend import env, shaderlib
@@ -47,6 +48,13 @@ class Compiled(NamedTuple):
     pipeline: Any
     calls: list[tuple[int, str]]
     cpu_s: float
+
+
+@cache
+def _threads(n: int) -> ThreadPoolExecutor:
+    """Those of the process, for good: memory that compilers took in threads which ended is not all found
+    again by those of the next device."""
+    return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
 class Programs:
@@ -116,8 +124,8 @@ class Programs:
         return [(self._pipelines[key], layout) for key, layout in used]
 
     def _make(self, missing: dict[Key, Layout]) -> None:
-        began, n_threads = time.perf_counter(), min(env.compile_threads(), len(missing))
-        pool, made = ThreadPoolExecutor(n_threads, "vkbackend-compile"), dict[Key, Future[Compiled]]()
+        began, n_threads = time.perf_counter(), env.compile_threads()
+        pool, made = _threads(n_threads), dict[Key, Future[Compiled]]()
         try:
             # Modules come first in the queue, so what waits for one never keeps it from being made.
             modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
@@ -130,7 +138,9 @@ class Programs:
                 if self._device.compiled:
                     self._device.compiled()
         finally:
-            pool.shutdown(cancel_futures=True)
+            for future in made.values():
+                future.cancel()
+            wait(made.values())
             cpu_s, error = self._keep(made)
         if error:
             raise error
