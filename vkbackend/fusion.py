@@ -14,6 +14,7 @@ from typing import Any
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
+from vkbackend.memory import ALIGN
 from vkbackend.ops import add_partials
 from vkbackend.ops_attention import HeadNorm, Rotation, kv_store, rope
 from vkbackend.ops_elementwise import ACTS
@@ -135,7 +136,8 @@ def _gated_product(f: _Fusing, at: int) -> None:
     plain = not any(c["has_bias"] or c["act"] or c["y_stride"] != c["n"] for c in (gate, up))
     if not (same and plain and w.buffer is v.buffer and (w.shape, w.dtype) == (v.shape, v.dtype)):
         return
-    if not 0 < v.offset - w.offset or v.end - w.offset > f.limits.max_storage_range:
+    # What is bound begins at an aligned offset, up to ALIGN bytes before w.
+    if not 0 < v.offset - w.offset or v.end - w.offset > f.limits.max_storage_range - ALIGN:
         return
     if gate["op"] == "mat_vec" and f.limits.is_cpu:  # there a thread has a row alone
         return

@@ -17,6 +17,7 @@ from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.fusion import fuse
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
+from vkbackend.memory import ALIGN
 from vkbackend.models.runner import Runner
 from vkbackend.ops import OPS
 from vkbackend.recording import Dispatch, Recording
@@ -216,7 +217,7 @@ def test_gate_and_up_become_one() -> None:
     ]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("limit", "fused"), [(3072, True), (3071, False)])
+@pytest.mark.parametrize(("limit", "fused"), [(3072 + ALIGN, True), (3071 + ALIGN, False)])
 def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
     rec, matrices = Recording("products"), kept(4096, 32, 32)  # rows of 128 bytes
     limits = replace(LIMITS, max_storage_range=limit, is_cpu=True, features=frozenset(OPS["mat_lane"].needs))
