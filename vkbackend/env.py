@@ -96,7 +96,7 @@ MAX_COMPILE_THREADS = 8  # compilers of drivers take up to a GB each, and share 
 def compile_threads() -> int:
     """VKBACKEND_COMPILE_THREADS: threads that compile pipelines side by side (default: the cores, 8 at
     most)."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, _integer(COMPILE_THREADS, min(cores, MAX_COMPILE_THREADS)))
 
 
