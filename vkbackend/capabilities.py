@@ -3,6 +3,7 @@ opening it."""
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -180,6 +181,7 @@ def _features_in_properties(
 
 def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
     limits = p.base.properties.limits
+    has_period = 0 < limits.timestampPeriod < math.inf
     return {
         "max_invocations": min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]),
         "max_shared_nbytes": limits.maxComputeSharedMemorySize,
@@ -195,9 +197,9 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # A counter without a period tells no time.
-        "timestamp_valid_bits": timestamp_bits if limits.timestampPeriod > 0 else 0,
-        "timestamp_ps": round(limits.timestampPeriod * 1000),
+        # Without a period a counter tells no time; a GPU that is not there (RADV_FORCE_FAMILY) has inf.
+        "timestamp_valid_bits": timestamp_bits if has_period else 0,
+        "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
 
 
@@ -244,6 +246,8 @@ _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
         _NEVER, "VK_NV_cooperative_matrix", {"cooperative_matrix_nv": "cooperativeMatrix"}),
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
         _NEVER, "VK_KHR_cooperative_matrix", {"cooperative_matrix": "cooperativeMatrix"}),
+    "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR": (
+        _NEVER, "VK_KHR_pipeline_executable_properties", {"executable_info": "pipelineExecutableInfo"}),
 }  # fmt: skip
 
 

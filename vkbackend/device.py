@@ -58,15 +58,17 @@ _EXTENSIONS = (
     "VK_KHR_vulkan_memory_model",
     "VK_KHR_cooperative_matrix",
     "VK_NV_cooperative_matrix",
+    "VK_KHR_pipeline_executable_properties",
     "VK_KHR_portability_subset",
 )
 
 
 class VulkanDevice(Device):
     """`info` opened once more as a logical device with every probed feature (less VKBACKEND_DISABLE)
-    enabled."""
+    enabled. With `captures` it runs nothing, may be a driver without its GPU, and pipelines tell what was
+    made of them (executables.py)."""
 
-    def __init__(self, info: DeviceInfo, label: str = "") -> None:
+    def __init__(self, info: DeviceInfo, label: str = "", *, captures: bool = False) -> None:
         self.info = info
         self.name = label or f"Vulkan{info.index}"
         self.counts: Counter[str] = Counter()
@@ -83,6 +85,7 @@ class VulkanDevice(Device):
         self.command_pool: Any = None
         self._addresses = info.is_cpu and bool(self.features.get("buffer_address"))  # GPUs bind as fast
         self.features["buffer_address"] = self._addresses
+        self.features["executable_info"] = captures and bool(self.features.get("executable_info"))
         have = limits_of(info)
         self.maps_files = info.is_cpu and self.imports_pages and have.host_import_align <= mmap.PAGESIZE
         able = frozenset(name for name, value in self.features.items() if value is True)
@@ -101,7 +104,8 @@ class VulkanDevice(Device):
         try:
             self._create_pool()
             self.programs = Programs(self)
-            self.queue = (TimelineQueue if self.features.get("timeline") else FenceQueue)(self)
+            if not captures:
+                self.queue = (TimelineQueue if self.features.get("timeline") else FenceQueue)(self)
         except BaseException:
             self.close()
             raise

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vkbackend import env, shaderlib
 from vkbackend.codebooks import Codebooks, codebook_of
 from vkbackend.errors import UnsupportedFeature, VkbackendError
+from vkbackend.executables import CAPTURE
 from vkbackend.opspec import OPS, PUSH_NBYTES
 from vkbackend.pipeline_cache import PipelineCache
 from vkbackend.recording import Dispatch
@@ -209,7 +210,8 @@ class Programs:
             pData=data,
         )
         name = ffi.new("char[]", b"main")
-        info = new("VkComputePipelineCreateInfo", layout=layout.pipeline_layout)
+        flags = CAPTURE if device.features["executable_info"] else 0
+        info = new("VkComputePipelineCreateInfo", layout=layout.pipeline_layout, flags=flags)
         info.stage.sType = C.VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO
         info.stage.stage, info.stage.module = C.VK_SHADER_STAGE_COMPUTE_BIT, module[0]
         info.stage.pName, info.stage.pSpecializationInfo = name, special
