@@ -15,7 +15,7 @@ import threading
 from vkbackend.models.arguments import device_list
 from vkbackend.models.llm import LLM
 from vkbackend.tools.console import console, table
-from vkbackend.tools.generate import demo_model
+from vkbackend.tools.generation import demo_model
 
 
 def reduce_us(llm: LLM, n_predict: int, repeats: int) -> float:

@@ -20,7 +20,7 @@ from vkbackend.models.arguments import whole_number
 from vkbackend.models.runner import Runner
 from vkbackend.recording import Dispatch
 from vkbackend.tools.console import printable
-from vkbackend.tools.generate import demo_model
+from vkbackend.tools.generation import demo_model
 from vkbackend.tools.turns import least_and_median, table, variable
 
 CACHED = "one, from the cache file"

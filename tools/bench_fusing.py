@@ -22,7 +22,7 @@ from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barri
 from vkbackend.runtime import Device
 from vkbackend.step import Run
 from vkbackend.tools.console import printable
-from vkbackend.tools.generate import demo_model
+from vkbackend.tools.generation import demo_model
 from vkbackend.tools.turns import least_and_median, table, variable
 
 LENGTHS = 100, 1000

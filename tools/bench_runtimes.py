@@ -30,7 +30,7 @@ from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run
 from vkbackend.tools.bench_ops import Chain
 from vkbackend.tools.console import printable
-from vkbackend.tools.generate import demo_model
+from vkbackend.tools.generation import demo_model
 from vkbackend.tools.op_cases import CASES
 from vkbackend.tools.turns import least_and_median, table, variable
 

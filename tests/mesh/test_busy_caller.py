@@ -6,7 +6,7 @@ import pytest
 from conftest import device_infos
 
 from vkbackend.tools.bench_caller import measure
-from vkbackend.tools.generate import demo_model
+from vkbackend.tools.generation import demo_model
 
 
 @pytest.mark.wide  # a measurement: other work on the machine shows in it

@@ -139,7 +139,7 @@ def test_two_devices_report_reduces_and_a_seed_repeats_the_text(tmp_path: Path) 
 
 
 def test_info(tmp_path: Path) -> None:
-    from vkbackend.tools.generate import demo_model
+    from vkbackend.tools.generation import demo_model
 
     result = run("info", demo_model())
     assert (
@@ -220,7 +220,7 @@ def test_bad_input(args: list[str], pattern: str) -> None:
 
 
 def test_damaged_files(tmp_path: Path) -> None:
-    from vkbackend.tools.generate import demo_model
+    from vkbackend.tools.generation import demo_model
 
     whole = Path(demo_model()).read_bytes()
     path = tmp_path / "model.gguf"
