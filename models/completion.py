@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from vkbackend.models.messages import Timings
@@ -54,3 +55,18 @@ def report(timings: Timings | None) -> dict[str, float]:
         "decode_tokens_per_second": rates["decode_tokens_per_second"],
         "n_reduces": t.n_reduces, "reduce_us": 1e6 * t.reduce_s / t.n_reduces if t.n_reduces else 0.0,
     }  # fmt: skip
+
+
+def total(reports: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The report of several generations together."""
+
+    def summed(name: str) -> float:
+        return sum(r[name] for r in reports)
+
+    return report(
+        Timings(
+            int(summed("prompt_n")), summed("prompt_ms") / 1e3, int(summed("decode_n")),
+            summed("decode_ms") / 1e3, int(summed("n_reduces")),
+            sum(r["reduce_us"] * r["n_reduces"] for r in reports) / 1e6,
+        )
+    )  # fmt: skip

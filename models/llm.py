@@ -8,7 +8,7 @@ threads may use one `LLM`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -49,7 +49,7 @@ from vkbackend.models.messages import (
 from vkbackend.models.remote import LocalEngine, RemoteEngine
 from vkbackend.models.sampling import SamplingParams
 from vkbackend.models.stop_text import StopText
-from vkbackend.models.tokenizer import Tokenizer
+from vkbackend.models.tokenizer import Tokenizer, chat_template, end_ids
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24
@@ -84,7 +84,8 @@ class LLM:
     control_vectors: files of control vectors, or (file, scale) pairs, which add up;
     control_vector_layer_range: the first and the last layer that they steer (None: all that they have).
 
-    n_ctx, n_slots, n_vocab, device_names, prediction (of measured devices) and notes say what was opened.
+    n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), prediction (of measured devices)
+    and notes say what was opened.
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
     UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
     """
@@ -151,12 +152,13 @@ class LLM:
         )
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(options.path) as gguf:
+            self.chat_template = chat_template(gguf)
             try:
                 self._tokenizer = Tokenizer.from_gguf(gguf)
                 self._stop_ids = self._tokenizer.stop_ids
             except (UnsupportedModel, GGUFError) as error:
                 self._no_tokenizer = str(error)
-                self._stop_ids = _end_ids(gguf)
+                self._stop_ids = end_ids(gguf)
         engine = (RemoteEngine if process else LocalEngine)(options, progress)
         self._mailbox = Mailbox(engine)
         self.n_ctx, self.n_vocab, self.n_slots = engine.info.n_ctx, engine.info.n_vocab, engine.info.n_slots
@@ -172,13 +174,15 @@ class LLM:
         parse_special: control tokens written out in the text count as such. Raises UnsupportedModel without a
         usable tokenizer, InvalidArgument.
         """
-        return self._text().encode(text, add_special, parse_special)
+        return self.tokenizer.encode(text, add_special, parse_special)
 
     def detokenize(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises UnsupportedModel, InvalidArgument."""
-        return self._text().decode(tokens, skip_special)
+        return self.tokenizer.decode(tokens, skip_special)
 
-    def _text(self) -> Tokenizer:
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises UnsupportedModel where it has none that can be used."""
         self._check_open()
         if self._tokenizer is None:
             raise UnsupportedModel(self._no_tokenizer)
@@ -234,7 +238,7 @@ class LLM:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         slot: int | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Yield a Chunk per token as it is made; their texts joined are `Completion.text`.
 
         max_tokens: None goes on until a stop token or the end of the context. The sampling options are those
@@ -267,9 +271,8 @@ class LLM:
             max_tokens = whole_number("max_tokens", max_tokens, 0, 1 << 62, ", or None for no limit")
         params, stops = SamplingParams(**sampling), stop_strings(stop)
         if stops:
-            self._text()
-        if slot is not None:
-            slot = self._slot(slot)
+            self.tokenize("")  # raises where there is no tokenizer
+        slot = None if slot is None else self._slot(slot)
         ids = self._prompt(prompt)
         return ids, max_tokens, params, frozenset() if ignore_eos else self._stop_ids, stops, slot
 
@@ -281,7 +284,7 @@ class LLM:
         stop_ids: frozenset[int],
         stops: tuple[str, ...],
         slot: int | None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         text = StopText(stops)
         decoder = self._tokenizer.stream(at_start=False) if self._tokenizer else None
         events = self._ask(lambda id_: Generate(id_, ids, max_tokens, params, stop_ids, slot))
@@ -389,11 +392,3 @@ class LLM:
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
-
-
-def _end_ids(gguf: GGUF) -> frozenset[int]:
-    """The end-of-sequence token of a file whose tokenizer cannot be used, if it names one."""
-    with suppress(GGUFError):
-        eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
-        return frozenset() if eos is None else frozenset([eos])
-    return frozenset()

@@ -10,6 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import IntEnum
 
 from tokenizers import Regex, pre_tokenizers
@@ -327,3 +328,18 @@ class TextStream:
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
+
+
+def chat_template(gguf: GGUF) -> str | None:
+    """The jinja source of the file's chat template, if it has one."""
+    with suppress(GGUFError):
+        return gguf.string("tokenizer.chat_template", None)
+    return None
+
+
+def end_ids(gguf: GGUF) -> frozenset[int]:
+    """The end-of-sequence token of a file whose tokenizer cannot be used, if it names one."""
+    with suppress(GGUFError):
+        eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
+        return frozenset() if eos is None else frozenset([eos])
+    return frozenset()

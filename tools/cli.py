@@ -22,6 +22,7 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "devices": ("devices", "List the Vulkan devices of this machine"),
     "models": ("architectures", "List the architectures of models that run"),
     "generate": ("generate", "Generate text with a GGUF model"),
+    "chat": ("chat", "Talk with a GGUF model"),
     "info": ("model_info", "Show metadata and tensors of a GGUF model"),
     "plan": ("plan", "Show how a model would be split over devices"),
     "bench": ("bench", "Measure tokens per second"),
@@ -55,6 +56,7 @@ examples:
   vkbackend devices
   vkbackend generate -p "Once upon a time" -n 64 -dev 0,0
   vkbackend generate -m model.gguf -f prompt.txt -n -1 -c 0 -dev 0,1 -ts 3,1
+  vkbackend chat -m model.gguf -dev 0,1
   vkbackend info model.gguf
   vkbackend plan -m model.gguf -dev 0,1
   vkbackend bench -m model.gguf -dev 0,1 -p 512 -n 128
@@ -117,8 +119,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def bind_values(argv: Sequence[str]) -> list[str]:
     """`argv` with free text tied to its option: argparse would take "-1,2" or "- a list" for an option."""
     long_names = {"-ts": "--tensor-split"}
-    if argv[:1] == ["generate"]:
+    if argv[:1] in (["generate"], ["chat"]):
         long_names |= {"-p": "--prompt"}
+    if argv[:1] == ["chat"]:
+        long_names |= {"-sys": "--system-prompt"}
     long_names |= {name: name for name in long_names.values()}
     out: list[str] = []
     words = iter(argv)

@@ -21,6 +21,7 @@ from vkbackend.errors import (
 )
 
 if TYPE_CHECKING:
+    from vkbackend.models.chat import Chat
     from vkbackend.models.completion import Chunk, Completion
     from vkbackend.models.llm import LLM
 
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "Chat",
     "Chunk",
     "Completion",
     "DeviceLost",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Chat": "vkbackend.models.chat",
     "LLM": "vkbackend.models.llm",
     "Completion": "vkbackend.models.completion",
     "Chunk": "vkbackend.models.completion",

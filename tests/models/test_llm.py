@@ -67,7 +67,7 @@ def test_generate_is_the_joined_stream(make: Make) -> None:
     chunks = list(llm.stream(prompt, 12, temperature=0))
     expected = continuation(prompt, 12)
     assert done.tokens == [c.token for c in chunks] == expected[: len(done.tokens)]
-    assert done.text == "".join(c.text for c in chunks) == llm._text().decode(done.tokens, at_start=False)
+    assert done.text == "".join(c.text for c in chunks) == llm.tokenizer.decode(done.tokens, at_start=False)
     assert done.prompt_tokens == prompt and done.finish_reason == chunks[-1].finish_reason
     assert (
         [c.finish_reason for c in chunks[:-1]]

@@ -1,0 +1,290 @@
+"""Conversations: the template, the tokens a turn computes, and the command on pipes and on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_runner
+import pytest
+from conftest import ROOT
+from gguf_files import F32, STRING, array, key, vocabulary
+
+from vkbackend import LLM
+from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.models.completion import total
+from vkbackend.models.sampling import SamplingParams
+from vkbackend.tools.console import console
+
+pytest.importorskip("jinja2", reason="jinja2 is not installed: run tools/setup.sh --test again")
+from vkbackend.models.chat import Chat
+from vkbackend.models.chat_template import ChatTemplate
+from vkbackend.tools.chat import FRESH, Conversation, interrupts
+
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
+ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
+WORDS = [f"\u2581w{i}." for i in range(32)]
+TOKENS = ["<unk>", "<s>", "</s>", *ROLES, "<0x41>", "<0x42>", *WORDS]
+TYPES = [2, 3, 3, 3, 3, 3, 6, 6, *[1] * 32]
+
+
+# ---- the template ----
+
+
+def test_a_template_sees_what_hugging_face_gives_it() -> None:
+    source = """
+{%- for m in messages %}
+    {%- if loop.index0 > 1 %}{% break %}{% endif %}
+    {% if m.role == "user" %}
+{{ bos_token }}[{{ m.content | trim }}]{{ eos_token }}
+    {% endif %}
+{%- endfor %}{{ {"a": "<é>"} | tojson }}{% if add_generation_prompt %}>{% endif %}"""
+    users = [{"role": "user", "content": f" {i} "} for i in range(3)]
+    assert ChatTemplate(source, "<s>", "</s>").render(users) == '<s>[0]</s>\n<s>[1]</s>\n{"a": "<é>"}>'
+    assert re.fullmatch("20[0-9]{2}", ChatTemplate("{{ strftime_now('%Y') }}").render(users))
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ messages.__class__.__mro__ }}", "__class__|unsafe"),
+        ("{{ messages.append(1) }}", "append|unsafe"),
+        ("{{ messages[9].content }}", "no element 9"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{% for i in range(99999) %}{{ 'x' * 100 }}{% endfor %}", "more than 4194304"),
+        ("{% for %}", "not valid"),
+        ("x" * (1 << 20) + "x", "1048577 characters"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_template_that_does_wrong_is_a_typed_error(source: str, pattern: str) -> None:
+    with pytest.raises(InvalidArgument, match=pattern):
+        ChatTemplate(source).render([{"role": "user", "content": "a"}])
+
+
+# ---- a conversation, on a runner without a model ----
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Words and the markers of TURNS, for a runner whose tokens depend on all that came before."""
+    monkeypatch.setitem(sys.modules, "vkbackend.models.runner", fake_runner.MODULE)
+    scores = array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))
+    extra = [scores, key("tokenizer.chat_template", STRING, TURNS)]
+    path = tmp_path / "words.gguf"
+    path.write_bytes(vocabulary("llama", TOKENS, types=TYPES, extra=extra))
+    return path
+
+
+def ids(llm: LLM, text: str) -> list[int]:
+    return [1, *llm.tokenize(text, add_special=False, parse_special=True)]
+
+
+def test_a_turn_computes_only_what_is_new(model: Path) -> None:
+    with LLM(model, n_ctx=200) as llm:
+        chat = Chat(llm, "w1.")
+        first = list(chat.send("w2. w3.", 6, temperature=0, ignore_eos=True))
+        asked = ids(llm, "<|system|>w1.</s><|user|>w2. w3.</s><|assistant|>")
+        assert [c.token for c in first] == fake_runner.continuation(asked, 6)
+        assert first[-1].timings is not None and first[-1].timings["prompt_n"] == len(asked)
+        second = list(chat.send("w4.", 6, temperature=0, ignore_eos=True))
+        held = [*asked, *(c.token for c in first if c.token is not None)]
+        asked = [*held, *ids(llm, "</s><|user|>w4.</s><|assistant|>")[1:]]
+        assert [c.token for c in second] == fake_runner.continuation(asked, 6)
+        # The last token of an answer was made and has not run.
+        assert second[-1].timings is not None and second[-1].timings["prompt_n"] == len(asked) - len(held) + 1
+        assert [m["role"] for m in chat.messages] == ["system", *2 * ["user", "assistant"]]
+        chat.clear()
+        again = list(chat.send("w2. w3.", 6, temperature=0, ignore_eos=True))
+        assert [c.token for c in again] == [c.token for c in first]
+
+
+def test_an_answer_that_is_ended_stays_and_a_stop_string_does_not_mix_up_tokens(model: Path) -> None:
+    with LLM(model, n_ctx=200) as llm:
+        chat = Chat(llm)
+        stream = chat.send("w1.", temperature=0, ignore_eos=True)
+        said = [next(stream), next(stream)]
+        stream.close()
+        assert chat.messages[1]["content"] == "".join(c.text for c in said)
+        plain = "".join(c.text for c in chat.send("w2.", 8, temperature=0, ignore_eos=True))
+        chat.clear()
+        list(chat.send("w1.", 2, temperature=0, ignore_eos=True))
+        stop = plain[5:8]
+        cut = "".join(c.text for c in chat.send("w2.", 8, temperature=0, ignore_eos=True, stop=stop))
+        assert cut == plain[: plain.index(stop)]
+        before = "<|user|>w1.</s><|assistant|>" + chat.messages[1]["content"]
+        asked = ids(llm, f"{before}</s><|user|>w2.</s><|assistant|>{cut}</s><|user|>w3.</s><|assistant|>")
+        third = [c.token for c in chat.send("w3.", 4, temperature=0, ignore_eos=True)]
+        assert third == fake_runner.continuation(asked, 4)
+
+
+def test_a_message_that_does_not_fit_is_forgotten(model: Path) -> None:
+    with LLM(model, n_ctx=24) as llm:
+        chat = Chat(llm)
+        with pytest.raises(InvalidArgument, match="the context holds 24"):
+            chat.send("w1. " * 30)
+        assert chat.messages == [] and len(list(chat.send("w1.", 3, temperature=0, ignore_eos=True))) == 3
+
+
+# ---- the command ----
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def hold(model: Path, stdin: io.StringIO, first: str | None = None, *, single: bool = False,
+         most: int | None = 4, n_ctx: int = 120) -> Conversation:  # fmt: skip
+    """The loop on a stdin; tokens are the likeliest ones."""
+    with LLM(model, n_ctx=n_ctx) as llm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", stdin)
+        sampling = SamplingParams(0, 40, 0.95, 0.05, 1.0, 64, 1)
+        found = Conversation(Chat(llm), sampling, most, True, console(stderr=True))
+        found.hold(first, single)
+        return found
+
+
+def test_lines_are_messages_until_they_end(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = hold(model, io.StringIO("w2.\n\n  /clear \nw1.\n/exit\nw3.\n"), "w1.")
+    out, err = capsys.readouterr()
+    lines = out.split("\n")
+    assert len(lines) == 4 and lines[0] == lines[2] != lines[1] and lines[3] == ""
+    assert err == "the conversation is forgotten\n"
+    assert [m["content"] for m in found.chat.messages] == ["w1.", lines[0]]
+    assert len(found.timings) == 3 and total(found.timings)["decode_n"] == 9
+    assert len(hold(model, io.StringIO("w1.\nw2.\n"), single=True).timings) == 1
+    assert len(hold(model, io.StringIO("w1.\nw2.\n"), "w3.", single=True).timings) == 1
+    assert len(hold(model, io.StringIO("w1.\nw2.")).timings) == 2
+    assert "w1." not in capsys.readouterr().err
+
+
+def test_a_full_context_is_told_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hold(model, Terminal("w1.\nw2.\n/clear\nw1.\n"), most=None, n_ctx=20)
+    out, err = capsys.readouterr()
+    ended, refused, cleared, again, end = err.removeprefix("> ").split("\n> ")
+    assert ended == again == f"ended  because the context is full: {FRESH}"
+    assert re.fullmatch(r"the prompt has \d+ tokens and the context holds 20; .*/clear.*", refused)
+    assert cleared == "the conversation is forgotten" and not end
+    first, second, rest = out.split("\n")
+    assert first == second and not rest
+    with pytest.raises(InvalidArgument, match="the context holds 20"):
+        hold(model, io.StringIO("w1.\nw2.\n"), most=None, n_ctx=20)  # a script is not there to clear it
+
+
+def test_the_first_interrupt_ends_an_answer(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    def write(text: str) -> None:
+        texts.append(text)
+        if len(texts) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("vkbackend.tools.chat.write_text", write)
+    found = hold(model, io.StringIO("w1.\nw2.\n"), most=8)
+    assert len(texts) == 3 + 1 + 8 + 1 and texts[3] == texts[-1] == "\n"
+    assert found.chat.messages[1]["content"] == "".join(texts[:3]) and len(found.timings) == 1
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+COMMAND = [sys.executable, "-m", "vkbackend.tools.cli", "chat", "-dev", "numpy"]
+
+
+def chat(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], input=text, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    path = tmp_path / "plain.jinja"
+    path.write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    return str(path)
+
+
+def test_a_pipe_is_answered_line_by_line(template: str) -> None:
+    args = ("--chat-template-file", template, "-n", "8", "-c", "256", "--temp", "0")
+    result = chat(*args, "-sys", "- A story:", text="Once upon a time\n/clear\nOnce upon a time\n")
+    assert result.returncode == 0, result.stderr
+    first, second, end = result.stdout.split("\n")
+    assert first == second and len(first) > 10 and not end
+    assert re.search(r"decode +14 tokens", result.stderr) and "memory in MiB" in result.stderr
+
+
+def test_help() -> None:
+    shown = chat("--help").stdout
+    assert shown.startswith("usage: vkbackend chat")
+    entries = " ".join(shown.partition("\noptions:")[2].split())
+    for option in (
+        "-sys TEXT, --system-prompt",
+        "-p TEXT",
+        "-st, --single-turn",
+        "--chat-template-file",
+        "-c N",
+    ):
+        assert option in entries
+    assert "(default: 4096)" in entries and "/clear" in shown and "Ctrl-C" in shown
+
+
+def test_errors_of_the_command(tmp_path: Path, template: str) -> None:
+    without = chat(text="a\n")
+    assert without.returncode == 2 and not without.stdout and "loading" not in without.stderr
+    assert re.search("error: .*no chat template.*--chat-template-file.*`vkbackend generate`", without.stderr)
+    assert chat("--chat-template-file", "/nowhere").returncode == 2
+    full = chat("--chat-template-file", template, "-c", "8", "-p", "Once upon a time " * 9, "-st")
+    assert full.returncode == 2 and "the context holds 8" in full.stderr and "Traceback" not in full.stderr
+
+
+def test_a_model_without_a_template_takes_one(model: Path) -> None:
+    model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
+    with LLM(model, n_ctx=64) as llm:
+        with pytest.raises(UnsupportedModel, match="`vkbackend generate`"):
+            Chat(llm)
+        said = list(Chat(llm, template=TURNS).send("w1.", 3, temperature=0, ignore_eos=True))
+        asked = ids(llm, "<|user|>w1.</s><|assistant|>")
+        assert [c.token for c in said] == fake_runner.continuation(asked, 3)
+
+
+def test_ctrl_c_on_a_terminal_ends_the_answer_and_then_the_program(template: str) -> None:
+    terminal, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "--chat-template-file", template, "-c", "8000", "--ignore-eos"],
+        stdin=slave, stdout=slave, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )  # fmt: skip
+    os.close(slave)
+
+    def read_until(pattern: str) -> None:
+        seen, deadline = "", time.monotonic() + 40
+        while not re.search(pattern, seen, re.DOTALL):
+            assert time.monotonic() < deadline and process.poll() is None, seen
+            if select.select([terminal], [], [], 0.1)[0]:
+                seen += os.read(terminal, 4096).decode(errors="replace")
+
+    try:
+        read_until("> ")
+        os.write(terminal, b"Once upon a time\n")
+        read_until("a time\r\n.{20}")
+        process.send_signal(signal.SIGINT)
+        read_until("\n> ")
+        time.sleep(0.3)  # readline heeds a signal that comes while it waits, not one just before
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        os.close(terminal)
+    assert process.returncode == 130 and "Traceback" not in err and err.rstrip().endswith("interrupted")
