@@ -88,7 +88,11 @@ class Answers:
         self._mail, self._done = deque[Event](), False
         engine = mailbox.open_engine()
         mailbox.mail[self._id] = self._mail
-        engine.post(make(id_))
+        try:
+            engine.post(make(id_))
+        except BaseException:
+            del mailbox.mail[self._id]  # nobody will read it
+            raise
 
     def __iter__(self) -> Iterator[Event]:
         try:

@@ -198,6 +198,22 @@ def test_a_lost_device_reaches_every_stream(make: Make) -> None:
         llm.logits([1])
 
 
+def test_a_request_that_cannot_be_posted_leaves_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make()
+    assert llm._mailbox is not None and llm._mailbox.engine is not None
+
+    def gone(_: Any) -> None:
+        raise DeviceLost("the engine's process has ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._mailbox.engine, "post", gone)
+        for call in (lambda: llm.generate([1], 1), llm.memory):
+            with pytest.raises(DeviceLost, match="has ended"):
+                call()
+    assert not llm._mailbox.mail
+    assert llm.generate([1, 9], 2, ignore_eos=True).tokens and not llm._mailbox.mail
+
+
 # ---- the end ----
 
 
