@@ -69,11 +69,11 @@ def test_version_and_wrong_usage() -> None:
         assert last_line(result).startswith(f"vkbackend {args[0]}: error: unrecognized arguments: -")
 
 
-def test_scripts_run_by_module_name() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "vkbackend.tools.model_info", "-h"], capture_output=True, text=True
-    )
-    assert result.returncode == 0 and "usage: vkbackend info" in result.stdout
+def test_scripts_and_the_package_run_by_module_name(tmp_path: Path) -> None:
+    for words, cwd in ((["vkbackend.tools.model_info"], ROOT), (["vkbackend", "info"], ROOT),
+                       (["vkbackend", "info"], tmp_path)):  # fmt: skip
+        result = subprocess.run([sys.executable, "-m", *words, "-h"], capture_output=True, text=True, cwd=cwd)
+        assert result.returncode == 0 and "usage: vkbackend info" in result.stdout, result.stderr
 
 
 # ---- results ----
