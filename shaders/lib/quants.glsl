@@ -38,14 +38,53 @@ uvec4 bytes_of(uvec4 words, uint shift, uint mask) { return (words >> shift) & (
 uvec4 spread16(uint bits) { return (((uvec4(bits) >> uvec4(0, 4, 8, 12)) & 15u) * 0x00204081u) & 0x01010101u; }
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS) || defined(TYPE_MXFP4)
-// The values that 16 nibbles stand for.
+uint pick(uint mask, uint a, uint b) { return (a & mask) | (b & ~mask); }
+
+// Of every nibble: bit i of word j and bit j of word i change places.
+uvec4 transposed(uvec4 v) {
+    const uint even = 0x55555555u, low = 0x33333333u;
+    const uvec4 a = uvec4(pick(even, v.x, v.y << 1), pick(even, v.x >> 1, v.y), pick(even, v.z, v.w << 1),
+        pick(even, v.z >> 1, v.w));
+    return uvec4(pick(low, a.x, a.z << 2), pick(low, a.y, a.w << 2), pick(low, a.x >> 2, a.z),
+        pick(low, a.y >> 2, a.w));
+}
+
+// The bits of the values (two's complement) of 32 codes, whose bits are in the words of `q`: the values of values4,
+// as logic. Formulas of few instructions, found by search; to select every value from constants took thrice as many.
+void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
+#ifdef TYPE_MXFP4
+    const uint both = q.x & q.z, negative = q.w & (q.x | q.y | q.z);
+    const uint t = pick(q.z, q.y, negative);
+    low.x = q.x ^ both;
+    low.y = q.y ^ low.x ^ pick(t, q.z, q.x);
+    low.w = pick(negative, pick(both, low.y, q.w), t);
+    low.z = q.z ^ t ^ pick(low.w, both, negative);
+    high = uvec4(negative);
+#else
+    high.w = ~q.w;
+    const uint a = q.x | q.y | high.w;
+    const uint t = pick(a, high.w, q.z);
+    high.z = q.z & a;
+    high.y = pick(q.x | high.w, q.y, t);
+    const uint s = (q.z & high.y) | high.w;
+    high.x = q.x ^ a ^ s;
+    const uint u = q.y ^ a ^ t;
+    const uint v = pick(q.x, u, high.z);
+    low.y = pick(s, v, high.y);
+    low.w = q.x ^ pick(v, q.z, q.y);
+    low.z = high.y ^ v ^ pick(v, high.x, high.z);
+    low.x = ~(low.z ^ pick(q.w, u, low.w));
+#endif
+}
+
+// The values that 16 nibbles stand for, those at bit `shift` (0 or 4) of bytes.
 uvec4 looked_up(uvec4 words, uint shift) {
-    uvec4 out_words;
-    for (uint i = 0; i < 4; ++i) {
-        const uvec4 value = uvec4(values4(codes4(words[i], shift, 15u))) & 0xFFu;
-        out_words[i] = value.x | (value.y << 8) | (value.z << 16) | (value.w << 24);
-    }
-    return out_words;
+    uvec4 low, high;
+    value_bits(transposed(words), low, high);
+    low = transposed(low) >> shift;
+    high = transposed(high);
+    if (shift == 0) high <<= 4;
+    return (low & 0x0F0F0F0Fu) | (high & 0xF0F0F0F0u);
 }
 #endif
 
