@@ -1,8 +1,9 @@
 """A model's chat template: messages to the text that the model was trained to answer.
 
 Templates come with the file, so they run in jinja2's immutable sandbox with limits on their size and on the
-text they make; their time has none. The environment is that of Hugging Face's `apply_chat_template`:
-`trim_blocks`, `lstrip_blocks`, loop controls, `tojson`, `raise_exception`, `strftime_now`.
+text they make; the time and memory they take on the way have none. They find what Hugging Face's
+`apply_chat_template` gives them: `trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}`, `tojson`,
+`raise_exception`, `strftime_now`, and no tools or documents.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vkbackend.errors import InvalidArgument, UnsupportedModel
@@ -43,7 +47,7 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE:
             raise InvalidArgument(f"the chat template has {len(source)} characters, expected <= {MAX_SOURCE}")
         env = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         env.filters["tojson"] = _to_json
         env.globals |= {
@@ -61,7 +65,9 @@ class ChatTemplate:
         pieces: list[str] = []
         room = MAX_TEXT
         try:
-            for piece in self._template.generate(messages=messages, add_generation_prompt=True):
+            for piece in self._template.generate(
+                messages=messages, add_generation_prompt=True, tools=None, documents=None
+            ):
                 pieces.append(piece)
                 room -= len(piece)
                 if room < 0:
@@ -73,6 +79,16 @@ class ChatTemplate:
                 f"the chat template does not take this conversation: {_first_line(error)}"
             ) from None
         return "".join(pieces)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model said, for training: its body alone counts here."""
+
+    tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:

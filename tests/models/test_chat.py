@@ -47,8 +47,9 @@ def test_a_template_sees_what_hugging_face_gives_it() -> None:
 {{ bos_token }}[{{ m.content | trim }}]{{ eos_token }}
     {% endif %}
 {%- endfor %}{{ {"a": "<é>"} | tojson }}{% if add_generation_prompt %}>{% endif %}"""
+    source += "{% generation %}{% if tools is none and not documents %}!{% endif %}{% endgeneration %}"
     users = [{"role": "user", "content": f" {i} "} for i in range(3)]
-    assert ChatTemplate(source, "<s>", "</s>").render(users) == '<s>[0]</s>\n<s>[1]</s>\n{"a": "<é>"}>'
+    assert ChatTemplate(source, "<s>", "</s>").render(users) == '<s>[0]</s>\n<s>[1]</s>\n{"a": "<é>"}>!'
     assert re.fullmatch("20[0-9]{2}", ChatTemplate("{{ strftime_now('%Y') }}").render(users))
 
 
