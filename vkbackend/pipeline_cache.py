@@ -42,16 +42,22 @@ class PipelineCache:
         device.made("VkPipelineCache")
         self.handle: Any = cache[0]
 
-    def save(self) -> None:
-        """Write the file if there is more to keep than it has; what keeps that from working is no error."""
+    def data(self) -> bytes:
+        """What the driver has to keep; b"" where that is nothing, or nothing that could be read again: lavapipe
+        of Mesa 26.2 gives 20 of the 32 bytes of the header."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
-            return
+            return b""
         data = ffi.new("char[]", size[0])
         if lib.vkGetPipelineCacheData(vk, self.handle, size, data) != C.VK_SUCCESS:
-            return
+            return b""
         body = bytes(ffi.buffer(data, size[0]))
-        if body != self._stored:
+        return body if fits(body, *_driver(self._device)) else b""
+
+    def save(self) -> None:
+        """Write the file if there is more to keep than it has; what keeps that from working is no error."""
+        body = self.data()
+        if body and body != self._stored:
             write_cache(self._path, _identity(self._device), body)
             self._stored = body
 

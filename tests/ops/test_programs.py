@@ -148,6 +148,8 @@ def test_what_took_long_is_saved_at_once(
     path = pipeline_cache.cache_path(device)
     programs.pipelines(some_dispatches()[:1])
     assert not path.exists()
+    if not programs._cache.data():
+        pytest.skip("the driver keeps nothing, or nothing whole")
     monkeypatch.setattr(program, "SAVE_AFTER_S", 0.0)
     programs.pipelines(some_dispatches())
     again = pipeline_cache.PipelineCache(device)
