@@ -43,8 +43,8 @@ class PipelineCache:
         self.handle: Any = cache[0]
 
     def data(self) -> bytes:
-        """What the driver has to keep; b"" where that is nothing, or nothing that could be read again: lavapipe
-        of Mesa 26.2 gives 20 of the 32 bytes of the header."""
+        """What the driver has to keep; b"" where that is nothing, or nothing that could be read again:
+        lavapipe of Mesa 26.2 gives 20 of the 32 bytes of the header."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
             return b""

@@ -170,9 +170,10 @@ def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
         pipeline_cache.write_cache(path, identity, body)
         cache = pipeline_cache.PipelineCache(device)
         assert cache._stored == b""
-        cache.save()  # replaces it
+        whole = cache.data()
+        cache.save()  # replaces it, if the driver has anything to keep
         cache.close()
-        assert pipeline_cache.read_cache(path, identity) != body
+        assert pipeline_cache.read_cache(path, identity) == (whole or body)
 
 
 def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
