@@ -108,16 +108,9 @@ def own_pieces(loads: Iterable[Load], device: int, max_range: int) -> list[tuple
     ]
 
 
-def home_on(load: Load, d: int, device: Device) -> Home:
-    """Where `device`, the d-th, has its slice: in the model's file where it can read it there as it lies."""
-    return Home.MAPPED if mapped_pieces(load, d, device) else load.home
-
-
 def mapped_pieces(load: Load, d: int, device: Device) -> list[tuple[int, tuple[int, ...], int]]:
-    """(first local row, shape, first byte within the tensor) of the pieces that `device` reads in the file.
-
-    None where it cannot: the slice must be one run of the tensor's bytes, its pieces begin on words.
-    """
+    """(first local row, shape, first byte within the tensor) of the pieces that `device`, the d-th, reads in
+    the file: none unless its slice is one run of the tensor's bytes whose pieces begin on words."""
     run = run_of(load, d) if load.in_file and device.maps_files else None
     if run is None:
         return []

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vkbackend import env
-from vkbackend.errors import UnsupportedFeature, VkbackendError
+from vkbackend.errors import UnsupportedFeature
 from vkbackend.models.arguments import whole_number
 from vkbackend.models.runner import Runner
 from vkbackend.recording import Dispatch
-from vkbackend.tools.console import printable
 from vkbackend.tools.generation import demo_model
-from vkbackend.tools.turns import least_and_median, table, variable
+from vkbackend.tools.turns import errors_told, least_and_median, table, variable
 
 CACHED = "one, from the cache file"
 
@@ -81,14 +80,11 @@ def main() -> int:
     parser.add_argument("-t", "--threads", type=int, help="(default: as many as loading takes)")
     parser.add_argument("-r", "--repeats", type=int, default=5, help="(default: 5)")
     args = parser.parse_args()
-    try:
+    with errors_told():
         repeats = whole_number("--repeats", args.repeats, 1, 1000)
         n_rows = whole_number("--n-prompt", args.n_prompt, 1, 512)
         most = whole_number("--threads", args.threads or env.compile_threads(), 1, 64)
         measure(args.model, args.device, n_rows, sorted({1, most}), repeats)
-    except VkbackendError as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
-        return 1
     return 0
 
 

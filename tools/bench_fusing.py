@@ -15,15 +15,13 @@ from contextlib import ExitStack
 
 from vkbackend import env, ops
 from vkbackend.buffer import Home, View
-from vkbackend.errors import VkbackendError
 from vkbackend.models.arguments import device_list, whole_number
 from vkbackend.models.runner import Runner, open_devices
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.step import Run
-from vkbackend.tools.console import printable
 from vkbackend.tools.generation import demo_model
-from vkbackend.tools.turns import least_and_median, table, variable
+from vkbackend.tools.turns import errors_told, least_and_median, table, variable
 
 LENGTHS = 100, 1000
 PROMPT = 16
@@ -96,7 +94,7 @@ def main() -> int:
     parser.add_argument("-dev", "--device", default="0", metavar="LIST", help="devices (default: 0)")
     parser.add_argument("-r", "--repeats", type=int, default=30, help="(default: 30)")
     args = parser.parse_args()
-    try:
+    with errors_told():
         repeats = whole_number("--repeats", args.repeats, 1, 10_000)
         specs = device_list(args.device) or ()
         [device] = open_devices(specs[:1])
@@ -106,9 +104,6 @@ def main() -> int:
             device.close()
         table("us per dispatch", ("independent", "dependent"), [us])
         per_step(args.model, specs, repeats)
-    except VkbackendError as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
-        return 1
     return 0
 
 

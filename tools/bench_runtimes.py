@@ -20,7 +20,6 @@ from pathlib import Path
 
 from vkbackend import env, ops
 from vkbackend.buffer import Home, View
-from vkbackend.errors import VkbackendError
 from vkbackend.models.arguments import whole_number
 from vkbackend.models.memory_report import HOMES
 from vkbackend.models.runner import Runner, open_devices
@@ -29,10 +28,9 @@ from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run
 from vkbackend.tools.bench_ops import Chain
-from vkbackend.tools.console import printable
 from vkbackend.tools.generation import demo_model
 from vkbackend.tools.op_cases import CASES
-from vkbackend.tools.turns import least_and_median, table, variable
+from vkbackend.tools.turns import errors_told, least_and_median, table, variable
 
 # Small shapes, so that a software driver's arithmetic does not hide the cost of a dispatch.
 OP_CASES = r"^(MatVec\(type='(f32|q8_0)'|RmsNorm|Rope|Add\(|KvStore|AttnDecode)"
@@ -170,10 +168,8 @@ def main() -> int:
         "--case", default=OP_CASES, metavar="REGEX", help="op cases; the last of each op is timed"
     )
     args = parser.parse_args()
-    try:
+    with errors_told():
         measure(args)
-    except VkbackendError as error:
-        sys.exit(f"error: {printable(str(error))}")
     return 0
 
 

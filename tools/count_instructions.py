@@ -26,7 +26,7 @@ from vkbackend.recording import Dispatch
 from vkbackend.tools.bench_ops import chosen
 from vkbackend.tools.console import printable
 from vkbackend.tools.op_setup import Case, Placed
-from vkbackend.tools.turns import table
+from vkbackend.tools.turns import errors_told, table
 
 if TYPE_CHECKING:
     from vkbackend.executables import Executable
@@ -169,11 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the size of subgroups, where the device has a choice (default: 32)")  # fmt: skip
     add("--texts", type=Path, metavar="DIR", help="keep all texts that the driver gives in this folder")
     args = parser.parse_args(argv)
-    try:
+    with errors_told():
         measure(args.device, args.case, args.subgroup, args.texts)
-    except (VkbackendError, OSError) as error:
-        sys.stderr.write(f"error: {printable(str(error))}\n")
-        return 1
     return 0
 
 

@@ -1,5 +1,5 @@
 """What scripts share that measure several ways in turn, so that other work on the machine slows all alike:
-a setting for a while, the times that count, Markdown tables.
+a setting for a while, the times that count, Markdown tables, an end with an error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from vkbackend.errors import VkbackendError
+from vkbackend.tools.console import printable
 
 
 @contextmanager
@@ -22,6 +25,15 @@ def variable(name: str, value: str) -> Iterator[None]:
         os.environ.pop(name)
         if before is not None:
             os.environ[name] = before
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """What is the user's or the machine's to mend ends the script with one line, exit code 1."""
+    try:
+        yield
+    except (VkbackendError, OSError) as error:
+        sys.exit(f"error: {printable(str(error))}")
 
 
 def least_and_median(values: Sequence[float]) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from vkbackend.memory import FilePages, Pages
 from vkbackend.meta.gather import gather
 from vkbackend.meta.load import load_weights
 from vkbackend.meta.mapped import Piece, windows
-from vkbackend.meta.slices import Load, home_on, run_of
+from vkbackend.meta.slices import Load, mapped_pieces, run_of
 from vkbackend.meta.split import MIRRORED
 from vkbackend.models.runner import Runner
 from vkbackend.step import Run
@@ -92,7 +92,7 @@ def test_what_is_mapped_is_the_tensor(what: tuple[Load, int], max_range: int, be
         return
     for d, device in enumerate(devices):
         homes = {view.buffer.home for _, view in weights["w"].pieces[d] if isinstance(view.buffer, Buffer)}
-        wanted = home_on(load, d, device)
+        wanted = Home.MAPPED if mapped_pieces(load, d, device) else load.home
         assert homes <= {wanted, Home.PAGES if load.shared else wanted}
         assert device.maps_files or wanted is not Home.MAPPED
     assert np.array_equal(gather(devices, weights["w"]), raw)

@@ -20,14 +20,12 @@ from gguf_files import F32, STRING, array, key, vocabulary
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, UnsupportedModel
-from vkbackend.models.completion import total
-from vkbackend.models.sampling import SamplingParams
-from vkbackend.tools.console import console
-
-pytest.importorskip("jinja2", reason="jinja2 is not installed: run tools/setup.sh --test again")
 from vkbackend.models.chat import Chat
 from vkbackend.models.chat_template import ChatTemplate
+from vkbackend.models.completion import total
+from vkbackend.models.sampling import SamplingParams
 from vkbackend.tools.chat import FRESH, Conversation, interrupts
+from vkbackend.tools.console import console
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
