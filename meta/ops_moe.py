@@ -13,7 +13,7 @@ from vkbackend.meta import split
 from vkbackend.meta.ops import convert, operand_of, whole
 from vkbackend.meta.split import MIRRORED
 from vkbackend.meta.tensor import Graph, Tensor, Weight
-from vkbackend.ops_moe import Gating
+from vkbackend.ops.moe import Gating
 
 
 @dataclass(frozen=True, slots=True)

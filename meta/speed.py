@@ -21,11 +21,11 @@ import numpy as np
 
 from vkbackend import env, ops
 from vkbackend.buffer import Home, View
-from vkbackend.executors import NumpyDevice
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.bench import time_reduce
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
+from vkbackend.twins.device import NumpyDevice
 
 FORMAT = 1  # of the file: others are measured again
 DTYPE, WIDTH = "q8_0", 4096  # rows like those of the models there are

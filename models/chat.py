@@ -11,9 +11,9 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
-from vkbackend.models.chat_template import ChatTemplate, Message, required
-from vkbackend.models.completion import Chunk
+from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.llm import LLM
+from vkbackend.models.text.chat_template import ChatTemplate, Message, required
 
 
 class Chat:

@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.models.answers import Answers, Mailbox
-from vkbackend.models.arguments import (
+from vkbackend.models.engine.answers import Answers, Mailbox
+from vkbackend.models.engine.arguments import (
     MAX_AHEAD,
     MAX_LAYERS,
     device_list,
@@ -32,9 +32,9 @@ from vkbackend.models.arguments import (
     whole_number,
     word,
 )
-from vkbackend.models.completion import Chunk, Completion, report
-from vkbackend.models.gguf import GGUF
-from vkbackend.models.messages import (
+from vkbackend.models.engine.completion import Chunk, Completion, report
+from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
+from vkbackend.models.engine.messages import (
     CopySlot,
     EngineOptions,
     Generate,
@@ -46,10 +46,10 @@ from vkbackend.models.messages import (
     SaveState,
     check_tokens,
 )
-from vkbackend.models.remote import LocalEngine, RemoteEngine
-from vkbackend.models.sampling import SamplingParams
-from vkbackend.models.stop_text import StopText
-from vkbackend.models.tokenizer import Tokenizer, chat_template, end_ids
+from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.text.stop_text import StopText
+from vkbackend.models.text.tokenizer import Tokenizer, chat_template, end_ids
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 
+from vkbackend.atomic_file import replacing
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.atomic_file import replacing
-from vkbackend.models.runner import Runner
+from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 LEVELS = 65_535  # a saved log-probability is one of this many steps between the row's least and 0

@@ -1,8 +1,10 @@
-"""Shared fixtures: every Vulkan device present, opened once per session; the material beside the checkout."""
+"""What every test gets: options, markers, each Vulkan device present, the material beside the checkout."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +14,18 @@ import pytest
 # 1.2 s with two threads and 0.2 s with one. Set before anything imports numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))
+from places import ROOT, SHARED
+
+CHILD = "VKBACKEND_TEST_CHILD"  # set in the process that an `own_process` test has to itself
+CHILD_TIMEOUT_S = 600
+MARKERS = (
+    "wide: a wide sweep, run with --all",
+    "no_vulkan: needs no Vulkan device, and fails if it opens one",
+    "own_process: measures the process, so it runs in one of its own",
+    "native: about the native runtime alone",
+    "runtimes: tools/test.sh runs it with every runtime (--runtime NAME)",
+    "oracle: asks the programs that golden files come from, run with -m oracle",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--runtime",
         default=None,
         metavar="NAME",
-        help="the runtime that drives the devices (see runtimes.py)",
+        help="the runtime that drives the devices (native, kompute)",
     )
 
 
@@ -35,12 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
         os.environ["VKBACKEND_RUNTIME"] = runtime  # for whatever opens devices, also in processes of its own
-    config.addinivalue_line("markers", "wide: a wide sweep, run with --all")
-    config.addinivalue_line("markers", "native: about the native runtime alone")
-    config.addinivalue_line("markers", "runtimes: tools/test.sh runs it with every runtime (--runtime NAME)")
-    config.addinivalue_line(
-        "markers", "oracle: asks the programs that golden files come from, run with -m oracle"
-    )
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -63,34 +71,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"about the native runtime, this is {runtime}"))
 
 
-def device_infos() -> list:  # type: ignore[type-arg]
-    """Every Vulkan device present; empty without a loader or a driver."""
-    from vkbackend.errors import UnsupportedFeature
-
-    try:
-        from vkbackend.instance import devices
-
-        return devices()
-    except UnsupportedFeature:
-        return []
-
-
-def device_params() -> list:  # type: ignore[type-arg]
-    """Every device present as a parameter; without any one that is skipped and says so."""
-    found = [pytest.param(i, id=f"{i.index}-{i.driver.split()[0].lower()}") for i in device_infos()]
-    none = pytest.param(None, id="none", marks=pytest.mark.skip(reason="no Vulkan device is present"))
-    return found or [none]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
+        from device_sets import device_params  # lists the devices: after the options are in the environment
+
         metafunc.parametrize("device", device_params(), indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[object]:
     """An opened device; the test runs once for each one present."""
-    from vkbackend.runtimes import open_device
+    from vkbackend.open_device import open_device
 
     opened = open_device(request.param)
     yield opened
@@ -106,6 +97,37 @@ def shared() -> Path:
     return SHARED
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `own_process` test in a process of its own; its output is shown where it fails."""
+    if "own_process" not in pyfuncitem.keywords or CHILD in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--all"]
+    done = subprocess.run(
+        [*command, pyfuncitem.nodeid],
+        env=os.environ | {CHILD: "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_TIMEOUT_S,
+    )
+    if "1 skipped" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    return True
+
+
+@pytest.fixture(autouse=True)
+def no_device_opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test marked `no_vulkan` fails where it opens a Vulkan device."""
+    if "no_vulkan" in request.keywords and (module := sys.modules.get("vkbackend.vulkan.device")):
+
+        def refuse(self: object) -> None:
+            raise AssertionError("this test is marked no_vulkan and opens a Vulkan device")
+
+        monkeypatch.setattr(module.VulkanDevice, "_create", refuse)
+
+
 @pytest.fixture(autouse=True)
 def silent_layer() -> Iterator[None]:
     """With VKBACKEND_VALIDATION=1 a test fails by what the layer says of the devices in this process."""
@@ -114,7 +136,7 @@ def silent_layer() -> Iterator[None]:
     if not env.validation():
         yield
         return
-    from vkbackend.instance import validation_messages
+    from vkbackend.vulkan.instance import validation_messages
 
     before = len(validation_messages)
     yield

@@ -17,13 +17,13 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import holders
-from vkbackend.models.base import KVSpec, Model, StateSpec
-from vkbackend.models.layout import Options, lay_out
-from vkbackend.models.registry import ARCHITECTURES, described
+from vkbackend.models.architectures.base import KVSpec, Model, StateSpec
+from vkbackend.models.architectures.registry import ARCHITECTURES, described
+from vkbackend.models.placement.layout import Options, lay_out
 from vkbackend.tools.console import console, table, write_json
-from vkbackend.tools.sketch import sketches
+from vkbackend.tools.measure.sketch import sketches
 
-TESTS = "tests/models/test_architectures.py"
+TESTS = "tests/models/architectures/test_architectures.py"
 PROOFS = {  # by column; of test_architectures.py, and others by file
     "tensor parallel": (
         "test_oracles_on_numpy",
@@ -37,23 +37,23 @@ PROOFS = {  # by column; of test_architectures.py, and others by file
     "state save": ("test_a_saved_slot_goes_on_elsewhere",),
     "control vectors": (
         "test_control_vectors",
-        "tests/models/test_control_vectors.py::test_zero_is_none_to_the_bit",
+        "tests/models/placement/test_control_vectors.py::test_zero_is_none_to_the_bit",
     ),
     "experts": (
         "test_two_drivers_choose_the_same_experts",
-        "tests/models/test_mixture.py::test_near_ties_are_broken_alike_everywhere",
+        "tests/models/architectures/test_mixture.py::test_near_ties_are_broken_alike_everywhere",
     ),
     "sliding window": (
         "test_oracles_on_numpy",  # in steps: rings of 27 cells wrap around
-        "tests/models/test_windows.py::test_rings_equal_a_full_mask",
-        "tests/models/test_windows.py::test_state_of_rings_goes_on_elsewhere",
+        "tests/models/architectures/test_windows.py::test_rings_equal_a_full_mask",
+        "tests/models/architectures/test_windows.py::test_state_of_rings_goes_on_elsewhere",
     ),
     "recurrent": (
         "test_beside_another_sequence",
-        "tests/models/test_recurrent_state.py::test_going_back_gives_what_a_new_slot_gives",
-        "tests/models/test_recurrent_state.py::test_a_part_is_refused",
-        "tests/ops/test_gdn_oracle.py::test_twins",
-        "tests/ops/test_gdn_oracle.py::test_shaders",
+        "tests/models/placement/test_recurrent_state.py::test_going_back_gives_what_a_new_slot_gives",
+        "tests/models/placement/test_recurrent_state.py::test_a_part_is_refused",
+        "tests/vkbackend/ops/test_gdn_oracle.py::test_twins",
+        "tests/vkbackend/ops/test_gdn_oracle.py::test_shaders",
     ),
 }
 DIMS = {"heads": "heads", "k_heads": "key heads", "ffn": "ffn", "experts": "experts"}  # by role

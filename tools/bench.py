@@ -23,14 +23,22 @@ from typing import Any
 
 from vkbackend import __version__
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.arguments import whole_number
-from vkbackend.models.gguf import GGUF
-from vkbackend.models.runner import Runner
-from vkbackend.tools.compare import LlamaCpp, check_comparable
+from vkbackend.models.engine.arguments import whole_number
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import console, printable, size, write_json
-from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
-from vkbackend.tools.synthetic import Synthetic
-from vkbackend.tools.timing import Test, Timer, Timing, copy_rate, describe, read_rate, weight_nbytes_per_step
+from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
+from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
+from vkbackend.tools.measure.synthetic import Synthetic
+from vkbackend.tools.measure.timing import (
+    Test,
+    Timer,
+    Timing,
+    copy_rate,
+    describe,
+    read_rate,
+    weight_nbytes_per_step,
+)
 
 MAX_TOKENS = 1 << 20
 BACKENDS = {"VulkanDevice": "Vulkan", "KomputeDevice": "Kompute", "NumpyDevice": "numpy"}

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, VkbackendError
-from vkbackend.models.arguments import device_list, finite_number, whole_number
-from vkbackend.models.runner import open_devices
+from vkbackend.models.engine.arguments import device_list, finite_number, whole_number
+from vkbackend.models.engine.runner import open_devices
 from vkbackend.recording import Dispatch, Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.tools.console import console, printable, write_json
-from vkbackend.tools.op_cases import BENCH_CASES, CASES
-from vkbackend.tools.op_setup import Case, Placed
+from vkbackend.tools.op_cases.cases import BENCH_CASES, CASES
+from vkbackend.tools.op_cases.setup import Case, Placed
 
 COLUMNS = ("device", "case", "runs", "us min", "us median", "us cpu", "GB/s", "GFLOP/s")
 

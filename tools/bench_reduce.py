@@ -21,8 +21,8 @@ from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, Unsu
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
-from vkbackend.models.arguments import ahead_depth, device_list, whole_number
-from vkbackend.models.runner import open_devices
+from vkbackend.models.engine.arguments import ahead_depth, device_list, whole_number
+from vkbackend.models.engine.runner import open_devices
 from vkbackend.tools.console import console, printable, size, write_json
 
 SIZES = "4K,16K,64K,256K,1M,4M,16M,32M"

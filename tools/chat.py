@@ -20,13 +20,13 @@ from rich.console import Console
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.chat import Chat
-from vkbackend.models.chat_template import required
-from vkbackend.models.completion import Chunk, total
-from vkbackend.models.gguf import GGUF
-from vkbackend.models.sampling import MAX_SEED, SamplingParams
-from vkbackend.models.tokenizer import chat_template
+from vkbackend.models.engine.completion import Chunk, total
+from vkbackend.models.engine.sampling import MAX_SEED, SamplingParams
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.text.chat_template import required
+from vkbackend.models.text.tokenizer import chat_template
 from vkbackend.tools.console import console, tell_notes
-from vkbackend.tools.generation import (
+from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
     demo_model,

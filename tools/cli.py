@@ -93,7 +93,7 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
         command = commands.add_parser(name, help=what, description=f"{what}. {details}", allow_abbrev=False)
         module.add_arguments(command)
         if name not in NO_DEVICE:
-            from vkbackend.runtimes import RUNTIMES
+            from vkbackend.open_device import RUNTIMES
 
             command.add_argument("--runtime", metavar="NAME",
                 help=f"what drives the devices: {', '.join(RUNTIMES)} (default: VKBACKEND_RUNTIME, else "
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
             variable()  # a bad value is told before the work begins
         if hasattr(args, "runtime"):
-            from vkbackend.runtimes import runtime_of
+            from vkbackend.open_device import runtime_of
 
             runtime = runtime_of(args.runtime)
             if args.runtime:

@@ -17,7 +17,7 @@ from vkbackend.tools.console import console, size, table, write_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vkbackend.capabilities import DeviceInfo
+    from vkbackend.vulkan.capabilities import DeviceInfo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def present() -> list[DeviceInfo]:
     """The devices; raises UnsupportedFeature if there is none, or no Vulkan loader."""
-    from vkbackend.instance import devices, no_device_message
+    from vkbackend.vulkan.instance import devices, no_device_message
 
     if not (found := devices()):
         raise UnsupportedFeature(no_device_message())

@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 import sys
 
+from vkbackend.atomic_file import check_target
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.atomic_file import check_target
-from vkbackend.models.gguf import GGUF
-from vkbackend.models.gguf_write import write_gguf
-from vkbackend.models.runner import Runner
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import byte_progress, console, printable, size
-from vkbackend.tools.device_flags import add_device_arguments
-from vkbackend.tools.loading import placed, tell_runner
-from vkbackend.tools.placement import add_placement_arguments
-from vkbackend.tools.synthetic import Synthetic
+from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.runner import placed, tell_runner
+from vkbackend.tools.measure.synthetic import Synthetic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.arguments import HOST
+from vkbackend.models.engine.arguments import HOST
 from vkbackend.tools.console import console, tell_notes, write_json
-from vkbackend.tools.generation import (
+from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
     open_model,
@@ -26,7 +26,7 @@ from vkbackend.tools.generation import (
 )
 
 if TYPE_CHECKING:
-    from vkbackend.capabilities import DeviceInfo
+    from vkbackend.vulkan.capabilities import DeviceInfo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

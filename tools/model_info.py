@@ -11,7 +11,7 @@ import math
 import sys
 from typing import Any
 
-from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import console, printable, size, table, write_json
 
 SHOWN_CHARACTERS = 72

@@ -16,13 +16,13 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from vkbackend.atomic_file import check_target
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.arguments import whole_number
-from vkbackend.models.atomic_file import check_target
+from vkbackend.models.engine.arguments import whole_number
 from vkbackend.models.perplexity import Base, Saving, Score, perplexity, windows
-from vkbackend.models.tokenizer import Tokenizer
+from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.tools.console import console, progress_bar, write_json
-from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
+from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,20 +19,27 @@ from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.reduce import Reduce, check_provider
 from vkbackend.meta.split import Kind
-from vkbackend.models.arguments import device_list, share_list
-from vkbackend.models.base import Model
-from vkbackend.models.cost import cost_function, cost_of, in_halves, step_shape, step_sizes, trace_reduces
-from vkbackend.models.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
-from vkbackend.models.gguf import GGUF
-from vkbackend.models.layout import Layout, Options, lay_out, weight_nbytes
-from vkbackend.models.memory_report import HOMES, ITEMS, Held, itemised
-from vkbackend.models.registry import load_model
-from vkbackend.models.runner import checked_options, open_devices, with_a_share
-from vkbackend.models.tensors import check_weights, notes, weights_in_file
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.arguments import device_list, share_list
+from vkbackend.models.engine.runner import checked_options, open_devices, with_a_share
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.cost import (
+    cost_function,
+    cost_of,
+    in_halves,
+    step_shape,
+    step_sizes,
+    trace_reduces,
+)
+from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
+from vkbackend.models.placement.layout import Layout, Options, lay_out, weight_nbytes
+from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
+from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
-from vkbackend.tools.device_flags import add_device_arguments, parse_split
-from vkbackend.tools.placement import add_placement_arguments, placement_of
+from vkbackend.tools.flags.devices import add_device_arguments, parse_split
+from vkbackend.tools.flags.placement import add_placement_arguments, placement_of
 
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}

@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vkbackend.atomic_file import check_target
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
-from vkbackend.models.arguments import whole_number
-from vkbackend.models.atomic_file import check_target
+from vkbackend.models.engine.arguments import whole_number
 from vkbackend.tools.bench import write_md
 from vkbackend.tools.console import console, write_json
-from vkbackend.tools.loading import add_model_arguments, open_models, open_runner
-from vkbackend.tools.timing import Test, Timer
+from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
+from vkbackend.tools.measure.timing import Test, Timer
 
 COLUMNS = ("model", "depth", "pp t/s", "tg t/s")
 

@@ -23,10 +23,10 @@ tree = root / ".mypy_cache" / "tree"
 shutil.rmtree(tree, ignore_errors=True)
 package_dir = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
 for package, folder in package_dir.items():
-    target = tree.joinpath(*package.split("."))
-    target.mkdir(parents=True)
-    for source in (*(root / folder).glob("*.py"), *(root / folder).glob("py.typed")):
-        (target / source.name).symlink_to(source)
+    for source in (*(root / folder).rglob("*.py"), *(root / folder).glob("py.typed")):
+        target = tree.joinpath(*package.split("."), source.relative_to(root / folder))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source)
 PY
     cd "$root/.mypy_cache/tree"
     "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend

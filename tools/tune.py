@@ -17,19 +17,19 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from vkbackend import choices
 from vkbackend.errors import InvalidArgument
 from vkbackend.limits import Limits
-from vkbackend.matrix_choice import GPU_OPS, mat_op, runs
-from vkbackend.models.arguments import device_list
-from vkbackend.models.runner import open_devices
+from vkbackend.models.engine.arguments import device_list
+from vkbackend.models.engine.runner import open_devices
+from vkbackend.ops import measured
+from vkbackend.ops.choice import GPU_OPS, mat_op, runs
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
-from vkbackend.tools.op_cases_half import MatMulCoop, MatMulF16, PackF16
-from vkbackend.tools.op_cases_matrix import MatLane, MatMul, MatTile, MatVec, MatWave
-from vkbackend.tools.op_cases_quantized import MatDot, MatMulDot, QuantizeQ8
-from vkbackend.tools.op_setup import Case
+from vkbackend.tools.op_cases.half import MatMulCoop, MatMulF16, PackF16
+from vkbackend.tools.op_cases.matrix import MatLane, MatMul, MatTile, MatVec, MatWave
+from vkbackend.tools.op_cases.quantized import MatDot, MatMulDot, QuantizeQ8
+from vkbackend.tools.op_cases.setup import Case
 
 ROWS = {"one": 1, "few": 4, "many": 128}  # what stands for each class
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # the first is one that all ops of f32 activations have
@@ -68,7 +68,7 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
     return {
         name: {
             op: {kind: us_of(op, kind, rows) for kind in kinds}
-            for op in choices.CANDIDATES[name]
+            for op in measured.CANDIDATES[name]
             if not (device.limits.is_cpu and op in GPU_OPS)  # none is a CPU's winner, all compile long there
             and (kinds := [kind for kind in TYPES if runs(device.limits, op, kind)])
         }
@@ -76,7 +76,7 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
     }
 
 
-def ranked(times: Iterable[Times], limits: Limits) -> choices.Table:
+def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
     """The ops of each class of rows, the fastest first; the rules' ones stay unless they are clearly slower.
 
     An op that lacks types is compared by those that it has.
@@ -87,7 +87,7 @@ def ranked(times: Iterable[Times], limits: Limits) -> choices.Table:
             for op, by_type in by_op.items():
                 for kind, us in by_type.items():
                     total[name][op][kind] += us
-    found: choices.Table = {}
+    found: measured.Table = {}
     for name, by_op in total.items():
         rules = {kind: mat_op(limits, ROWS[name], kind) for kind in TYPES}
         plain = by_op[rules[TYPES[0]]]
@@ -108,12 +108,12 @@ def run(args: argparse.Namespace) -> int:
         if len(infos) < len(devices):
             raise InvalidArgument("numpy has one op for each case; give one of `vkbackend devices`")
         info = infos[0]
-        if any(choices.path_of(i) != choices.path_of(info) for i in infos):
+        if any(measured.path_of(i) != measured.path_of(info) for i in infos):
             raise InvalidArgument(
                 f"--device {args.device!r} names devices of several drivers; tune each driver by itself"
             )
         if args.forget:
-            choices.save(info, {})
+            measured.save(info, {})
             return 0
         times = []
         for device in devices:
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         title = f"{printable(info.driver)}: us, the fastest first"
         out.print(table(title, ("rows", "op", *TYPES), rows))
-        path = choices.save(info, found)
+        path = measured.save(info, found)
         err.print(f"kept in {printable(str(path))}", markup=False)
     finally:
         for device in devices:

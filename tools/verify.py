@@ -17,16 +17,16 @@ from typing import Any
 
 from vkbackend import __version__, env
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.arguments import HOST, device_list, whole_number
-from vkbackend.models.runner import open_devices
-from vkbackend.models.sampling import MAX_SEED
-from vkbackend.opspec import OPS
+from vkbackend.models.engine.arguments import HOST, device_list, whole_number
+from vkbackend.models.engine.runner import open_devices
+from vkbackend.models.engine.sampling import MAX_SEED
+from vkbackend.ops.spec import OPS
 from vkbackend.runtime import Device
 from vkbackend.shaderlib import variants
 from vkbackend.tools.console import console, printable, table, write_json
 from vkbackend.tools.devices import present
-from vkbackend.tools.op_cases import CASES, FORMAT_CASES, WIDE_CASES
-from vkbackend.tools.op_check import Mismatch, limits_for, run_case, shape_of
+from vkbackend.tools.op_cases.cases import CASES, FORMAT_CASES, WIDE_CASES
+from vkbackend.tools.op_cases.check import Mismatch, limits_for, run_case, shape_of
 
 COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allowed")
 

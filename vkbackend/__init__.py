@@ -22,7 +22,7 @@ from vkbackend.errors import (
 
 if TYPE_CHECKING:
     from vkbackend.models.chat import Chat
-    from vkbackend.models.completion import Chunk, Completion
+    from vkbackend.models.engine.completion import Chunk, Completion
     from vkbackend.models.llm import LLM
 
 __version__ = "0.1.0"
@@ -47,8 +47,8 @@ __all__ = [
 _LAZY = {
     "Chat": "vkbackend.models.chat",
     "LLM": "vkbackend.models.llm",
-    "Completion": "vkbackend.models.completion",
-    "Chunk": "vkbackend.models.completion",
+    "Completion": "vkbackend.models.engine.completion",
+    "Chunk": "vkbackend.models.engine.completion",
 }
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from vkbackend import shaderlib
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.vk import NULL, C, ffi, lib, new
+from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 if TYPE_CHECKING:
-    from vkbackend.device import VulkanDevice
+    from vkbackend.vulkan.device import VulkanDevice
 
 _OWNERS = {"iq1_m": "iq1_s"}  # the format whose codebook another one has too
 FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")

@@ -1,4 +1,4 @@
-// act(gate) * up of gated linear units; acts are numbered as ACTS of vkbackend/ops_elementwise.py.
+// act(gate) * up of gated linear units; acts are numbered as ACTS of vkbackend/ops/elementwise.py.
 
 const uint NONE = 0, SILU = 1, GELU = 2, SIGMOID = 3, SWIGLU_OAI = 4;
 const float OAI_ALPHA = 1.702, OAI_LIMIT = 7.0;

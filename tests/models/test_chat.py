@@ -15,15 +15,15 @@ from pathlib import Path
 
 import fake_runner
 import pytest
-from conftest import ROOT
 from gguf_files import F32, STRING, array, key, vocabulary
+from places import ROOT
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.models.chat import Chat
-from vkbackend.models.chat_template import ChatTemplate
-from vkbackend.models.completion import total
-from vkbackend.models.sampling import SamplingParams
+from vkbackend.models.engine.completion import total
+from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.text.chat_template import ChatTemplate
 from vkbackend.tools.chat import FRESH, Conversation, interrupts
 from vkbackend.tools.console import console
 
@@ -76,7 +76,7 @@ def test_a_template_that_does_wrong_is_a_typed_error(source: str, pattern: str) 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Words and the markers of TURNS, for a runner whose tokens depend on all that came before."""
-    monkeypatch.setitem(sys.modules, "vkbackend.models.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
     scores = array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))
     extra = [scores, key("tokenizer.chat_template", STRING, TURNS)]
     path = tmp_path / "words.gguf"

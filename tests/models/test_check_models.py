@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from device_sets import DEVICE_SETS, for_every_runtime
+from places import ROOT
 
 
 @pytest.mark.parametrize("devices", [for_every_runtime(p) if p.id == "0,0" else p for p in DEVICE_SETS])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from vkbackend import LLM
 from vkbackend.errors import DeviceLost, GGUFError, InvalidArgument, UnsupportedModel, VkbackendError
-from vkbackend.models.stop_text import StopText
+from vkbackend.models.text.stop_text import StopText
 
 WORDS = [f"\u2581w{i}." for i in range(32)]  # ids 8..39; 3..7 are the bytes of a snowman and two more
 TOKENS = ["<unk>", "<s>", "</s>", "<0xE2>", "<0x98>", "<0x83>", "<0x41>", "<0x42>", *WORDS]
@@ -28,7 +28,7 @@ TYPES = [2, 3, 3, *[6] * 5, *[1] * 32]
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A vocabulary of 40 tokens for a runner with 50."""
-    monkeypatch.setitem(sys.modules, "vkbackend.models.runner", fake_runner.MODULE)
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
     extra = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
     path = tmp_path / "words.gguf"
     path.write_bytes(vocabulary("llama", TOKENS, types=TYPES, extra=extra))

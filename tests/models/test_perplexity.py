@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import device_infos
-from models.llama_float64 import forward
+from device_sets import device_infos
+from llama_float64 import forward
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.gguf import GGUF
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.perplexity import LEVELS, Base, Saving, Score, log_softmax, windows
-from vkbackend.models.tokenizer import Tokenizer
+from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.tools.cli import main
 
 DEVICE = "0" if device_infos() else "numpy"

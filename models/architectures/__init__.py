@@ -1,0 +1,1 @@
+"""One file per architecture, named after `general.architecture`, and the decoder they share."""

@@ -1,0 +1,54 @@
+"""gemma3 (Gemma 3): embeddings times sqrt(n_embd), RMS norms of the heads of q and k, GELU (tanh) in the FFN,
+norms of what attention and FFN give before it is added, maybe a soft-cap of the logits.
+
+Of every six layers five see a window, with a RoPE base of their own and no scaling. 1 is in the weights of
+the norms already. Gemma team 2025, arXiv:2503.19786.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.models.architectures.base import Weights, WeightSpec, read_float, read_windowed
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+PERIOD = 6
+N_LAYER_27B = 62  # the one size whose q k^T is not scaled by its head size, which files do not say
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    post_norms = True
+    windows = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        c = super().read_config(gguf)
+        window = int(gguf.u32("gemma3.attention.sliding_window", 0))
+        layers = list(c.layers)
+        windowed = read_windowed(gguf, len(layers), PERIOD)
+        for il, layer in enumerate(layers):
+            if len(layers) == N_LAYER_27B and f"{gguf.architecture}.attention.scale" not in gguf.metadata:
+                layer = replace(layer, scale=(c.n_embd / layer.n_head) ** -0.5)
+            local = window and windowed[il]
+            layers[il] = replace(layer, window=window, rope="rope_swa") if local else layer
+        return replace(c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0))
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        tables = super().read_ropes(gguf)
+        base = read_float(gguf, "rope.freq_base_swa", 10_000.0)
+        return tables | {"rope_swa": RopeTable(tables["rope"].n_rot, base)}
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        return [*super().attention_weights(il), *self.head_norm_weights(il)]
+
+    def embed(self, graph: Graph, w: Weights) -> Tensor:
+        return ops.scale(super().embed(graph, w), math.sqrt(self.n_embd))
+
+    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return ops.gelu_mul(gate, up)

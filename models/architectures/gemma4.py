@@ -1,0 +1,199 @@
+"""gemma4 (Gemma 4): gemma3 with heads of another size in layers without a window, q k^T not scaled, values
+through an RMS norm without weights (and keys as values where there is no attn_v), every layer's result times
+a factor of its own.
+
+The last layers may share the cache of the last one before them of their kind. Small models add to each layer
+an embedding of its own of the token, gated by the residual. Large ones have experts beside the dense FFN,
+both with norms of their own; their two sums travel together. Tensors and keys: llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from vkbackend.errors import GGUFError
+from vkbackend.formats import block_of
+from vkbackend.meta import ops
+from vkbackend.meta.policy import Layer
+from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.models.architectures import gemma3
+from vkbackend.models.architectures.base import (
+    KVSpec,
+    LayerCache,
+    LayerMemory,
+    Weights,
+    WeightSpec,
+    read_count,
+    read_counts,
+    read_factors,
+    read_float,
+    read_rope,
+    read_windowed,
+)
+from vkbackend.models.architectures.decoder import Config, Decoder, linear
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+
+class Model(gemma3.Model):
+    """The weights and the graph."""
+
+    freq_factors = True
+    mixture = Mixture(act="gelu")
+
+    def __init__(self, gguf: GGUF) -> None:
+        super().__init__(gguf)
+        n_shared = int(gguf.u32("gemma4.attention.shared_kv_layers", 0))
+        if n_shared >= self.n_layer:
+            raise GGUFError(f"{gguf.paths[0]}: {n_shared} of {self.n_layer} layers share another one's cache")
+        self.n_owners = self.n_layer - n_shared
+        self.n_embd_layer = int(gguf.u32("gemma4.embedding_length_per_layer_input", 0))
+        if not {layer.rope for layer in self.config.layers[: self.n_owners]} >= set(self.rope_tables):
+            raise GGUFError(
+                f"{gguf.paths[0]}: only the first {self.n_owners} layers have k and v, of one kind"
+            )
+        names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
+        self.factors = [float(_vector(gguf, n, 1)[0]) if n in gguf.tensors else 1.0 for n in names]
+        self.router_norms = {  # what the router reads is the norm of the residual, scaled, over sqrt(n_embd)
+            il: _vector(gguf, f"blk.{il}.ffn_gate_inp.scale", self.n_embd) * np.float32(self.n_embd**-0.5)
+            for il, layer in enumerate(self.config.layers)
+            if layer.mixture
+        }
+
+    def read_config(self, gguf: GGUF) -> Config:
+        c = Decoder.read_config(self, gguf)
+        window = read_count(gguf, "attention.sliding_window")
+        pattern = read_windowed(gguf, len(c.layers), gemma3.PERIOD)
+        n_ff = read_counts(gguf, "feed_forward_length", len(c.layers))
+        layers = []
+        for layer, local, width in zip(c.layers, pattern, n_ff, strict=True):
+            layer = replace(layer, scale=1.0, n_ff=width)
+            if local:
+                dim = read_count(gguf, "attention.key_length_swa", layer.head_dim)
+                n_rot = read_count(gguf, "rope.dimension_count_swa", dim)
+                layer = replace(layer, head_dim=dim, head_dim_v=dim, n_rot=n_rot, rope="rope_swa")
+                layer = replace(layer, window=window)
+            layers.append(layer)
+        return replace(c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0))
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        widths = {layer.rope: layer.n_rot for layer in self.config.layers}
+        n_ctx = self.config.n_ctx_train
+        tables = {}
+        if n_rot := widths.get("rope"):
+            tables["rope"] = read_rope(gguf, n_rot, n_ctx, read_factors(gguf, "rope_freqs.weight"))
+        if n_rot := widths.get("rope_swa"):
+            tables["rope_swa"] = RopeTable(n_rot, read_float(gguf, "rope.freq_base_swa", 10_000.0))
+        return tables
+
+    # ---- weights ----
+
+    def kv(self, il: int) -> KVSpec:
+        spec = super().kv(il)
+        assert isinstance(spec, KVSpec)
+        if il < self.n_owners:
+            return spec
+        kind = self.config.layers[il].rope
+        return replace(spec, owner=max(i for i in range(self.n_owners) if self.config.layers[i].rope == kind))
+
+    def unread(self) -> set[str]:
+        """Files have k and v of layers that use those of another one."""
+        scales = "layer_output_scale.weight", "ffn_gate_inp.scale"
+        names = {f"blk.{il}.{name}" for il in range(self.n_layer) for name in scales}
+        sharing = range(self.n_owners, self.n_layer)
+        ends = "k.weight", "v.weight", "k_norm.weight", "k.bias", "v.bias"
+        return names | {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
+
+    def weights(self) -> list[WeightSpec]:
+        n, wide = self.n_embd_layer, self.n_embd_layer * self.n_layer
+        if not n:
+            return super().weights()
+        return [
+            *super().weights(),
+            WeightSpec("per_layer_token_embd.weight", (self.n_vocab, wide), host=True),
+            WeightSpec("per_layer_model_proj.weight", (wide, self.n_embd)),
+            WeightSpec("per_layer_proj_norm.weight", (n,)),
+        ]
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        absent = set() if il < self.n_owners else {"attn_k", "attn_v", "attn_k_norm"}
+        if f"blk.{il}.attn_v.weight" not in self._shapes:
+            absent.add("attn_v")
+        return [spec for spec in super().attention_weights(il) if spec.name not in absent]
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        n_embd, n = self.n_embd, self.n_embd_layer
+        per_layer = {"inp_gate": (n, n_embd), "proj": (n_embd, n), "post_norm": (n_embd,)} if n else {}
+        specs = [*super().feed_forward_weights(il), *(WeightSpec(*item) for item in per_layer.items())]
+        if not self.config.layers[il].mixture:
+            return specs
+        norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
+        specs += [*self.dense_weights(il), *(WeightSpec(name, (n_embd,)) for name in norms)]
+        return [*specs, WeightSpec("router_norm", (n_embd,), values=self.router_norms[il])]
+
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
+        layer, c = super().layer(il, types), self.config.layers[il]
+        if not c.mixture:
+            return layer
+        block = block_of(types[f"blk.{il}.ffn_down.weight"])[0]
+        return replace(layer, ffn=replace(layer.ffn, beside=c.n_ff, beside_block=block))
+
+    # ---- graph ----
+
+    def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
+        h = self.embed(graph, w)
+        per_layer = self.per_layer(h, graph, w) if self.n_embd_layer else None
+        for il, cache in enumerate(caches):
+            with graph.scope(f"blk.{il}"):
+                own = w.layer(il)
+                h = self.block(h, own, cache, il)
+                if per_layer:
+                    h = self.with_embedding(h, per_layer, own, il)
+                h = ops.scale(h, self.factors[il]) if self.factors[il] != 1.0 else h
+                h = self.steered(h, own, il)
+        self.head(h, graph, w)
+
+    def per_layer(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
+        """The tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: those of a table, and those
+        made of the embedding of the model, on a par."""
+        own = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
+        made = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
+        made = ops.head_norm(made, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)
+        return ops.scale(made + own, 0.5**0.5)
+
+    def with_embedding(self, h: Tensor, per_layer: Tensor, w: Weights, il: int) -> Tensor:
+        n = self.n_embd_layer
+        x = ops.gelu_mul(linear(h, w, "inp_gate"), ops.columns(per_layer, il * n, (il + 1) * n))
+        return h + ops.rms_norm(linear(x, w, "proj"), w("post_norm"), self.config.eps)
+
+    def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        eps, mixture = self.config.eps, self.config.layers[il].mixture
+        if not mixture:
+            return super().ffn(h, w, il)
+        dense = self.feed_forward(ops.rms_norm(h, w("ffn_norm"), eps), w, il)
+        x = ops.rms_norm(h, w("pre_ffw_norm_2"), eps)
+        routed = mixture.forward(x, h, w("router_norm"), w, eps)
+        ops.together(dense, routed)
+        dense = ops.rms_norm(dense, w("post_ffw_norm_1"), eps)
+        return dense + ops.rms_norm(routed, w("post_ffw_norm_2"), eps)
+
+    def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
+        k = linear(x, w, "attn_k")
+        v = linear(x, w, "attn_v") if w.has("attn_v") else k
+        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
+        v = ops.head_norm(v, None, self.config.layers[il].head_dim_v, self.config.eps)
+        ops.kv_store(v, cache.v, cache.cells)
+
+
+def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray:
+    """A small tensor that the host reads."""
+    info = gguf.tensors.get(name)
+    if info is None or (info.type, info.shape) != ("f32", (n,)):
+        found = f"{info.type} {info.shape}" if info else "missing"
+        raise GGUFError(f"{gguf.paths[0]}: the tensor {name!r} is {found}, expected f32 ({n},)")
+    return gguf.data(name).view("<f4")

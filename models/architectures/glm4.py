@@ -1,0 +1,21 @@
+"""glm4 (GLM-4): as llama with RoPE on the first half of each head, one tensor for gate and up, and norms of
+what attention and FFN give before it is added. GLM team 2024, arXiv:2406.12793.
+
+Files with RoPE sections (their text part is GLM-4.1V's, arXiv:2507.01006) pair elements half a head apart.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.base import is_off
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    post_norms = True
+
+    def __init__(self, gguf: GGUF) -> None:
+        self.half_split = not is_off(gguf.get("glm4.rope.dimension_sections", 0))
+        super().__init__(gguf)

@@ -1,0 +1,24 @@
+"""glm4moe (GLM-4.5, GLM-4.5-Air): attention with biases, maybe norms of the heads of q and k, RoPE on a part
+of each head; a few dense layers, then mixtures of experts with a shared one.
+
+Experts are chosen by sigmoid plus a bias that has no part in their weights. Layers that predict further ahead
+are left out. GLM-4.5 team 2025, arXiv:2508.06471; the routing is DeepSeek-V3's, arXiv:2412.19437.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.base import WeightSpec
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.ops.moe import Gating
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
+    pre_ffn_norm = "post_attention_norm"
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        norms = [s for s in self.head_norm_weights(il) if f"blk.{il}.{s.name}.weight" in self._shapes]
+        return [*super().attention_weights(il), *norms]

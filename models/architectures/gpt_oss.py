@@ -1,0 +1,41 @@
+"""gpt-oss (gpt-oss-20b, gpt-oss-120b): biases of every matrix, the router's and the experts' too; every
+second layer sees a window; one more logit per head (a sink) in the denominator of its softmax.
+
+Experts are chosen by their logits and weighted by the softmax over the chosen; their gate is SwiGLU with both
+sides clamped. OpenAI 2025, arXiv:2508.10925.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.meta.plan import rows
+from vkbackend.models.architectures.base import WeightSpec, read_windowed
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.moe import Gating
+
+PERIOD = 2  # layers; the last one of each sees all positions
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("softmax_weight", norm_w=False), act="swiglu_oai")
+    pre_ffn_norm = "post_attention_norm"
+    windows = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        config = super().read_config(gguf)
+        window = int(gguf.u32("gpt-oss.attention.sliding_window", 0))
+        windowed = read_windowed(gguf, len(config.layers), PERIOD)
+        layers = [
+            replace(layer, window=window) if local else layer
+            for layer, local in zip(config.layers, windowed, strict=True)
+        ]
+        return replace(config, layers=tuple(layers))
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        sinks = WeightSpec("attn_sinks", (self.config.layers[il].n_head,), rows("heads"))
+        return [*super().attention_weights(il), sinks]

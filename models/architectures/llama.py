@@ -1,0 +1,18 @@
+"""llama (Llama 1 to 3, Mistral, Mixtral, SmolLM): the decoder of decoder.py, with RoPE on adjacent pairs.
+
+RoPE frequencies are divided by factors where the file has them (Llama 3.1). With experts, n_ff is the width
+of each. Touvron et al. 2023, arXiv:2302.13971; Jiang et al. 2024, arXiv:2401.04088.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.mixture import Mixture
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    mixture: Mixture | None = Mixture()
+    freq_factors = True
+    half_split = False

@@ -1,0 +1,44 @@
+"""mistral3 (Ministral 3): as llama, and q at position p is multiplied by 1 + t ln(1 + floor(p / n)), t the
+temperature and n the original context length: the rows of cos and sin that turn q carry that factor.
+
+YaRN's growth of cos and sin is divided by 1 + m 0.1 ln(factor), m its log multiplier, so that m = 1 cancels
+it. Meta 2025 (the temperature, of Llama 4); Peng et al. 2023, arXiv:2309.00071.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures import llama
+from vkbackend.models.architectures.base import Weights, read_float, read_orig_ctx
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+
+class Model(llama.Model):
+    """The weights and the graph."""
+
+    mixture = None
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        table = super().read_ropes(gguf)["rope"]
+        if table.scaling == "yarn":
+            log_multiplier = read_float(gguf, "rope.scaling.yarn_log_multiplier", 0.0)
+            shrunk = table.attn_factor / (1 + 0.1 * log_multiplier * math.log(table.factor))
+            table = replace(table, attn_factor=shrunk)
+        temperature = read_float(gguf, "attention.temperature_scale", 0.0)
+        if temperature and any(layer.n_rot < layer.head_dim for layer in self.config.layers):
+            raise UnsupportedModel(
+                f"{gguf.paths[0]}: mistral3 turns whole heads, rope.dimension_count is less"
+            )
+        length = int(gguf.u32("mistral3.attention.temperature_length", 0))
+        length = length or read_orig_ctx(gguf, self.config.n_ctx_train)
+        return {"rope": table, "rope_q": replace(table, temperature=temperature, temperature_length=length)}
+
+    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
+        table = "rope_q" if name == "attn_q" else "rope"
+        return ops.rope(x, self.config.layers[il].head_dim, table, half_split=False)

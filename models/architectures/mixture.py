@@ -1,0 +1,151 @@
+"""Mixtures of experts (Shazeer et al. 2017): their keys, weights with roles, and the graph from the residual
+to the PARTIAL sum of the experts. Keys and tensor names: llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.formats import block_of
+from vkbackend.meta import ops
+from vkbackend.meta.ops_moe import Experts, Router, moe
+from vkbackend.meta.plan import Role, columns, rows
+from vkbackend.meta.policy import FeedForward
+from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.models.architectures.base import Weights, WeightSpec, check_off, linear, read_count, read_float
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.moe import MAX_EXPERTS, MAX_GROUPS, MAX_USED, Gating
+
+GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gating_func
+GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
+SOFTMAX = Gating()
+GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts of one layer, how they are chosen and weighted, and the shared expert beside them.
+
+    Biases, the selection bias and experts' factors are used where the file has them. A model file gives the
+    values that hold where the file says nothing; the keys replace them.
+    """
+
+    n_expert: int = 0
+    n_used: int = 0
+    n_ff: int = 0  # of each expert
+    gating: Gating = SOFTMAX
+    act: str = "silu"
+    n_shared: int = 0  # columns of an FFN that every token uses, 0: none
+
+    def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
+        """Of one layer, names without `blk.N.`, the first ones without `.weight`; `stored`: names in the
+        file, without `blk.N.`."""
+        e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
+        specs = [
+            WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),
+            WeightSpec("ffn_gate_exps", (e, n_ff, n_embd), Role("experts", 1)),
+            WeightSpec("ffn_up_exps", (e, n_ff, n_embd), Role("experts", 1)),
+            WeightSpec("ffn_down_exps", (e, n_embd, n_ff), Role("experts", 2)),
+        ]
+        if shared:
+            specs += [
+                WeightSpec("ffn_gate_shexp", (shared, n_embd), rows("ffn")),
+                WeightSpec("ffn_up_shexp", (shared, n_embd), rows("ffn")),
+                WeightSpec("ffn_down_shexp", (n_embd, shared), columns("ffn")),
+            ]
+        optional = [
+            WeightSpec("ffn_gate_inp.bias", (e,)),
+            WeightSpec("exp_probs_b.bias", (e,)),
+            *(WeightSpec(name, (e, n_ff, 1), Role("experts", 1), f32=True) for name in GATE_AND_UP),
+            WeightSpec("ffn_down_exps.bias", (e, n_embd), f32=True),
+            WeightSpec("ffn_down_exps.scale", (e,)),
+        ]
+        if shared:
+            optional.append(WeightSpec("ffn_gate_inp_shexp.weight", (1, n_embd)))
+        names = {*stored, *(GATE_AND_UP if "ffn_gate_up_exps.bias" in stored else ())}
+        return specs + [spec for spec in optional if spec.name in names]
+
+    def feed_forward(self, types: Mapping[str, str], prefix: str) -> FeedForward:
+        """What there is to share out, given the types of the tensors; `prefix` is `blk.N.`."""
+        down, shared = (types.get(f"{prefix}ffn_down_{kind}.weight", "f32") for kind in ("exps", "shexp"))
+        return FeedForward(self.n_ff, block_of(down)[0], self.n_expert, self.n_shared, block_of(shared)[0])
+
+    def forward(self, x: Tensor, h: Tensor, norm: Weight, w: Weights, eps: float) -> Tensor:
+        """The sum for x of the chosen experts and of the shared one; the router's input is the norm of the
+        residual h by the weight `norm`."""
+        router = Router(
+            norm,
+            w("ffn_gate_inp"),
+            eps,
+            self.gating,
+            self.n_used,
+            w.bias("ffn_gate_inp"),
+            w.bias("exp_probs_b"),
+            w.get("ffn_down_exps.scale"),
+        )
+        gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
+        biases = w.bias(gate), w.bias(up), w.bias(down)
+        y = moe(x, h, router, Experts(w(gate), w(up), w(down), *biases, self.act))
+        return y + self.shared(x, w) if self.n_shared else y
+
+    def shared(self, x: Tensor, w: Weights) -> Tensor:
+        """The shared expert, times the sigmoid of one value per row where the file has weights for that."""
+        up = linear(x, w, "ffn_up_shexp")
+        y = linear(GLU[self.act](linear(x, w, "ffn_gate_shexp"), up), w, "ffn_down_shexp")
+        return ops.gate_rows(linear(x, w, "ffn_gate_inp_shexp"), y) if w.has("ffn_gate_inp_shexp") else y
+
+
+def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | None]:
+    """The experts of every layer as the keys describe them, None where the layer is dense."""
+    arch = gguf.architecture
+    n_expert = int(gguf.u32(f"{arch}.expert_count", 0))
+    if not n_expert:
+        check_off(gguf, "expert_used_count")
+        return [None] * n_layer
+    n_used = read_count(gguf, "expert_used_count")
+    if n_used > n_expert:
+        raise GGUFError(f"{gguf.paths[0]}: {n_used} of {n_expert} experts are used")
+    if n_expert > MAX_EXPERTS or n_used > MAX_USED:
+        raise UnsupportedModel(
+            f"{n_used} of {n_expert} experts per token: up to {MAX_USED} of {MAX_EXPERTS} are supported"
+        )
+    own = "expert_feed_forward_length"
+    n_ff = read_count(gguf, own if int(gguf.u32(f"{arch}.{own}", 0)) else "feed_forward_length")
+    n_shared = int(gguf.u32(f"{arch}.expert_shared_feed_forward_length", 0))
+    mixture = replace(
+        default,
+        n_expert=n_expert,
+        n_used=n_used,
+        n_ff=n_ff,
+        gating=_read_gating(gguf, n_expert, n_used, default.gating),
+        n_shared=n_shared or n_ff * int(gguf.u32(f"{arch}.expert_shared_count", 0)) or default.n_shared,
+    )
+    n_dense = int(gguf.u32(f"{arch}.leading_dense_block_count", 0))
+    return [None if il < n_dense else mixture for il in range(n_layer)]
+
+
+def _read_gating(gguf: GGUF, n_expert: int, n_used: int, default: Gating) -> Gating:
+    arch = gguf.architecture
+    kind = int(gguf.u32(f"{arch}.expert_gating_func", 0))  # 0: the architecture's own
+    if kind and kind not in GATING_KINDS:
+        known = ", ".join(f"{number} ({name})" for number, name in GATING_KINDS.items())
+        raise UnsupportedModel(f"{arch}.expert_gating_func = {kind} is not supported; there are: {known}")
+    n_group = int(gguf.u32(f"{arch}.expert_group_count", 0)) or 1
+    n_group_used = read_count(gguf, "expert_group_used_count") if n_group > 1 else 1
+    size, rest = divmod(n_expert, n_group)
+    if n_group > 1 and (
+        rest or size < 2 or n_group > MAX_GROUPS or not n_used / size <= n_group_used <= n_group
+    ):
+        raise GGUFError(
+            f"{gguf.paths[0]}: {n_used} of {n_expert} experts from {n_group_used} of {n_group} groups"
+        )
+    return replace(
+        default,
+        kind=GATING_KINDS.get(kind, default.kind),
+        norm_w=gguf.boolean(f"{arch}.expert_weights_norm", default.norm_w),
+        scale=read_float(gguf, "expert_weights_scale", 1.0),
+        n_group=n_group,
+        n_group_used=n_group_used,
+    )

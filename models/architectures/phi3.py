@@ -1,0 +1,24 @@
+"""phi3 (Phi-3, Phi-4): as llama with one tensor for q, k and v, one for gate and up, RoPE on pairs half the
+rotated width apart, which may be a part of the head, and frequency factors for short and for long contexts
+(longrope). Attention sees a window where the file gives one. Abdin et al. 2024, arXiv:2404.14219; Ding et al.
+2024, arXiv:2402.13753.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    freq_factors = True
+    windows = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        config = super().read_config(gguf)
+        window = int(gguf.u32("phi3.attention.sliding_window", 0))
+        return replace(config, layers=tuple(replace(layer, window=window) for layer in config.layers))

@@ -1,0 +1,31 @@
+"""qwen2moe (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): qwen2 with a mixture of experts in every layer: softmax over
+all experts, the chosen weights as they are, and a shared expert times the sigmoid of one value per token.
+
+Qwen team 2024, arXiv:2407.10671.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.models.architectures import qwen2
+from vkbackend.models.architectures.base import read_count
+from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.moe import Gating
+
+MIXTURE = Mixture(gating=Gating(norm_w=False))
+
+
+class Model(qwen2.Model):
+    """The weights and the graph."""
+
+    mixture = MIXTURE
+
+    def read_config(self, gguf: GGUF) -> Config:
+        for key in ("expert_count", "expert_feed_forward_length"):
+            read_count(gguf, key)  # optional where an architecture may be dense
+        # Files without a key for it have the shared expert's width where dense models have theirs.
+        n_shared = read_count(gguf, "feed_forward_length")
+        return Config.from_gguf(gguf, replace(MIXTURE, n_shared=n_shared))

@@ -1,0 +1,17 @@
+"""qwen35 (dense Qwen3.5 and 3.6): as qwen3next, but the value heads that read a key head lie n_k apart, beta
+and alpha are tensors of their own, RoPE has interleaved sections (Bai et al. 2025, arXiv:2511.21631), and a
+dense feed-forward network stands in place of the experts.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import qwen3next
+from vkbackend.models.architectures.mixture import Mixture
+
+
+class Model(qwen3next.Model):
+    """The weights and the graph."""
+
+    mixture: Mixture | None = None
+    tiled = True
+    interleaved_sections = True

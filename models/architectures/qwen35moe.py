@@ -1,0 +1,12 @@
+"""qwen35moe (Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B): as qwen35 with the mixture of experts of qwen3next."""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import qwen35
+from vkbackend.models.architectures.mixture import Mixture
+
+
+class Model(qwen35.Model):
+    """The weights and the graph."""
+
+    mixture = Mixture()

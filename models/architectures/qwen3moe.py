@@ -1,0 +1,21 @@
+"""qwen3moe (Qwen3-30B-A3B, Qwen3-235B-A22B): qwen3 with a mixture of experts in every layer: softmax over all
+experts, the chosen weights normalised, no shared expert. Yang et al. 2025, arXiv:2505.09388.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import qwen3
+from vkbackend.models.architectures.base import read_count
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(qwen3.Model):
+    """The weights and the graph."""
+
+    mixture = Mixture()
+
+    def __init__(self, gguf: GGUF) -> None:
+        for key in ("expert_count", "expert_feed_forward_length"):
+            read_count(gguf, key)  # optional where an architecture may be dense
+        super().__init__(gguf)

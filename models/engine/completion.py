@@ -1,0 +1,72 @@
+"""What a generation gives its caller: the pieces of a stream, the whole of it, and its timings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from vkbackend.models.engine.messages import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One piece of a stream: the text that `token` completed, maybe empty. The last has finish_reason and
+    timings. `slot` is the one the sequence runs in.
+    """
+
+    text: str
+    token: int | None  # None only where max_tokens is 0
+    # "stop": a stop token or string; "length": max_tokens or the end of the context.
+    finish_reason: str | None = None
+    timings: dict[str, float] | None = None
+    slot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation. `tokens` are the generated ids, a stop token included; `seed` repeats the run;
+    `slot` holds the sequence until another one runs there.
+
+    timings: prompt_n (tokens of the prompt that were computed), prompt_ms, prompt_tokens_per_second,
+    decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host time of one all-reduce).
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    timings: dict[str, float]
+    prompt_tokens: list[int]
+    seed: int
+    slot: int = 0
+
+
+def report(timings: Timings | None) -> dict[str, float]:
+    """Timings in the units of the public API; a rate over no time is 0."""
+    t = timings or Timings()
+    raw = asdict(t)
+    rates = {
+        f"{part}_tokens_per_second": raw[f"{part}_n"] / raw[f"{part}_s"] if raw[f"{part}_s"] else 0.0
+        for part in ("prompt", "decode")
+    }
+    return {
+        "prompt_n": t.prompt_n, "prompt_ms": 1e3 * t.prompt_s,
+        "prompt_tokens_per_second": rates["prompt_tokens_per_second"],
+        "decode_n": t.decode_n, "decode_ms": 1e3 * t.decode_s,
+        "decode_tokens_per_second": rates["decode_tokens_per_second"],
+        "n_reduces": t.n_reduces, "reduce_us": 1e6 * t.reduce_s / t.n_reduces if t.n_reduces else 0.0,
+    }  # fmt: skip
+
+
+def total(reports: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The report of several generations together."""
+
+    def summed(name: str) -> float:
+        return sum(r[name] for r in reports)
+
+    return report(
+        Timings(
+            int(summed("prompt_n")), summed("prompt_ms") / 1e3, int(summed("decode_n")),
+            summed("decode_ms") / 1e3, int(summed("n_reduces")),
+            sum(r["reduce_us"] * r["n_reduces"] for r in reports) / 1e6,
+        )
+    )  # fmt: skip

@@ -1,0 +1,228 @@
+"""What the engine and its callers say to each other: requests, events, and the checks of requests.
+
+Plain picklable data: no object is shared, so the engine runs in the caller's process or in its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vkbackend import errors
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.engine.sampling import SamplingParams
+
+Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
+
+
+# ---- what is loaded ----
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What to load and on what; as in `LLM`."""
+
+    path: str
+    devices: tuple[str, ...] | None = None
+    tensor_split: tuple[float, ...] | None = None
+    n_ctx: int = 512
+    n_slots: int = 1
+    n_ubatch: int = 512
+    n_snapshots: int = 2
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_gpu_layers: int | str | None = None
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    kv_offload: bool = True
+    use_mmap: bool = True
+    split_mode: str = "tensor"
+    main_gpu: int = 0
+    split_policy: str = "balanced"
+    reduce_type: str = "auto"
+    reduce_provider: str = "auto"
+    submit_ahead: int | None = None
+    auto_split: bool = False
+    control_vectors: tuple[tuple[str, float], ...] = ()
+    control_vector_layer_range: tuple[int, int] | None = None
+    runtime: str | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What was loaded."""
+
+    n_vocab: int
+    n_ctx: int
+    n_slots: int
+    n_ubatch: int
+    devices: tuple[str, ...]
+    prediction: tuple[str, ...] = ()  # of an automatic split, as text
+    notes: tuple[str, ...] = ()  # what of the file is not used, as text
+
+
+# ---- requests ----
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
+    `stop_ids`. With `slot` it waits for that one, and what the slot holds of the tokens is not computed
+    again.
+    """
+
+    id: int
+    tokens: tuple[int, ...]
+    max_tokens: int | None
+    sampling: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """The logits of every position of `tokens`; they come in parts, in order."""
+
+    id: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes per device by purpose."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Write positions first..last (None: all) of what `slot` holds now to the file `path`."""
+
+    id: int
+    path: str
+    slot: int
+    first: int = 0
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Put a saved state into `slot`, which must be free; answered by the tokens that the slot then holds."""
+
+    id: int
+    path: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlot:
+    """Put what `slot` holds into `target`, which must be free; answered by the tokens that it then holds."""
+
+    id: int
+    slot: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget request `id` and free its slot; answered by nothing."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Release everything and stop."""
+
+
+Request = Generate | Logits | Memory | SaveState | LoadState | CopySlot | Cancel | Close
+
+
+# ---- answers ----
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Time of the steps that a sequence took part in: `prompt` steps read its prompt, `decode` steps one
+    token.
+    """
+
+    prompt_n: int = 0
+    prompt_s: float = 0.0
+    decode_n: int = 0
+    decode_s: float = 0.0
+    n_reduces: int = 0
+    reduce_s: float = 0.0
+
+    def plus(self, n_prompt: int, n_decode: int, step_s: float, n_reduces: int, reduce_s: float) -> Timings:
+        return Timings(
+            self.prompt_n + n_prompt, self.prompt_s + (step_s if n_prompt else 0.0),
+            self.decode_n + n_decode, self.decode_s + (step_s if n_decode else 0.0),
+            self.n_reduces + n_reduces, self.reduce_s + reduce_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorData:
+    """A typed error as data."""
+
+    kind: str
+    message: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: VkbackendError) -> ErrorData:
+        return cls(type(error).__name__, str(error), dict(vars(error)))
+
+    def exception(self) -> VkbackendError:
+        """A fresh exception: one instance raised in two threads would mix up their tracebacks."""
+        kind = getattr(errors, self.kind, VkbackendError)
+        error: VkbackendError = kind(self.message, **self.fields)
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One answer to request `id`; `done` on its last. `finish_reason` is "stop" or "length"."""
+
+    id: int
+    done: bool = True
+    token: int | None = None
+    finish_reason: str | None = None
+    slot: int | None = None  # that the sequence runs in
+    tokens: tuple[int, ...] | None = None  # of a loaded state
+    timings: Timings | None = None
+    logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
+    memory: list[dict[str, Any]] | None = None
+    error: ErrorData | None = None
+
+
+# ---- checks that callers make too, so that a bad request fails where it is made ----
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
+    """Raises InvalidArgument: no token, more than the context holds, an id outside the vocabulary."""
+    if not tokens:
+        raise InvalidArgument(
+            "the prompt has no tokens; give at least one (a model with a BOS token adds it itself)"
+        )
+    if len(tokens) > n_ctx:
+        raise InvalidArgument(
+            f"the prompt has {len(tokens)} tokens and the context holds {n_ctx}; shorten the prompt or open "
+            f"the model with n_ctx (-c) of at least {len(tokens) + 1}, 0 for the model's own"
+        )
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= n_vocab:
+        bad = low if low < 0 else high
+        raise InvalidArgument(f"token id {bad} is out of range: the model has ids 0..{n_vocab - 1}")
+
+
+def check_slot(slot: int, n_slots: int) -> None:
+    """Raises InvalidArgument for a slot that does not exist."""
+    if not 0 <= slot < n_slots:
+        raise InvalidArgument(
+            f"slot {slot} does not exist: the model was opened with n_slots={n_slots}, numbered from 0"
+        )

@@ -1,0 +1,364 @@
+"""A loaded model on its devices: tokens, positions and slots in, logits out. Knows no text and no
+sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.buffer import Home
+from vkbackend.errors import InvalidArgument
+from vkbackend.meta.balance import Prediction, auto_split, predict
+from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.plan import normalise
+from vkbackend.meta.sizing import bucket
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.arguments import refused, whole_number
+from vkbackend.models.engine.saved_state import fingerprint
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.control_vectors import marked, read_control_vectors
+from vkbackend.models.placement.cost import cost_function, in_halves, step_shape, step_sizes
+from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
+from vkbackend.models.placement.kv_cache import KVCache
+from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
+from vkbackend.open_device import open_device, runtime_of
+from vkbackend.ops import CACHE_TYPES, MAX_SLOTS
+from vkbackend.runtime import Device
+from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS, Run, StepParams, cut_runs
+from vkbackend.twins.device import NumpyDevice
+
+MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
+ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
+
+
+def open_devices(
+    specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
+) -> list[Device]:
+    """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
+
+    `runtime` is the one that drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host
+    itself, running the ops' numpy twins. With `exact` they run ops of F32 activations alone. Raises
+    InvalidArgument, UnsupportedFeature.
+    """
+    env.disabled()  # refuses unknown names, whatever drives the devices
+    if specs is not None and not len(specs):
+        raise InvalidArgument(
+            "the device list is empty; give at least one device, or none at all for the best one"
+        )
+    wanted: list[str | int] = [0] if specs is None else list(specs)
+    if len(wanted) > MAX_SLOTS:
+        raise InvalidArgument(f"{len(wanted)} devices were given; at most {MAX_SLOTS} can share one model")
+    opened: list[Device] = []
+    try:
+        for n, spec in enumerate(wanted):
+            if spec == "numpy":
+                opened.append(NumpyDevice(f"numpy.{n}" if len(wanted) > 1 else "numpy"))
+                continue
+            opened.append(_open_vulkan(spec, n if wanted.count(spec) > 1 else None, runtime))
+    except BaseException:
+        for device in opened:
+            device.close()
+        raise
+    for device in opened if exact else ():
+        device.limits = device.limits.exact()
+    return opened
+
+
+def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
+    # Imported here: a machine without a Vulkan loader can still run on numpy.
+    from vkbackend.errors import UnsupportedFeature
+    from vkbackend.vulkan.instance import devices, no_device_message, select
+
+    present = devices()
+    if not present:
+        raise UnsupportedFeature(no_device_message())
+    info = select(spec, present)
+    return open_device(info, f"Vulkan{info.index}" + ("" if copy is None else f".{copy}"), runtime)
+
+
+class Runner:
+    """Loads `path` (or an opened file) on `devices`; `progress(done, total)` in bytes, again and again with
+    the last ones while shaders are compiled.
+
+    `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
+    what it expects. `exact` (or VKBACKEND_EXACT) keeps activations in F32. `control_vectors` are
+    (path, scale) pairs. `options` are the fields of layout.Options, `ahead`, `provider`, `wire` and
+    `keep_values` of the mesh, and `interleave`: whether large micro-batches are computed in two halves, one
+    while the other is exchanged (None: between several physical devices).
+    """
+
+    def __init__(
+        self,
+        path: str | Path | GGUF,
+        *,
+        devices: Sequence[str | int] | None = None,
+        n_ubatch: int = 512,
+        auto_split: bool = False,
+        runtime: str | None = None,
+        exact: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        control_vectors: Sequence[tuple[str, float]] = (),
+        control_vector_layer_range: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> None:
+        runtime = runtime_of(runtime)  # refuses an unknown name before anything is read
+        self._interleave: bool | None = options.pop("interleave", None)
+        mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
+        opts = checked_options(n_ubatch, options)
+        if control_vector_layer_range is not None and not control_vectors:
+            raise refused(
+                "control_vector_layer_range",
+                control_vector_layer_range,
+                "a range without control vectors; give files of them",
+            )
+        with nullcontext(path) if isinstance(path, GGUF) else GGUF.open(path) as gguf:
+            self.model = model = load_model(gguf)
+            if control_vectors:
+                sizes = model.n_layer, model.n_embd
+                model.control = read_control_vectors(control_vectors, *sizes, control_vector_layer_range)
+            self.fingerprint = marked(fingerprint(gguf), model.control)
+            types = check_weights(gguf, model)
+            n_ctx = opts.n_ctx or model.n_ctx_train
+            self.notes = notes(gguf, model, n_ctx)
+            opts = replace(opts, n_ctx=n_ctx, in_file=weights_in_file(gguf, model))
+            devices, self.options = with_a_share(devices, opts)
+            opts = self.options
+            self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
+            self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
+            self.mesh = Mesh(open_devices(devices, runtime, exact=exact or env.exact()), **mesh_options)
+            self.prediction: Prediction | None = None
+            self._free_before = [device.free_nbytes() for device in self.mesh.devices]
+            try:
+                if auto_split and len(self.mesh.devices) > 1:
+                    self.options = opts = self._balanced(types, opts)
+                self._load(gguf, types, opts, progress)
+            except BaseException:
+                self.mesh.close()
+                raise
+
+    def _balanced(self, types: dict[str, str], options: Options) -> Options:
+        """The options with the shares that balance the devices' measured speeds under their memory."""
+        devices = self.mesh.devices
+        limits = [device.limits for device in devices]
+        cost = cost_function(self.model, types, options, limits, self.n_ubatch)
+        self.prediction = auto_split(devices, cost, budgets_of(devices))
+        for line in self.prediction.lines(self.device_names()):
+            env.log(1, line)
+        return replace(options, tensor_split=self.prediction.tensor_split)
+
+    def _load(
+        self,
+        gguf: GGUF,
+        types: dict[str, str],
+        options: Options,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        model, mesh, n = self.model, self.mesh, len(self.mesh.devices)
+        self.layout = layout = lay_out(model, types, n, options)
+        limits = [device.limits for device in mesh.devices]
+        halves = in_halves(mesh.devices, options)
+        if self._interleave is not None and n > 1 and options.split_mode == "tensor":
+            halves = self._interleave
+        shape = self._shape = step_shape(model, layout, options, self.n_ubatch, halves)
+        steps = step_sizes(model, layout, limits, shape, **mesh.how)
+        self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
+        sizes = sizes_with(model, types, mesh.devices, steps, mesh.wanted)
+        if options.fit_layers:
+            self.options = options = with_fitting_layers(mesh.devices, options, sizes, model.n_layer)
+            self.layout = layout = lay_out(model, types, n, options)
+            held = model.n_layer + 1 if options.n_gpu_layers is None else options.n_gpu_layers
+            self.notes.append(f"{held} of {model.n_layer + 1} layers, the output counted, fit the devices")
+            if self.prediction and options.tensor_split:
+                cost = cost_function(model, types, options, limits, self.n_ubatch)
+                self.prediction = predict(mesh.devices, options.tensor_split, cost, budgets_of(mesh.devices))
+        env.log(1, "plan\n" + layout.table())
+        check_fit(mesh.devices, options, sizes, model.n_layer)
+        told = 0, 0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            told = done, total
+            if progress:
+                progress(done, total)
+
+        compiling = Lock()
+
+        def still_there() -> None:
+            with compiling:  # devices compile side by side
+                tell(*told)  # whoever waits with a deadline hears that it goes on
+
+        mesh.load(layout.loads, FileSource(gguf, model.weights()), tell)
+        self.kv = KVCache(mesh, layout, options)
+        self._ropes = model.ropes(self.n_ctx)
+        self._params, self._second = StepParams(), StepParams()
+        self._rope_rows = {
+            name: np.zeros((shape.n_rows, t.n_rot // 2, 2), np.float32) for name, t in self._ropes.items()
+        }
+        self._rope_all = {
+            name: t.rows(np.arange(self.n_ctx)) if 4 * t.n_rot * self.n_ctx <= ROPE_CACHE_NBYTES else None
+            for name, t in self._ropes.items()
+        }
+        self._logits = np.empty((self.max_outputs, self.n_vocab), np.float32)
+        weights = Weights(mesh.weights)
+        mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
+        for device in mesh.devices:
+            device.drop_upload()
+            device.compiled = still_there
+        # Compiles what decode needs now, rather than in front of the first token.
+        mesh.step(1, 1, self.max_top_k)
+        for device in mesh.devices:
+            device.compiled = None
+
+    # ---- steps ----
+
+    def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
+        """Run one micro-batch; returns the logits of the output rows, float32 [len(outputs), n_vocab].
+
+        Rows of a run are consecutive positions of one slot. The result is a view that the next step
+        overwrites.
+        """
+        self._run(tokens, runs, outputs, 0)
+        if outputs:
+            self.mesh.read_logits(self._logits, len(outputs))
+        return self._logits[: len(outputs)]
+
+    def step_top_k(
+        self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `step`; returns the best `k` (up to `max_top_k`) ids of each output row and their logits, best
+        first, both [len(outputs), k], the lower id first on ties and NaN before all."""
+        assert 0 < k <= self.max_top_k and outputs
+        asked = 1 if k == 1 else self.max_top_k
+        self._run(tokens, runs, outputs, asked)
+        ids, logits = self.mesh.read_top_k(len(outputs), asked)
+        return ids[:, :k], logits[:, :k]
+
+    def _run(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], top_k: int) -> None:
+        n_rows, n_outputs = len(tokens), len(outputs)
+        assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
+        rows = bucket(n_rows)
+        half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
+        step = self.mesh.step(rows, bucket(n_outputs), top_k, halves=bool(half))
+        if self.kv.states:
+            runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
+        second = self._second if half else None
+        if second:
+            front, back = cut_runs(runs, half)
+            self._params.fill(tokens[:half], front, [])
+            second.fill(tokens[half:], back, [i - half for i in outputs])
+        else:
+            self._params.fill(tokens, runs, outputs)
+        for name, table in self._rope_rows.items():
+            every = self._rope_all[name]
+            for run in runs:
+                target = table[run.first_row : run.first_row + run.n_rows]
+                end = run.first_pos + run.n_rows
+                target[:] = (
+                    every[run.first_pos : end]
+                    if every is not None
+                    else self._ropes[name].rows(np.arange(run.first_pos, end))
+                )
+        rope = {name: table[:n_rows] for name, table in self._rope_rows.items()}
+        self.mesh.write_step(self._params, rope, second)
+        self.mesh.run(step)
+
+    def resumable(self, n_stored: int) -> int:
+        """The first position at which a sequence can go on after `n_stored` positions of it were written."""
+        return self.kv.resumable(n_stored)
+
+    def resume_at(self, slot: int, position: int) -> int:
+        """The last position up to `position` from which the slot can go on: recurrent state is there for some
+        alone."""
+        return self.kv.states.slots.resumable(slot, position) if self.kv.states else position
+
+    # ---- reports ----
+
+    def device_names(self) -> list[str]:
+        return [d.info.name if hasattr(d, "info") else d.name for d in self.mesh.devices]
+
+    def memory(self) -> list[dict[str, Any]]:
+        """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
+
+        Host pages that all devices share count for the first: tables as `shared`, slots as staging. `mapped`
+        are weights read in the file, whose pages are nobody's own.
+        """
+        report = []
+        for i, device in enumerate(self.mesh.devices):
+            n = device.nbytes
+            shared, slots = self.mesh.pages_nbytes if i == 0 else (0, 0)
+            report.append(
+                {
+                    "device": device.name,
+                    "weights": n[Home.WEIGHTS],
+                    "mapped": self.mesh.mapped_nbytes(i),
+                    "kv": n[Home.KV],
+                    "scratch": n[Home.SCRATCH],
+                    "host": n[Home.HOST],
+                    "shared": shared,
+                    "staging": n[Home.STAGING] + slots,
+                    "free_before": self._free_before[i],
+                    "free": device.free_nbytes(),
+                }
+            )
+        return report
+
+    def reduce_stats(self) -> tuple[int, float]:
+        """(all-reduces so far, seconds the host spent between the last writer's end and the release of the
+        readers)."""
+        return self.mesh.n_reduces, self.mesh.reduce_s
+
+    def close(self) -> None:
+        """Release everything; may be called twice."""
+        self.mesh.close()
+
+
+def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
+    """Options from keyword arguments; raises InvalidArgument for a value out of range."""
+    if options.get("tensor_split") is not None:
+        options = {**options, "tensor_split": tuple(options["tensor_split"])}
+    if options.get("n_gpu_layers") == "auto":
+        options = {**options, "n_gpu_layers": None, "fit_layers": True}
+    opts = Options(**options, n_ubatch=n_ubatch)
+    for name, value, low, high in (
+        ("n_ctx", opts.n_ctx, 0, 1 << 24),
+        ("n_slots", opts.n_slots, 1, MAX_RUNS),
+        ("n_snapshots", opts.n_snapshots, 0, MAX_SNAPSHOTS),
+        ("n_ubatch", opts.n_ubatch, 1, MAX_ROWS),
+        ("n_gpu_layers", 0 if opts.n_gpu_layers is None else opts.n_gpu_layers, 0, 1 << 16),
+        ("main_gpu", opts.main_gpu, 0, 1 << 16),
+    ):
+        whole_number(name, value, low, high)
+    for name, dtype in (("type_k", opts.type_k), ("type_v", opts.type_v)):
+        if dtype not in CACHE_TYPES:
+            raise refused(name, dtype, f"no cache type; there are: {', '.join(CACHE_TYPES)}")
+    return opts
+
+
+def with_a_share(
+    devices: Sequence[str | int] | None, options: Options
+) -> tuple[Sequence[str | int] | None, Options]:
+    """The devices that will hold something: one without a share would only mirror work."""
+    if not options.main_gpu < (n := len(devices or [None])):
+        raise InvalidArgument(
+            f"main device {options.main_gpu} (-mg) is not one of the {n} that were given; the first is 0"
+        )
+    if not devices:
+        normalise(options.tensor_split, 1)
+        return devices, options
+    shares = normalise(options.tensor_split, len(devices))
+    if options.split_mode == "none":
+        return [devices[options.main_gpu]], replace(options, tensor_split=None, main_gpu=0)
+    if options.override_tensor or options.policy != "balanced":
+        return devices, options  # indices, or llama.cpp's remainders, may still name it
+    kept = [d for d, share in enumerate(shares) if share]
+    split = options.tensor_split and tuple(options.tensor_split[d] for d in kept)
+    return [devices[d] for d in kept], replace(options, tensor_split=split)

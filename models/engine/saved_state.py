@@ -1,0 +1,298 @@
+"""Saving and loading what a slot holds: K and V of its positions and their tokens, in a safetensors file.
+
+The file (docs/state_format.md) knows no device, split or cell: heads are in the model's order, so it loads on
+any number of devices, into any slot. A file is checked whole before the first byte of it reaches a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from vkbackend.atomic_file import replacing
+from vkbackend.errors import InvalidArgument, StateError
+from vkbackend.formats import row_nbytes
+from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
+from vkbackend.meta.tensor import Weight
+from vkbackend.models.architectures.base import LayerCache
+from vkbackend.models.gguf.reader import GGUF
+
+if TYPE_CHECKING:
+    from vkbackend.models.engine.runner import Runner
+    from vkbackend.models.placement.kv_cache import CellTable
+
+FORMAT, VERSION = "vkbackend.state", "1"
+MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.2 MiB
+SAMPLE_NBYTES = 256  # of each tensor, for the fingerprint
+_DTYPES = {  # names in a safetensors header, in numpy; blocks as bytes
+    "f32": ("F32", "<f4"),
+    "f16": ("F16", "<f2"),
+    "bf16": ("U16", "<u2"),
+    "q8_0": ("U8", "u1"),
+    "q4_0": ("U8", "u1"),
+}
+
+
+@dataclass(slots=True)
+class SlotContent:
+    """What a slot holds: K and V of positions 0..n_stored, which are `tokens[:n_stored]`.
+
+    One more token follows where the next is known but has not run: usually the last one sampled. The sequence
+    can go on at any position from `resumable` on: layers with a window w keep what a row there sees, so K and
+    V from resumable - w + 1 on, or from 0 where `resumable` is 0.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    n_stored: int = 0
+    resumable: int = 0
+
+
+def fingerprint(gguf: GGUF) -> str:
+    """SHA-256 over what K and V depend on: hyper-parameters, and name, type, shape and first bytes of every
+    tensor. Equal for a file, its copy and its parts; other weights of the same shapes differ.
+    """
+    digest = hashlib.sha256(gguf.architecture.encode())
+    for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
+        value = gguf.metadata[key]
+        digest.update(repr((key, value.tolist() if isinstance(value, np.ndarray) else value)).encode())
+    for name, info in sorted(gguf.tensors.items()):
+        digest.update(repr((name, info.type, info.shape)).encode())
+        digest.update(gguf.data(name)[:SAMPLE_NBYTES].tobytes())
+    return digest.hexdigest()
+
+
+# ---- save ----
+
+
+def save(
+    runner: Runner,
+    path: str | os.PathLike[str],
+    slot: int,
+    content: SlotContent,
+    first: int,
+    last: int | None,
+) -> None:
+    """Write positions first..last (None: all there are) of a slot to `path`, which is replaced whole or not
+    at all. Needs host memory as large as the file. Raises InvalidArgument for a range that the slot does not
+    hold, StateError where the file cannot be written.
+    """
+    stop = content.n_stored if last is None else last
+    if not 0 <= first < stop <= content.n_stored:
+        raise InvalidArgument(
+            f"positions {first}..{stop} of slot {slot} cannot be saved: it holds {content.n_stored}; "
+            "give 0 <= first < last, and last at most that"
+        )
+    if stop < content.resumable:
+        raise InvalidArgument(
+            f"positions {first}..{stop} of slot {slot} cannot be saved: layers with a sliding window no "
+            f"longer hold what follows {stop} sees; give a last of at least {content.resumable}"
+        )
+    if runner.kv.states and (first, stop) != (0, content.n_stored):
+        raise InvalidArgument(
+            f"positions {first}..{stop} of slot {slot} cannot be saved apart: the model has recurrent "
+            f"layers, whose state stands for all {content.n_stored} positions; save the slot without a range"
+        )
+    # Without `last`, the token that is known but has not run belongs to the sequence, too.
+    tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
+    tensors: dict[str, np.ndarray] = {"tokens": tokens}
+    with transfers(runner.mesh.devices) as devices:
+        for name, cache, shape, table, window in _caches(runner):
+            begin = _begin(window, content.resumable, first, stop)
+            runs = _runs(table, slot, begin, stop, cache)
+            rows = np.concatenate([gather_rows(devices, cache, cell, cell + n) for _, cell, n in runs])
+            tensors[name] = rows.view(_DTYPES[cache.dtype][1]).reshape(stop - begin, *shape)
+        for name, state in _states(runner):
+            cell = runner.kv.states.slots.cell(slot, stop)
+            tensors[name] = gather_rows(devices, state, cell, cell + 1).view("<f4").reshape(-1)
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "first": str(first),
+        "last": str(stop),
+        "resumable": str(content.resumable),
+        "prefix_sha256": _hash(content.tokens[:first]),
+    } | _identity(runner)
+    try:
+        with replacing(path, StateError) as part:
+            save_file(tensors, part, metadata)
+    except SafetensorError as error:
+        raise StateError(f"{path}: cannot be written: {error}; give a name in a folder with space") from None
+
+
+# ---- load ----
+
+
+def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotContent) -> None:
+    """Put a saved range of positions into a slot and update its `content`.
+
+    A range that begins at 0 replaces what is there; any other must continue what the slot holds. Raises
+    StateError for a file that is damaged or does not fit, and the slot keeps what it had; where a device
+    fails in the middle it keeps the positions before the range.
+    """
+    _check_file(Path(path))
+    try:
+        with safe_open(path, framework="numpy") as file, transfers(runner.mesh.devices) as devices:
+            first, last, tokens, saved = _check(runner, file, path, content)
+            del content.tokens[first:]
+            content.n_stored = first
+            content.resumable = _resumable(runner, content, first, last, saved)
+            if runner.kv.states:
+                cell = runner.kv.states.slots.put(slot, last)
+                for name, state in _states(runner):
+                    data = file.get_tensor(name).reshape(1, -1).view(np.uint8)
+                    scatter_rows(devices, state, cell, data)
+            for name, cache, _, table, window in _caches(runner):
+                rows = file.get_slice(name)
+                begin = _begin(window, saved, first, last)
+                kept = max(begin, last - table.capacity)  # the ring may be smaller than where it was saved
+                for at, cell, n in _runs(table, slot, kept, last, cache):
+                    at += kept - begin
+                    data = np.ascontiguousarray(rows[at : at + n]).reshape(n, -1).view(np.uint8)
+                    scatter_rows(devices, cache, cell, data)
+            content.tokens += tokens
+            content.n_stored = last
+    except (SafetensorError, OSError) as error:
+        raise StateError(f"{path}: not a whole safetensors file: {error}; save the state again") from None
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what is no regular file, and a header of impossible size, before a parser sees it."""
+    try:
+        found = path.stat()  # before it is opened: a named pipe would wait for a writer
+        if not stat.S_ISREG(found.st_mode):
+            raise StateError(f"{path}: is not a regular file; give the name of a saved state")
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise StateError(f"{path}: cannot be read: {error}; give the name of a saved state") from None
+    if not 2 <= header <= min(MAX_HEADER_NBYTES, found.st_size - 8):
+        raise StateError(
+            f"{path}: not a saved state, or truncated: its header has {header} bytes and the file "
+            f"{found.st_size}; save the state again"
+        )
+
+
+def _check(
+    runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
+) -> tuple[int, int, list[int], int]:
+    """(first, last, tokens, resumable) of an open file in which everything is there and fits the runner and
+    the slot."""
+    meta = file.metadata() or {}
+    if (found := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
+        raise StateError(
+            f"{path}: format {found[0]!r} version {found[1]!r}: only {FORMAT} version {VERSION} is read"
+        )
+    for key, here in _identity(runner).items():
+        if meta.get(key) != here:
+            what = "the same cache types" if key.startswith("type_") else "the model it was saved with"
+            raise StateError(f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {what}")
+    first, last = _position(meta, "first", path), _position(meta, "last", path)
+    saved = _position({"resumable": "0"} | meta, "resumable", path)  # absent in files of before it was there
+    if first >= last:
+        raise StateError(f"{path}: positions {first}..{last} are no range; the file is damaged")
+    if saved > last:
+        raise StateError(f"{path}: resumable is {saved}, beyond the last position; the file is damaged")
+    if last > runner.n_ctx:
+        raise StateError(
+            f"{path}: holds positions up to {last} and the context {runner.n_ctx}; open the model with n_ctx "
+            f"(-c) of at least {last}"
+        )
+    if first > content.n_stored or meta.get("prefix_sha256") != _hash(content.tokens[:first]):
+        raise StateError(
+            f"{path}: continues a sequence after its first {first} tokens, and these are not what the slot "
+            "holds; load the file with the beginning first"
+        )
+    if _resumable(runner, content, first, last, saved) > last:
+        raise StateError(
+            f"{path}: continues a sequence after its first {first} tokens, and layers with a sliding window "
+            f"hold too few of those by now; load the file with the beginning first"
+        )
+    n = last - first
+    expected = {
+        name: (_DTYPES[cache.dtype][0], [last - _begin(window, saved, first, last), *shape])
+        for name, cache, shape, _, window in _caches(runner)
+    }
+    expected |= {name: ("F32", [state.shape[1]]) for name, state in _states(runner)}
+    names = set(file.keys())
+    if names != {"tokens", *expected}:
+        odd = sorted(names ^ {"tokens", *expected})
+        raise StateError(f"{path}: tensors are missing or not known: {', '.join(map(repr, odd[:4]))}")
+    n_tokens = (file.get_slice("tokens").get_shape() or [-1])[0]
+    expected["tokens"] = "I32", [n_tokens if n_tokens in (n, n + 1) else n]
+    for name, want in expected.items():
+        entry = file.get_slice(name)
+        if (got := (entry.get_dtype(), entry.get_shape())) != want:
+            raise StateError(f"{path}: {name} is {got[0]} {got[1]}, expected {want[0]} {want[1]}")
+    tokens = file.get_tensor("tokens").tolist()
+    if bad := [token for token in tokens if not 0 <= token < runner.n_vocab]:
+        raise StateError(f"{path}: token id {bad[0]} is out of range: the model has 0..{runner.n_vocab - 1}")
+    return first, last, tokens, saved
+
+
+def _position(meta: dict[str, str], key: str, path: str | os.PathLike[str]) -> int:
+    text = meta.get(key, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise StateError(f"{path}: {key} is {text!r}, expected a position; the file is damaged")
+    return int(text)
+
+
+# ---- shared ----
+
+
+def _identity(runner: Runner) -> dict[str, str]:
+    """What must be equal where a state is saved and where it is loaded."""
+    options = runner.options
+    return {"model_sha256": runner.fingerprint, "type_k": options.type_k, "type_v": options.type_v}
+
+
+def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], CellTable, int]]:
+    """(name in the file, cache, (kv heads, head size in stored elements), cell table, window) of every cache,
+    in the order of layers."""
+    for plan in runner.kv.plans:
+        layer, table = runner.kv.layers[plan.layer], runner.kv.tables[plan.blocks]
+        assert isinstance(layer, LayerCache)
+        for (name, width, dtype), cache in zip(plan.arrays, (layer.k, layer.v), strict=True):
+            shape = plan.spec.n_head_kv, row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize
+            yield f"cache_{name}_l{plan.layer}", cache, shape, table, plan.spec.window
+
+
+def _states(runner: Runner) -> Iterator[tuple[str, Weight]]:
+    """(name in the file, array) of every recurrent state, in the order of layers."""
+    for layer in runner.kv.states.layers.values():
+        yield from ((weight.name, weight) for weight in layer.arrays.values())
+
+
+def _begin(window: int, resumable: int, first: int, last: int) -> int:
+    """The first of positions first..last that a layer of that window still holds."""
+    return min(max(first, resumable - window + 1), last - 1) if window and resumable else first
+
+
+def _resumable(runner: Runner, content: SlotContent, first: int, last: int, saved: int) -> int:
+    """`content.resumable` after positions first..last were loaded that were saved with `saved`."""
+    return max(content.resumable if first else 0, saved, runner.resumable(last))
+
+
+def _runs(
+    table: CellTable, slot: int, first: int, last: int, cache: Weight
+) -> Iterator[tuple[int, int, int]]:
+    """Positions first..last as runs of neighbouring cells: (offset from first, first cell, cells)."""
+    cells = table.at(slot, np.arange(first, last))
+    longest = max(1, PIECE_NBYTES // matrix_of(cache)[1])
+    cuts = [0, *(np.flatnonzero(np.diff(cells) != 1) + 1).tolist(), len(cells)]
+    for begin, end in pairwise(cuts):
+        for start in range(begin, end, longest):
+            yield start, int(cells[start]), min(longest, end - start)
+
+
+def _hash(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest()

@@ -1,0 +1,139 @@
+"""Writing a loaded model back to GGUF from the devices' slices: the metadata of the file it came from, byte
+for byte, and every tensor as the devices hold it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vkbackend.atomic_file import replacing
+from vkbackend.errors import GGUFError, InvalidArgument
+from vkbackend.formats import narrowed
+from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, stream, transfers
+from vkbackend.meta.tensor import Weight
+from vkbackend.models.architectures.base import FLOAT_TYPES, Part, WeightSpec
+from vkbackend.models.gguf.header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.runtime import Device
+
+Progress = Callable[[int, int], None]  # bytes written, bytes in all
+WIDENED = {("f32", name) for name in FLOAT_TYPES}  # (on the devices, in the file)
+_TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    source: GGUF,
+    devices: Sequence[Device],
+    weights: Mapping[str, Weight],
+    specs: Sequence[WeightSpec],
+    progress: Progress | None = None,
+) -> int:
+    """Write the model of `source` to `path`, one file, its tensors from the `weights` on `devices`, which
+    `specs` describe; returns the bytes written. What no device needs (RoPE factors) comes from the source.
+    The parts of a split model are joined. Needs host memory for 16 MiB at a time.
+
+    Raises InvalidArgument where `path` is the source, GGUFError where a tensor of the source is not on the
+    devices as it was stored or the file cannot be written; `path` then is as before.
+    """
+    there = [part for part in source.paths if os.path.exists(part)]  # a synthetic model has no file
+    if os.path.exists(path) and any(os.path.samefile(path, part) for part in there):
+        raise InvalidArgument(f"{path}: is the model that was loaded; give the copy another name")
+    stored: dict[str, list[WeightSpec]] = {}
+    names = {spec.name for spec in specs}
+    for spec in specs:
+        name = spec.part.tensor if spec.part else spec.name
+        if name not in source.tensors and spec.source not in names:  # not the copy that a tied lm_head is
+            name = spec.source
+        if name in source.tensors:
+            stored.setdefault(name, []).append(spec)
+    for name, of_tensor in stored.items():
+        _check(source.tensors[name], of_tensor, weights, source.paths[0])
+    alignment = source.u32("general.alignment", DEFAULT_ALIGNMENT)
+    header = _header(source, alignment)
+    total = len(header) + sum(_padded(info.nbytes, alignment) for info in source.tensors.values())
+    with replacing(path, GGUFError) as part, open(part, "wb") as file, transfers(devices):
+        file.write(header)
+        for info in source.tensors.values():
+            held = [(spec.part, weights[spec.name]) for spec in stored.get(info.name, [])]
+            narrow = bool(held) and held[0][1].dtype != info.type
+            for piece in joined(devices, held) if held else [source.data(info.name)]:
+                file.write((narrowed(piece, info.type) if narrow else piece).data)
+                if progress:
+                    progress(file.tell(), total)
+            file.write(bytes(-file.tell() % alignment))
+        file.flush()
+    return total
+
+
+def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
+    """The weights on the devices must be the whole tensor: one that is all of it, or parts that tile it."""
+    held = [weights[spec.name] for spec in specs if spec.name in weights]
+    parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
+    if parts:
+        ends = [0, *(part.end for part in parts)]
+        fits = [part.begin for part in parts] == ends[:-1] and ends[-1] == parts[0].total
+        fits = fits and len(held) == len(parts)
+    else:
+        fits = len(held) == 1 and all(spec.fits(info.shape) for spec in specs if spec.name in weights)
+    if not fits or any(w.dtype != info.type and (w.dtype, info.type) not in WIDENED for w in held):
+        have = ", ".join(f"{w.dtype} {w.shape}" for w in held) or "nothing of it"
+        raise GGUFError(
+            f"{path}: {info.name} is {info.type} {info.shape}, and the devices hold {have}; "
+            "the model cannot be written back"
+        )
+
+
+def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
+    """The tensor that weights are the parts of, or the one weight that is all of it."""
+    parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
+    repeat = parts[0][0].repeat if parts else 1
+    if repeat == 1:
+        for _, weight in parts or held:
+            yield from stream(devices, weight)
+        return
+    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # of each run
+    step = max(1, PIECE_NBYTES // nbytes)
+    for begin in range(0, repeat, step):
+        end = min(begin + step, repeat)
+        pieces = [
+            gather_rows(devices, weight, *rows).reshape(end - begin, -1)
+            for part, weight in parts
+            for rows in part.rows(begin, end)
+        ]
+        yield np.concatenate(pieces, axis=1)
+
+
+def _header(source: GGUF, alignment: int) -> bytes:
+    """Magic, counts, metadata and table of tensors, padded to where the data begins.
+
+    Values are copied as they are stored; offsets follow from the order of the table. What only describes the
+    parts of a split model is left out.
+    """
+    joined = len(source.paths) > 1
+    keys = [key for key in source.metadata if not (joined and key.startswith("split."))]
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(source.tensors), len(keys)))
+    for key in keys:
+        out += _string(key) + source.metadata.stored(key)
+    offset = 0
+    for info in source.tensors.values():
+        dims = tuple(reversed(info.shape))
+        out += _string(info.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+        out += struct.pack("<IQ", _TYPE_IDS[info.type], offset)
+        offset += _padded(info.nbytes, alignment)
+    return bytes(out) + bytes(-len(out) % alignment)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _padded(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment

@@ -1,0 +1,1 @@
+"""Reading GGUF files: bounded, checked before anything is loaded."""

@@ -1,0 +1,262 @@
+"""GGUF model files: metadata, tensor table and tensor bytes, straight from a memory map.
+
+Nothing is copied; arrays are decoded when asked for. A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
+Knows the container only: no architecture, no device. The header itself is parsed in gguf_header.py.
+"""
+
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vkbackend.errors import GGUFError
+from vkbackend.models.gguf.header import (
+    ARRAY,
+    BOOL,
+    FLOATS,
+    INTEGERS,
+    SCALARS,
+    STRING,
+    U64,
+    Part,
+    TensorInfo,
+    Value,
+    parse,
+)
+
+__all__ = ["GGUF", "REQUIRED", "Metadata", "TensorInfo"]
+
+_SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+T = TypeVar("T")
+
+
+class _Required:
+    """Type of the default that stands for "this key must be there"."""
+
+
+REQUIRED = _Required()
+
+
+# ---- metadata ----
+
+
+class Metadata(Mapping[str, Any]):
+    """The metadata of a file; a value is decoded on access: int, float, bool, str, list[str], numpy array."""
+
+    def __init__(self, path: Path, buf: mmap.mmap, values: dict[str, Value]) -> None:
+        self._path, self._buf, self._values = path, buf, values
+
+    def __getitem__(self, key: str) -> Any:
+        v = self._values[key]
+        if v.type == STRING:
+            strings = self._strings(key, v)
+            return strings if v.is_array else strings[0]
+        dtype = np.dtype("<" + SCALARS[v.type][1])
+        array = np.frombuffer(self._buf, dtype, v.count, v.start).copy()
+        if v.type == BOOL:
+            array = array != 0
+        return array if v.is_array else array[0].item()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def describe(self, key: str) -> str:
+        """Type and length of a value without decoding it: "a u32", "an array of 32000 string"."""
+        return self._values[key].describe()
+
+    def kind(self, key: str) -> tuple[int, bool]:
+        """GGUF type id of a value (of its elements, for an array) and whether it is an array."""
+        return self._values[key].type, self._values[key].is_array
+
+    def stored(self, key: str) -> bytes:
+        """A value as it lies in the file: its type (and length, for an array), then its bytes."""
+        v = self._values[key]
+        head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
+        return head + self._buf[v.start : v.stop]
+
+    def _strings(self, key: str, v: Value) -> list[str]:
+        raw, pos, out = self._buf[v.start : v.stop], 0, []
+        try:
+            for _ in range(v.count):
+                start = pos + 8
+                pos = start + U64.unpack_from(raw, pos)[0]
+                out.append(raw[start:pos].decode())
+        except UnicodeDecodeError as e:
+            where = f"element {len(out)} of {key!r}" if v.is_array else repr(key)
+            raise GGUFError(f"{self._path}: {where} is not UTF-8: {e.object[:64]!r}") from e
+        return out
+
+
+# ---- the model file ----
+
+
+class GGUF:
+    """A GGUF model, one file or all parts of a split one. A context manager.
+
+    `metadata` is that of the first part; `tensors` covers all parts, in file order.
+    """
+
+    mapped = True  # tensors are views of mapped files
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self.paths = [p.path for p in parts]
+        self.metadata = Metadata(parts[0].path, parts[0].buf, parts[0].values)
+        self.tensors = {t.name: t for p in parts for t in p.tensors}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Opens a file, or a split model given any of its parts; all parts are checked before this returns.
+
+        Raises GGUFError (missing, truncated, malformed, parts that disagree), UnsupportedModel (tensor type).
+        """
+        paths = _part_paths(Path(path))
+        parts: list[Part] = []
+        try:
+            for i, p in enumerate(paths):
+                parts.append(parse(p, i))
+            _check_split(parts)
+            return cls(parts)
+        except BaseException:
+            for part in parts:
+                part.buf.close()
+            raise
+
+    @property
+    def architecture(self) -> str:
+        return self.string("general.architecture")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmaps the files; one whose bytes are still viewed (`data`) stays mapped until the view is gone."""
+        for part in self._parts:
+            try:
+                part.buf.close()
+            except BufferError:  # the last view's owner frees it
+                pass
+        self._parts = []
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor as they lie in the file: uint8 [nbytes], read only, a view of the mapping."""
+        if (t := self.tensors.get(name)) is None:
+            raise GGUFError(f"{self.paths[0]}: there is no tensor {name!r}")
+        if not self._parts:
+            raise GGUFError(f"{self.paths[0]}: tensor {name!r} was asked for after close()")
+        return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
+
+    def file(self, index: int) -> npt.NDArray[np.uint8]:
+        """All bytes of a part of the model, read only, a view of the mapping."""
+        return np.frombuffer(self._parts[index].buf, np.uint8)
+
+    # ---- typed reads: the value, the default where the key is absent, else GGUFError ----
+
+    def get(self, key: str, default: Any = REQUIRED) -> Any:
+        """The value as stored."""
+        return self._read(key, default, "a value", None, None)
+
+    def u32(self, key: str, default: T | _Required = REQUIRED) -> int | T:
+        """Any integer type whose value fits 32 unsigned bits."""
+        value = self._read(key, default, "an integer in 0..4294967295", INTEGERS, False)
+        if key in self.metadata and not 0 <= value < 1 << 32:
+            raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected an integer in 0..4294967295")
+        return value
+
+    def f32(self, key: str, default: T | _Required = REQUIRED) -> float | T:
+        """A finite f32 or f64."""
+        value = self._read(key, default, "a finite float", FLOATS, False)
+        if key in self.metadata and not np.isfinite(value):
+            raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite float")
+        return value
+
+    def boolean(self, key: str, default: T | _Required = REQUIRED) -> bool | T:
+        return self._read(key, default, "a bool", {BOOL}, False)
+
+    def string(self, key: str, default: T | _Required = REQUIRED) -> str | T:
+        return self._read(key, default, "a string", {STRING}, False)
+
+    def strings(self, key: str, default: T | _Required = REQUIRED) -> list[str] | T:
+        return self._read(key, default, "an array of strings", {STRING}, True)
+
+    def ints(self, key: str, default: T | _Required = REQUIRED) -> npt.NDArray[np.integer[Any]] | T:
+        return self._read(key, default, "an array of integers", INTEGERS, True)
+
+    def floats(self, key: str, default: T | _Required = REQUIRED) -> npt.NDArray[np.floating[Any]] | T:
+        return self._read(key, default, "an array of floats", FLOATS, True)
+
+    def _read(
+        self,
+        key: str,
+        default: Any,
+        expected: str,
+        types: frozenset[int] | set[int] | None,
+        is_array: bool | None,
+    ) -> Any:
+        if key not in self.metadata:
+            if default is REQUIRED:
+                raise GGUFError(f"{self.paths[0]}: the metadata key {key!r} is missing, expected {expected}")
+            return default
+        if not self._parts:
+            raise GGUFError(f"{self.paths[0]}: {key!r} was asked for after close()")
+        found_type, found_array = self.metadata.kind(key)
+        if types is not None and (found_type not in types or found_array != is_array):
+            raise GGUFError(f"{self.paths[0]}: {key!r} is {self.metadata.describe(key)}, expected {expected}")
+        return self.metadata[key]
+
+
+# ---- split models ----
+
+
+def _part_paths(path: Path) -> list[Path]:
+    """All parts of the model that `path` belongs to, by the naming rule; GGUFError lists what is missing."""
+    if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
+        return [path]
+    count = int(m["count"])
+    if not 1 <= int(m["no"]) <= count:
+        raise GGUFError(f"{path}: part {int(m['no'])} of {count} cannot be; check the file name")
+    paths = [path.with_name(f"{m['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    if missing := [p for p in paths if not os.path.lexists(p)]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        names = ", ".join(p.name for p in missing[:3])
+        raise GGUFError(
+            f"{path}: {len(missing)} of {count} parts are missing: {names}{more}; put them beside it"
+        )
+    return paths
+
+
+def _check_split(parts: list[Part]) -> None:
+    """split.no, split.count and split.tensors.count must agree with the parts found; names be unique."""
+    total, seen = sum(len(p.tensors) for p in parts), dict[str, Path]()
+    for i, part in enumerate(parts):
+        meta = Metadata(part.path, part.buf, part.values)
+        required = len(parts) > 1
+        for key, actual in (("split.count", len(parts)), ("split.no", i), ("split.tensors.count", total)):
+            if key not in meta:
+                if required:
+                    raise GGUFError(f"{part.path}: named as a part of a split model, but {key!r} is missing")
+                continue
+            stated = meta[key]
+            # Some tools write a count of 0 into a whole file.
+            lone = key == "split.count" and not required and stated == 0
+            if stated != actual and not lone:
+                raise GGUFError(
+                    f"{part.path}: {key!r} is {stated}, but the files found make it {actual}; "
+                    "name the parts NAME-00001-of-0000N.gguf and take all of them from one conversion"
+                )
+        for t in part.tensors:
+            if (other := seen.setdefault(t.name, part.path)) is not part.path:
+                raise GGUFError(f"{part.path}: tensor {t.name!r} is also in {other}")

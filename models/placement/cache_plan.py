@@ -1,0 +1,120 @@
+"""Which K and V caches a model needs: whose heads lie where, how many cells a slot has, in which memory.
+
+A layer with a window keeps a ring: window + micro-batch - 1 cells hold all that the rows of one step may see
+(the oldest row sees `window` positions back from its own, the newest is a micro-batch further on). A layer
+with an owner has no cache of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vkbackend.buffer import Home
+from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.meta.plan import Plan
+from vkbackend.meta.policy import Attention, Layer
+from vkbackend.meta.split import Ranges
+from vkbackend.models.architectures.base import KVSpec, StateSpec
+from vkbackend.ops import CELL_BLOCK
+
+if TYPE_CHECKING:
+    from vkbackend.models.placement.layout import Options
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The caches of one layer that has its own. `arrays`: (name, head size, type) of K and V."""
+
+    layer: int
+    spec: KVSpec
+    arrays: tuple[tuple[str, int, str], ...]
+    heads: Ranges  # kv heads per device
+    blocks: int  # of CELL_BLOCK cells, per slot
+    n_slots: int
+    home: Home
+
+    @property
+    def n_cells(self) -> int:
+        return self.blocks * CELL_BLOCK * self.n_slots
+
+    def nbytes(self, device: int) -> list[int]:
+        """Bytes of K and of V on a device."""
+        begin, end = self.heads[device]
+        return [self.n_cells * row_nbytes(dtype, (end - begin) * width) for _, width, dtype in self.arrays]
+
+
+def plan_caches(
+    specs: Sequence[KVSpec | StateSpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
+) -> list[CachePlan]:
+    """The caches of all layers that have their own, in the order of layers.
+
+    Raises InvalidArgument for a type whose blocks a head is no multiple of: splits fall between heads.
+    """
+    return [
+        CachePlan(
+            il,
+            spec,
+            _arrays(il, spec, options),
+            plans[il].ranges[spec.dim],
+            blocks_per_slot(spec.window, options),
+            options.n_slots,
+            homes[il],
+        )
+        for il, spec in enumerate(specs)
+        if isinstance(spec, KVSpec) and spec.owner is None
+    ]
+
+
+def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
+    arrays = ("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)
+    for name, width, dtype in arrays:
+        if width % (block := block_of(dtype)[0]):
+            raise InvalidArgument(
+                f"a {name} cache of type {dtype} needs head sizes that are multiples of {block}, and those "
+                f"of layer {il} are {width}; use f16, bf16 or f32"
+            )
+    return arrays
+
+
+def blocks_per_slot(window: int, options: Options) -> int:
+    """Blocks of cells for one sequence of a layer: the whole context, or the ring of a window."""
+    n_cells = min(options.n_ctx, window + options.n_ubatch - 1) if window else options.n_ctx
+    return -(-n_cells // CELL_BLOCK)
+
+
+def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec | StateSpec]) -> list[Layer]:
+    """The layers, of which an owner's heads come in units that the quant blocks of its sharers allow too."""
+    units = list(layers)
+    for il, spec in enumerate(specs):
+        if isinstance(spec, KVSpec) and spec.owner is not None:
+            own, theirs, owner = layers[il].attention, units[spec.owner].attention, specs[spec.owner]
+            assert isinstance(owner, KVSpec) and owner.owner is None and spec.owner < il, (
+                f"layer {il} has no owner's cache"
+            )
+            assert isinstance(own, Attention) and isinstance(theirs, Attention), (own, theirs)
+            heads = [(a.n_head, a.n_head_kv, a.head_dim_k, a.head_dim_v) for a in (own, theirs)]
+            if heads[0] != heads[1]:
+                raise UnsupportedModel(
+                    f"layer {il} reads the cache of layer {spec.owner}, which has other heads: (q, kv, sizes "
+                    f"of k and v) are {heads[1]}, not {heads[0]}"
+                )
+            larger = max(own.block, theirs.block)  # blocks are powers of two
+            units[spec.owner] = replace(units[spec.owner], attention=replace(theirs, block=larger))
+    return units
+
+
+def heads_of_owners(plans: Sequence[Plan], specs: Sequence[KVSpec | StateSpec]) -> list[Plan]:
+    """The plans, in which q heads of a layer lie where the layer whose cache they read has its kv heads."""
+    return [
+        replace(plan, ranges={**plan.ranges, **_heads(plans[spec.owner])})
+        if isinstance(spec, KVSpec) and spec.owner is not None
+        else plan
+        for plan, spec in zip(plans, specs, strict=True)
+    ]
+
+
+def _heads(plan: Plan) -> dict[str, Ranges]:
+    return {dim: plan.ranges[dim] for dim in ("heads", "kv_heads")}

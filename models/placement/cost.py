@@ -1,0 +1,185 @@
+"""What one token costs under a layout, without opening a device: bytes held and read, all-reduces of a traced
+step.
+
+Feeds the automatic split and `vkbackend plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.limits import Limits
+from vkbackend.meta.balance import Cost, Shares
+from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, bucket, measure
+from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
+from vkbackend.meta.speed import resource_of
+from vkbackend.meta.split import MIRRORED, State, split
+from vkbackend.meta.tensor import Graph, Weight
+from vkbackend.models.architectures.base import LayerCache, LayerMemory, LayerState, Model, Weights
+from vkbackend.models.placement.layout import Layout, Options, lay_out, sizes, weight_nbytes
+from vkbackend.ops import MAX_TOP_K
+from vkbackend.runtime import Device
+from vkbackend.step import MAX_ROWS
+from vkbackend.twins.device import NullDevice
+
+# Below it whole rows of logits cost the host less than another dispatch costs a device.
+TOP_K_VOCAB = 4096
+# Rows of a micro-batch from which it is cut in two: smaller halves would not fill a device.
+HALVES_FROM = 64
+LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
+
+
+def cost_function(
+    model: Model,
+    types: Mapping[str, str],
+    options: Options,
+    limits: Sequence[Limits],
+    n_ubatch: int = MAX_ROWS,
+) -> Callable[[Shares], Cost]:
+    """Shares (one per device, in any unit) -> what that split of the model asks of the devices.
+
+    `limits` of the devices in order. A device without a share is left out and costs nothing. The all-reduces
+    are those of one decoded token, traced once for each set of devices with a share. Scratch is traced once
+    (seconds for a large model): that of the device that needs most, and more in proportion on fewer devices.
+    """
+    traced: dict[tuple[bool, ...], tuple[int, ...]] = {}
+    scratch = 0  # of all devices, were each the one that needs most
+
+    def cost(shares: Shares) -> Cost:
+        nonlocal scratch
+        layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
+        # Without a share a device may still have what -ot puts there.
+        busy = tuple(share > 0 or layout.holds(d) for d, share in enumerate(shares))
+        if not scratch:
+            steps = step_sizes(model, layout, limits, step_shape(model, layout, options, n_ubatch))
+            scratch = sum(busy) * max(steps.scratch(d) for d in range(layout.n_devices))
+        if busy not in traced:
+            traced[busy] = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
+        own = scratch // sum(busy)
+        whole = cost_of(model, layout, traced[busy])
+        held, read, host = (
+            tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
+            for nbytes in ([n + own for n in whole.held], whole.read, whole.host)
+        )
+        return Cost(held, read, host, whole.reduces, in_turn=options.split_mode == "layer")
+
+    return cost
+
+
+def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
+    """The cost of a layout; of a stack of experts a token reads those it uses."""
+    n = layout.n_devices
+    read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
+    for load in layout.loads:
+        for d in range(n):
+            nbytes = weight_nbytes(load, d)
+            if len(load.shape) == 3:
+                nbytes = nbytes * model.n_used // load.shape[0]
+            read[load.home][d] += nbytes
+    held = tuple(size["weights"] + size["kv"] for size in sizes(layout))
+    return Cost(held, tuple(read[Home.WEIGHTS]), tuple(read[Home.HOST]), reduces)
+
+
+# ---- the traced step ----
+
+
+def in_halves(devices: Sequence[Device], options: Options) -> bool:
+    """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged: where
+    devices are real and several."""
+    return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
+
+
+def step_shape(
+    model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
+) -> StepShape:
+    """The largest step of a model whose micro-batches have up to `n_ubatch` rows; `halves`: large ones are
+    computed as two in turn."""
+    rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
+    fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
+    outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
+    widths = {name: table.n_rot for name, table in model.ropes(options.n_ctx).items()}
+    vocab = layout.output_plan.ranges["vocab"]
+    least = min(end - begin for begin, end in vocab if end > begin)
+    top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 2 * MAX_TOP_K else 0
+    return StepShape(rows, outputs, vocab, widths, layout.active, top_k, HALVES_FROM if halves else 0)
+
+
+def step_sizes(
+    model: Model, layout: Layout, limits: Sequence[Limits], shape: StepShape, **how: Any
+) -> StepSizes:
+    """What steps up to `shape` need besides weights and caches; `how` are wire and reuse of `measure`."""
+    devices, build = _traced(model, layout, limits)
+    return measure(devices, build, shape, **how)
+
+
+def trace_reduces(
+    model: Model,
+    layout: Layout,
+    options: Options,
+    limits: Sequence[Limits],
+    n_rows: int = 1,
+    wire: str = "auto",
+) -> list[Reduce]:
+    """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
+    devices, build = _traced(model, layout, limits)
+    shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
+    inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
+    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, wire)
+    build(graph)
+    return graph.reduces
+
+
+def _traced(model: Model, layout: Layout, limits: Sequence[Limits]) -> tuple[list[NullDevice], Build]:
+    devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
+    weights = Weights({load.name: _weight(load, devices) for load in layout.loads})
+    caches = _caches(layout)
+    return devices, lambda graph: model.forward(graph, weights, caches)
+
+
+def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
+    """A view of memory that nobody has."""
+    return View(Buffer(1 << 62, Home.WEIGHTS, "traced"), 0, shape, dtype)
+
+
+def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
+    weight = Weight(load.name, load.shape, load.dtype, load.state, [])
+    for d, device in enumerate(devices):
+        most = piece_nbytes(device)
+        weight.pieces.append(
+            [(first, _view(shape, load.dtype)) for first, shape in piece_shapes(load, d, most)]
+        )
+        if len(load.shape) == 3 and expert_pieces(load, d, most):
+            weight.starts[d] = _view((load.shape[0] + 1,), "u32")
+    return weight
+
+
+def _caches(layout: Layout) -> list[LayerMemory]:
+    own: dict[int, LayerCache] = {}
+    states: dict[int, LayerMemory] = {}
+    for state in layout.states:
+        names = [name for name, _ in state.spec.arrays]
+        arrays = (_cache(state.n_cells, how, "f32", layout.n_devices) for _, _, how in state.arrays())
+        states[state.layer] = LayerState(dict(zip(names, arrays, strict=True)))
+    for plan in layout.caches:
+        shape = plan.n_slots, plan.blocks
+        cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
+        k, v = (
+            _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)
+            for _, width, dtype in plan.arrays
+        )
+        own[plan.layer] = LayerCache(k, v, cells, plan.spec.window)
+    return [
+        states.get(il) or (own[il] if owner is None else replace(own[owner], shared=True))
+        for il, owner in enumerate(layout.cache_owners)
+    ]
+
+
+def _cache(n_cells: int, state: State, dtype: str, n_devices: int) -> Weight:
+    counts = [state.count(d) for d in range(n_devices)]
+    pieces = [[(0, _view((n_cells, n), dtype))] if n else [] for n in counts]
+    width = max(end for _, end in state.ranges) * (sum(state.segments) or 1)
+    return Weight("cache", (n_cells, width), dtype, state, pieces)

@@ -1,0 +1,193 @@
+"""Whether a layout fits the devices, and the smallest change that would make it fit. Numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vkbackend.errors import OutOfDeviceMemory, VkbackendError
+from vkbackend.meta.sizing import StepSizes
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.models.placement.memory_report import Held, allocations
+from vkbackend.runtime import Device
+
+RESERVE = 0.02  # of a heap, for what drivers keep for themselves
+ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "shared", "staging")
+NAMES = {
+    "weights": "weights",
+    "kv": "KV cache",
+    "scratch": "scratch",
+    "host": "tensors placed on the host",
+    "shared": "tables that all devices read",
+    "staging": "staging",
+}
+Sizes = Callable[[Options], list[Held]]  # what each device holds of a layout under these options
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one physical device, or the host, may hold for us now, bytes; `members` are the logical devices
+    that share it, `homes` what of theirs lies in it."""
+
+    name: str
+    nbytes: int
+    members: tuple[int, ...]
+    max_binding: int = 1 << 62  # what a shader can read as one buffer
+    homes: tuple[str, ...] = ON_DEVICE
+
+    def held(self, sizes: Sequence[Held]) -> dict[str, int]:
+        """Bytes by home of what a layout puts here."""
+        return {home: sum(sizes[d].homes[home] for d in self.members) for home in self.homes}
+
+
+def budgets_of(devices: Sequence[Device]) -> list[Budget]:
+    """One budget per physical device among `devices` (numpy and null devices have none)."""
+    groups: dict[str, list[int]] = {}
+    for d, device in enumerate(devices):
+        if hasattr(device, "info"):
+            groups.setdefault(device.info.uuid, []).append(d)
+    budgets = []
+    for members in groups.values():
+        info = devices[members[0]].info  # type: ignore[attr-defined]
+        heap = max((h for h in info.heaps if h.device_local), key=lambda h: h.nbytes, default=info.heaps[0])
+        usable = int((heap.budget or heap.nbytes) * (1 - RESERVE))
+        binding = min(devices[d].limits.max_storage_range for d in members)
+        budgets.append(Budget(f"{devices[members[0]].name} ({info.name})", usable, tuple(members), binding))
+    return budgets
+
+
+def host_budget(n_devices: int) -> list[Budget]:
+    """The budget for what all devices keep in host memory, where the host says what is free."""
+    if (free := host_free_nbytes()) is None:
+        return []
+    return [Budget("host memory", int(free * (1 - RESERVE)), tuple(range(n_devices)), homes=ON_HOST)]
+
+
+def host_free_nbytes() -> int | None:
+    """What the host could still give without swapping (Linux: MemAvailable); None where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = next((line for line in lines if line.startswith("MemAvailable:")), "")
+        return 1024 * int(found.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def sizes_with(
+    model: Model,
+    types: Mapping[str, str],
+    devices: Sequence[Device],
+    steps: StepSizes,
+    provider: str = "auto",
+) -> Sizes:
+    """What each device holds under changed options; what `steps` need stays as it is."""
+
+    def sizes_of(changed: Options) -> list[Held]:
+        return allocations(lay_out(model, types, len(devices), changed), devices, steps, provider)
+
+    return sizes_of
+
+
+def shortfall(sizes: Sequence[Held], budgets: Sequence[Budget]) -> Budget | None:
+    """The first budget that what is to lie there exceeds, or None."""
+    return next((b for b in budgets if sum(b.held(sizes).values()) > b.nbytes), None)
+
+
+def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget, int] | None:
+    """(budget, bytes) of the first device with a cache that exceeds one binding, or None."""
+    for budget in budgets:
+        largest = max(sizes[d].largest_cache for d in budget.members)
+        if largest > budget.max_binding:
+            return budget, largest
+    return None
+
+
+def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
+    """Raise OutOfDeviceMemory with the numbers and the smallest change that would fit."""
+    budgets = budgets_of(devices) + host_budget(len(devices))
+    planned = sizes_of(options)
+    found = shortfall(planned, budgets)
+    if found is None:
+        if (cache := unreadable(planned, budgets)) is None:
+            return
+        budget, size = cache
+        raise OutOfDeviceMemory(
+            f"{budget.name}: the KV cache of one layer would take {mib(size)}, and the device "
+            f"reads {mib(budget.max_binding)} at once; "
+            f"{advice(options, sizes_of, budgets, n_layer)}",
+            requested=size,
+            budget=budget.max_binding,
+        )
+    held = found.held(planned)
+    parts = ", ".join(f"{mib(nbytes)} of {NAMES[home]}" for home, nbytes in held.items())
+    raise OutOfDeviceMemory(
+        f"{found.name} would hold {parts}, and has {mib(found.nbytes)}; "
+        f"{advice(options, sizes_of, budgets, n_layer)}",
+        requested=sum(held.values()),
+        budget=found.nbytes,
+    )
+
+
+def with_fitting_layers(
+    devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
+) -> Options:
+    """The options with as many layers on the devices as fit them; none where not even one does. So the host
+    has to hold the least: whether it can is another question."""
+    most = n_layer + 1  # the output counts as one
+    n = most_layers(most, options, sizes_of, budgets_of(devices))
+    return replace(options, n_gpu_layers=None if n == most else n, fit_layers=False)
+
+
+def most_layers(most: int, options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> int:
+    """The most layers, up to `most`, that devices with these budgets hold."""
+    return largest(1, most, lambda n: fits(replace(options, n_gpu_layers=n), sizes_of, budgets))
+
+
+def fits(options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> bool:
+    try:
+        planned = sizes_of(options)
+        return shortfall(planned, budgets) is None and unreadable(planned, budgets) is None
+    except VkbackendError:
+        return False
+
+
+def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
+    """What would fit: a smaller context, other shares, fewer layers on the devices, caches on the host."""
+
+    def fit(**changed: Any) -> bool:
+        return fits(replace(options, **changed), sizes_of, budgets)
+
+    ways, on_device = [], [b for b in budgets if b.homes == ON_DEVICE]
+    n_ctx = largest(32, options.n_ctx, lambda n: fit(n_ctx=n))
+    if n_ctx:
+        ways.append(f"a context of {n_ctx} (-c {n_ctx})")
+    n = len(sizes_of(options))
+    if n > 1 and options.split_mode == "tensor":
+        room = [sum(b.nbytes // len(b.members) for b in on_device if d in b.members) for d in range(n)]
+        for shares in ((1,) * n, tuple(round(16 * r / max(1, *room)) for r in room)):
+            if fit(tensor_split=shares):
+                text = ",".join(map(str, shares))
+                ways.append(f"other shares (-ts {text})")
+                break
+    layers = most_layers(n_layer, options, sizes_of, on_device)
+    if fit(n_gpu_layers=layers):
+        ways.append(f"{layers} layers on the devices (-ngl {layers})")
+    if options.kv_offload and fit(kv_offload=False):
+        ways.append("the KV cache on the host (-nkvo)")
+    return f"it would fit with {', or '.join(ways)}" if ways else "use more devices or a smaller model"
+
+
+def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The largest multiple of `least` up to `most` that fits, where a smaller one fits whenever a larger one
+    does; 0 where none does."""
+    low, high = 0, most // least + 1  # in units of `least`: low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * least) else (low, middle)
+    return low * least
+
+
+def mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f}".removesuffix(".0") + " MiB"

@@ -1,0 +1,252 @@
+"""Where everything of a model goes, decided before anything is opened or allocated: plans, homes and
+sizes.
+
+Split (which device holds which slice) and placement (device memory or pinned host memory) are independent:
+a tensor placed on the host stays split, and every device reads its own slice from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from vkbackend.buffer import Home
+from vkbackend.errors import InvalidArgument
+from vkbackend.formats import row_nbytes
+from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
+from vkbackend.meta.policy import DeltaNet, Layer, plan_model
+from vkbackend.meta.slices import Load, expert_slices, slices_of
+from vkbackend.meta.split import Ranges, holders
+from vkbackend.models.architectures.base import KVSpec, Model, WeightSpec
+from vkbackend.models.placement.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
+from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
+from vkbackend.step import MAX_ROWS
+
+SPLIT_MODES = ("none", "layer", "tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is laid out. Names follow llama.cpp's flags.
+
+    `n_gpu_layers` (None: all) leaves the first layers' weights and caches on the host; the output layer
+    counts as one and is the first to go to the devices. `fit_layers`: as many as fit (fit.py decides).
+    `override_tensor`: (regex, "CPU" | "host" | device index) pairs, the first that matches a tensor's name
+    wins. `split_mode`: tensor (slices of every matrix), layer (whole layers, one device after another),
+    none (`main_gpu` alone). With `use_mmap` devices that run on the host read weights `in_file` where they
+    lie, instead of a copy.
+    """
+
+    tensor_split: tuple[float, ...] | None = None
+    split_mode: str = "tensor"
+    main_gpu: int = 0
+    policy: str = "balanced"
+    n_gpu_layers: int | None = None
+    fit_layers: bool = False
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    kv_offload: bool = True
+    use_mmap: bool = True
+    in_file: frozenset[str] = frozenset()  # tensors.weights_in_file
+    n_ctx: int = 512  # per slot
+    n_slots: int = 1
+    n_ubatch: int = MAX_ROWS  # rows of one step
+    n_snapshots: int = 2  # recurrent states that each slot keeps to go back to
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The decisions: a plan per layer, the plan outside layers, what to load where, the caches."""
+
+    n_devices: int
+    plans: list[Plan]
+    output_plan: Plan
+    loads: list[Load]
+    caches: list[CachePlan]
+    cache_owners: list[int | None]  # of each layer: whose caches it reads, None for its own
+    states: list[StatePlan]
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # who works on a layer, by scope
+
+    def memories(self) -> list[CachePlan | StatePlan]:
+        """All that a slot's sequence fills."""
+        return [*self.caches, *self.states]
+
+    def holds(self, device: int) -> bool:
+        """Whether a device has slices of its own."""
+        return any(load.state.ranges and weight_nbytes(load, device) for load in self.loads)
+
+    def table(self) -> str:
+        names = [f"blk.{il}" for il in range(len(self.plans))]
+        return table([*self.plans, self.output_plan], [*names, "output"], self.n_devices)
+
+
+def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
+    """Decide everything for `n_devices` devices; raises InvalidArgument, PlanError and UnsupportedModel."""
+    if options.split_mode not in SPLIT_MODES:
+        raise InvalidArgument(
+            f"split mode {options.split_mode!r} is unknown; there are: {', '.join(SPLIT_MODES)}"
+        )
+    normalise(options.tensor_split, n_devices)
+    kv = [model.kv(il) for il in range(model.n_layer)]
+    layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
+    plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
+    specs = model.weights()
+    homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
+    plans = heads_of_owners(plans, kv)
+    first_on_device = 0 if options.n_gpu_layers is None else max(0, model.n_layer + 1 - options.n_gpu_layers)
+    loads = []
+    for spec in specs:
+        il = layer_of(spec.name)
+        plan = output_plan if il is None else plans[il]
+        on_host = spec.host or (model.n_layer if il is None else il) < first_on_device
+        home = homes.get(spec.name, Home.HOST if on_host else Home.WEIGHTS)
+        state = plan.state(spec.role, spec.shape, spec.name)
+        in_file = options.use_mmap and spec.name in options.in_file
+        loads.append(Load(spec.name, spec.shape, types[spec.name], state, home, in_file))
+    kv_homes = [
+        Home.KV if options.kv_offload and il >= first_on_device else Home.HOST for il in range(model.n_layer)
+    ]
+    active = {f"blk.{il}": _active(plan) for il, plan in enumerate(plans)} | {"": _active(output_plan)}
+    caches = plan_caches(kv, plans, kv_homes, options)
+    owners = [spec.owner if isinstance(spec, KVSpec) else None for spec in kv]
+    states = plan_states(kv, plans, kv_homes, options)
+    return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active)
+
+
+def layer_of(name: str) -> int | None:
+    """The layer a tensor belongs to, None outside layers."""
+    return int(name.split(".")[1]) if name.startswith("blk.") else None
+
+
+def _active(plan: Plan) -> tuple[int, ...]:
+    tiles = [*plan.ranges.values(), *plan.experts]
+    return tuple(sorted({d for ranges in tiles for d in holders(ranges)}))
+
+
+def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> tuple[list[Plan], Plan]:
+    if options.split_mode == "tensor":
+        return plan_model(layers, n_vocab, n, options.tensor_split, options.policy)
+    if options.split_mode == "none":
+        if not 0 <= options.main_gpu < n:
+            raise InvalidArgument(
+                f"main device {options.main_gpu} does not exist; there are {n} devices, from 0"
+            )
+        owners = [options.main_gpu] * (len(layers) + 1)
+    else:
+        ranges = share_out(Dim(len(layers) + 1), normalise(options.tensor_split, n))
+        owners = [d for d, (begin, end) in enumerate(ranges) for _ in range(begin, end)]
+    plans = [whole_on(layer, owner, n) for layer, owner in zip(layers, owners[:-1], strict=True)]
+    return plans, Plan({"vocab": _whole(n_vocab, owners[-1], n)})
+
+
+def whole_on(layer: Layer, device: int, n: int) -> Plan:
+    """The plan that gives all of a layer to one device."""
+    a, f = layer.attention, layer.ffn
+    sizes = {"ffn": f.beside if f.n_expert else f.n_ff}
+    if isinstance(a, DeltaNet):
+        sizes |= {"k_heads": a.n_k_heads}
+    else:
+        sizes |= {"kv_heads": a.n_head_kv, "heads": a.n_head}
+    ranges = {name: _whole(size, device, n) for name, size in sizes.items() if size}
+    return Plan(ranges, (_whole(f.n_ff, device, n),) * f.n_expert)
+
+
+def _whole(size: int, device: int, n: int) -> Ranges:
+    return tuple((0 if d <= device else size, size if d >= device else 0) for d in range(n))
+
+
+# ---- -ot ----
+
+
+def _override(
+    specs: Sequence[WeightSpec],
+    options: Options,
+    plans: list[Plan],
+    output_plan: Plan,
+    layers: Sequence[Layer],
+    n: int,
+) -> tuple[dict[str, Home], list[Plan], Plan]:
+    """Homes of the tensors that patterns place on the host, and plans in which others' dimensions went to
+    a device.
+
+    A pattern with a device index moves the whole dimension of the layer that the tensor is split along
+    (all of its attention, all of its FFN), because its other tensors must be cut alike.
+    """
+    plans = list(plans)
+    homes: dict[str, Home] = {}
+    patterns = [(text, _compile(text), target) for text, target in options.override_tensor]
+    matched: set[str] = set()
+    for spec in specs:
+        stored = spec.part.tensor if spec.part else spec.name
+        found = next(((text, target) for text, regex, target in patterns if regex.search(stored)), None)
+        if found is None:
+            continue
+        text, target = found
+        matched.add(text)
+        if target.lower() in ("cpu", "host"):
+            homes[spec.name] = Home.HOST
+            continue
+        if not target.isdecimal() or int(target) >= n:
+            raise InvalidArgument(
+                f"override {text}={target}: the target must be CPU, host or a device index below {n}"
+            )
+        if not spec.role.dim:
+            continue  # mirrored: it is on that device already
+        il = layer_of(spec.name)
+        if il is None:
+            output_plan = Plan({"vocab": _whole(spec.shape[0], int(target), n)})
+            continue
+        whole = whole_on(layers[il], int(target), n)
+        attention = spec.role.dim not in ("ffn", "experts")
+        dims = [dim for dim in whole.ranges if (dim != "ffn") == attention]
+        plans[il] = replace(
+            plans[il],
+            ranges={**plans[il].ranges, **{dim: whole.ranges[dim] for dim in dims}},
+            experts=plans[il].experts if attention else whole.experts,
+        )
+    for text, _, target in patterns:
+        if text not in matched:
+            names = ", ".join(spec.name for spec in specs if spec.role.dim)[:100].rpartition(",")[0]
+            raise InvalidArgument(
+                f"override {text}={target}: no tensor's name matches the pattern; names are such as {names} "
+                "(vkbackend info lists them all)"
+            )
+    return homes, plans, output_plan
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise InvalidArgument(f"override pattern {text!r} is no regular expression: {error}") from error
+
+
+# ---- sizes ----
+
+
+def weight_nbytes(load: Load, device: int) -> int:
+    """Bytes of a weight that lie on `device` as a slice of its own (a shared host table counts nowhere)."""
+    if load.shared:
+        return 0
+    cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
+    return sum((r.stop - r.start) * row_nbytes(load.dtype, c.stop - c.start) for r, c in cuts)
+
+
+def sizes(layout: Layout) -> list[dict[str, int]]:
+    """Bytes per device: weights, kv, host (host-placed slices and caches); without padding."""
+    report = []
+    for d in range(layout.n_devices):
+        n: dict[str, int] = {"weights": 0, "kv": 0, "host": 0}
+        for load in layout.loads:
+            n["weights" if load.home is Home.WEIGHTS else "host"] += weight_nbytes(load, d)
+        for cache in layout.memories():
+            n["kv" if cache.home is Home.KV else "host"] += sum(cache.nbytes(d))
+        report.append(n)
+    return report
+
+
+def largest_cache(layout: Layout, device: int) -> int:
+    """Bytes of the largest K or V cache or state of one layer on `device`: shaders bind it as a whole."""
+    return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

@@ -1,0 +1,143 @@
+"""What every device will hold, byte for byte, before anything is allocated; and where the sum comes from.
+
+The sizes are made of the pieces that the loader, the caches and the mesh ask for, padded as the allocator
+pads them, so that they equal its counters. What is in the sum: the model's weights, copies of them (mirrored,
+or replicated where devices share KV heads), caches, tables (where experts begin, where cells lie, codebooks),
+scratch, staging, and padding. Weights that devices of the host read in the file (`mapped`) count for each of
+them as if they were its own, although their pages are the page cache's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vkbackend.buffer import Home
+from vkbackend.formats import row_nbytes
+from vkbackend.memory import aligned, packed
+from vkbackend.meta.reduce import slots_nbytes
+from vkbackend.meta.sizing import StepSizes
+from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces
+from vkbackend.models.placement.layout import Layout, largest_cache, weight_nbytes
+from vkbackend.runtime import Device
+
+HOMES = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging")
+ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging", "padding")
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes on one device: `homes` as allocated, by where they lie; `items` the same by what they are.
+
+    Host pages that all devices read (`shared`: whole tables) count for the first one.
+    """
+
+    homes: Counter[str] = field(default_factory=Counter)
+    items: Counter[str] = field(default_factory=Counter)
+    largest_cache: int = 0
+
+    def add(self, home: str, item: str, nbytes: int, allocated: int | None = None) -> None:
+        allocated = aligned(nbytes) if allocated is None else allocated
+        self.homes[home] += allocated
+        self.items[item] += nbytes
+        self.items["padding"] += allocated - nbytes
+
+
+def allocations(
+    layout: Layout, devices: Sequence[Device], steps: StepSizes, provider: str = "auto"
+) -> list[Held]:
+    """What each device holds once the layout is loaded and prepared; of devices only what they are is read.
+
+    Copies of weights count as `weights` in `items`; `itemised` says which they are.
+    """
+    report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
+    slots = slots_nbytes(provider, devices, steps.slot)
+    for d, (device, held) in enumerate(zip(devices, report, strict=True)):
+        _add_weights(held, layout, d, device)
+        _add_caches(held, layout, d)
+        held.add("scratch", "scratch", steps.scratch(d))
+        held.add("staging", "staging", steps.staging(d))
+        held.add("staging", "staging", *slots[d])
+    _add_shared(report, layout, devices)
+    return report
+
+
+def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
+    most, limit = piece_nbytes(device), device.limits.max_allocation_nbytes
+    mapped = _add_mapped(held, layout, d, device)
+    for home in (Home.WEIGHTS, Home.HOST):
+        loads = [load for load in layout.loads if load.home is home and load.name not in mapped]
+        nbytes = sum(weight_nbytes(load, d) for load in loads)
+        views = [(shape, load.dtype) for load, _, shape in own_pieces(loads, d, most)]
+        held.add(home.value, "weights", nbytes, sum(packed(views, limit).chunks))
+    own = [load for load in layout.loads if load.shared or weight_nbytes(load, d)]
+    for load in own:
+        if len(load.shape) == 3:
+            held.add("weights", "tables", 4 * (load.shape[0] + 1))
+    if device.has_codebooks:
+        from vkbackend.codebooks import entries, owner_of  # needs the Vulkan loader
+
+        for name in {owner for load in own if (owner := owner_of(load.dtype))}:
+            held.add("weights", "tables", entries(name).nbytes)
+
+
+def _add_mapped(held: Held, layout: Layout, d: int, device: Device) -> set[str]:
+    """Weights that the device reads in the file: their names."""
+    names = set()
+    for load in layout.loads:
+        for _, shape, _ in mapped_pieces(load, d, device):
+            nbytes = math.prod(shape[:-1]) * row_nbytes(load.dtype, shape[-1])
+            held.add("mapped", "weights", nbytes, aligned(nbytes, 4))
+            names.add(load.name)
+    return names
+
+
+def _add_caches(held: Held, layout: Layout, d: int) -> None:
+    for cache in layout.memories():
+        for nbytes in cache.nbytes(d):
+            held.add("kv" if cache.home is Home.KV else "host", "kv", nbytes)
+    for n_slots, blocks in {(cache.n_slots, cache.blocks) for cache in layout.caches}:
+        held.add("kv", "tables", 4 * n_slots * blocks)
+
+
+def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
+    """Tables of which one copy serves all devices that can import it and do not read them in the file; the
+    others have copies."""
+    page = max(device.limits.host_import_align for device in devices)
+    for load in layout.loads:
+        sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
+        if not load.shared or not sharing:
+            continue
+        nbytes = stored_nbytes(load)
+        if any(devices[d].imports_pages for d in sharing):
+            report[0].add("shared", "weights", nbytes, aligned(nbytes, page))
+        for d in sharing:
+            if not devices[d].imports_pages:
+                views = [(shape, load.dtype) for _, shape in rows_in_pieces(load, piece_nbytes(devices[d]))]
+                chunks = packed(views, devices[d].limits.max_allocation_nbytes).chunks
+                report[d].add("host", "weights", nbytes, sum(chunks))
+
+
+def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
+    """The sum of what all devices hold, by ITEMS, and `held`, the sum.
+
+    `model` are all weights once (a tied lm_head is one of its own), `mirrored` what more there is of tensors
+    that every device has whole, `replicated` of those of which devices share a part.
+    """
+    total: Counter[str] = sum((held.items for held in report), Counter())
+    model = sum(map(stored_nbytes, layout.loads))
+    replicated = sum(
+        sum(weight_nbytes(load, d) for d in range(layout.n_devices)) - stored_nbytes(load)
+        for load in layout.loads
+        if load.state.ranges
+    )
+    parts = {item: total[item] for item in ITEMS}
+    parts |= {"model": model, "replicated": replicated, "mirrored": total["weights"] - model - replicated}
+    return parts | {"held": sum(sum(held.homes.values()) for held in report)}
+
+
+def stored_nbytes(load: Load) -> int:
+    """Bytes of a whole weight as devices hold it."""
+    return math.prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1])

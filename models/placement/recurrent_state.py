@@ -1,0 +1,131 @@
+"""Recurrent state beside the KV cache: per layer a few arrays of cells, and which cell holds which position
+of which slot.
+
+A state stands for a whole sequence, so it cannot be cut at a position. To go back, a slot keeps snapshots:
+the step that follows one reads its cell and writes another, so keeping a state costs no copy. A step of
+several rows, and the first of a single row behind it, keep the state before them; the oldest makes room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vkbackend.buffer import Home
+from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.plan import Plan
+from vkbackend.meta.split import Ranges, State, split
+from vkbackend.models.architectures.base import LayerState, StateSpec
+from vkbackend.step import Run
+
+if TYPE_CHECKING:
+    from vkbackend.models.placement.layout import Layout, Options
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """The state of one layer: its arrays as `StateSpec`, the units of each device, cells of all slots."""
+
+    layer: int
+    spec: StateSpec
+    units: Ranges
+    n_cells: int
+    home: Home
+
+    def arrays(self) -> list[tuple[str, int, State]]:
+        """(name, values of a cell, how they are split) of each."""
+        return [
+            (f"state_{name}_l{self.layer}", self.spec.n_units * sum(segments), split(1, self.units, segments))
+            for name, segments in self.spec.arrays
+        ]
+
+    def nbytes(self, device: int) -> list[int]:
+        """Bytes of each array on a device."""
+        return [4 * self.n_cells * state.count(device) for _, _, state in self.arrays()]
+
+
+def plan_states(
+    specs: Sequence[object], plans: Sequence[Plan], homes: Sequence[Home], options: Options
+) -> list[StatePlan]:
+    """The states of all layers that have one, in the order of layers."""
+    n_cells = options.n_slots * (1 + options.n_snapshots)
+    return [
+        StatePlan(il, spec, plans[il].ranges[spec.dim], n_cells, homes[il])
+        for il, spec in enumerate(specs)
+        if isinstance(spec, StateSpec)
+    ]
+
+
+class RecurrentState:
+    """The arrays on the devices, by layer, and the slots' use of the cells."""
+
+    def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
+        self.plans = layout.states
+        self.layers: dict[int, LayerState] = {}
+        for plan in self.plans:
+            names = [name for name, _ in plan.spec.arrays]
+            weights = [
+                mesh.cache(name, plan.n_cells, n, "f32", state, plan.home) for name, n, state in plan.arrays()
+            ]
+            self.layers[plan.layer] = LayerState(dict(zip(names, weights, strict=True)))
+        self.slots = SlotStates(options.n_slots, options.n_snapshots)
+
+    def __bool__(self) -> bool:
+        return bool(self.plans)
+
+
+class SlotStates:
+    """Which cell holds the state of a slot after how many positions. Host only."""
+
+    def __init__(self, n_slots: int, n_snapshots: int) -> None:
+        self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
+        self._most = n_snapshots
+        self._cells = list(range(n_slots))  # what each slot's steps write
+        self._positions = [0] * n_slots  # what that cell holds; 0: nothing
+        # Cells by position, oldest first.
+        self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
+        self._was_long = [False] * n_slots  # whether the last step had several rows
+
+    def resumable(self, slot: int, position: int) -> int:
+        """The last position up to `position` from which the slot can go on; 0 where it must begin anew."""
+        known = [0, self._positions[slot], *self._snapshots[slot]]
+        return max(at for at in known if at <= position)
+
+    def cell(self, slot: int, position: int) -> int:
+        """The cell of the state after `position` positions, one that `resumable` names."""
+        if position == self._positions[slot] and position:
+            return self._cells[slot]
+        return self._snapshots[slot][position]
+
+    def advance(self, run: Run) -> tuple[int, int]:
+        """The cells that a run reads and writes; what it leaves is known from then on."""
+        slot, at = run.slot, run.first_pos
+        kept = self._snapshots[slot]
+        if at == 0:
+            self._drop(slot, -1)
+            read = self._cells[slot]
+        else:
+            assert self.resumable(slot, at) == at, f"slot {slot} has no state at position {at}"
+            read = self.cell(slot, at)
+            self._drop(slot, at)
+        if read == self._cells[slot] and at and self._most and (run.n_rows > 1 or self._was_long[slot]):
+            if len(kept) == self._most:
+                self._free.append(kept.pop(min(kept)))
+            kept[at] = read
+            self._cells[slot] = self._free.pop()
+        self._positions[slot] = at + run.n_rows
+        self._was_long[slot] = run.n_rows > 1
+        return read, self._cells[slot]
+
+    def put(self, slot: int, position: int) -> int:
+        """The cell in which the state after `position` positions will be put from outside."""
+        self._drop(slot, -1)
+        self._positions[slot], self._was_long[slot] = position, True
+        return self._cells[slot]
+
+    def _drop(self, slot: int, position: int) -> None:
+        """Forget the snapshots behind a position: another sequence goes on from there."""
+        kept = self._snapshots[slot]
+        for at in [at for at in kept if at > position]:
+            self._free.append(kept.pop(at))

@@ -1,0 +1,113 @@
+"""A file's tensors against what its model reads: strictly, but as files really are.
+
+Every weight must be there with its shape and a supported type; a tensor that nothing reads is an error, save
+those of layers that predict tokens further ahead (nextn), which are left out with a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.formats import widened
+from vkbackend.models.architectures.base import ROPE_FACTORS, Model, WeightSpec
+from vkbackend.models.gguf.reader import GGUF
+
+
+class FileSource:
+    """The bytes of a file's tensors under the names of the weights."""
+
+    def __init__(self, gguf: GGUF, specs: Sequence[WeightSpec]) -> None:
+        self._gguf = gguf
+        self._specs = {spec.name: spec for spec in specs}
+
+    def data(self, name: str) -> np.ndarray:
+        spec = self._specs[name]
+        if spec.values is not None:
+            return spec.values.view(np.uint8)
+        info = spec.tensor(self._gguf)
+        assert info is not None  # checked by check_weights
+        raw = self._gguf.data(info.name)
+        own = spec.part.cut(raw) if spec.part else raw
+        return widened(own, info.type) if spec.widened else own
+
+    def file(self, name: str) -> tuple[np.ndarray, int]:
+        """(bytes of the mapped file, where in it a weight lies that has an `offset_in_file`)."""
+        spec = self._specs[name]
+        info, offset = spec.tensor(self._gguf), offset_in_file(self._gguf, spec)
+        assert info is not None and offset is not None
+        return self._gguf.file(info.file), offset
+
+
+def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
+    """The byte of its file, a whole word, from which a weight lies as devices read it; None where it does
+    not."""
+    info = spec.tensor(gguf)
+    if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
+        return None
+    offset = info.offset
+    if spec.part:
+        if spec.part.repeat > 1 or spec.part.segments:
+            return None
+        offset += info.nbytes // spec.part.total * spec.part.begin
+    return None if offset % 4 else offset
+
+
+def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
+    """The weights that can be read in the file instead of being loaded from it."""
+    return frozenset(spec.name for spec in model.weights() if offset_in_file(gguf, spec) is not None)
+
+
+def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
+    """Types on the devices by weight name. Raises GGUFError for a tensor that is missing or of another shape,
+    UnsupportedModel for a type or a tensor that cannot be used."""
+    types = {}
+    used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}
+    for spec in model.weights():
+        if spec.values is not None:
+            types[spec.name] = "f32"
+            continue
+        info = spec.tensor(gguf)
+        if info is None:
+            raise GGUFError(f"{gguf.paths[0]}: the tensor {spec.name!r} is missing")
+        if not spec.fits(info.shape):
+            expected = " or ".join(map(str, spec.shapes()))
+            raise GGUFError(f"{gguf.paths[0]}: {info.name} has shape {info.shape}, expected {expected}")
+        if info.type not in spec.types:
+            raise UnsupportedModel(
+                f"{gguf.paths[0]}: {info.name} is {info.type}, supported are {', '.join(spec.types)}; "
+                "convert the file to one of these types"
+            )
+        types[spec.name] = "f32" if spec.widened else info.type
+        used.add(info.name)
+    if left := sorted(set(gguf.tensors) - used):
+        raise UnsupportedModel(
+            f"{gguf.paths[0]}: {len(left)} tensors that nothing of {gguf.architecture} reads: "
+            f"{', '.join(left[:6])}"
+        )
+    return types
+
+
+def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
+    """Tensors of the layers behind the first n_layer, which predict tokens further ahead: not read."""
+    if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
+        return []
+    behind = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
+    return [name for name in gguf.tensors if name.startswith(behind) or ".nextn." in name]
+
+
+def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
+    """What users should know about how the file is read and used, a line each."""
+    found = []
+    if skipped := ahead_tensors(gguf, model.n_layer):
+        found.append(
+            f"{len(skipped)} tensors of layers that predict tokens further ahead (nextn) are not used: "
+            f"{', '.join(skipped[:3])}{', ...' if len(skipped) > 3 else ''}"
+        )
+    if n_ctx > model.n_ctx_train:
+        found.append(
+            f"the context of {n_ctx} tokens is longer than the {model.n_ctx_train} the model was trained with"
+        )
+    return found

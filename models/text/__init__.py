@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates, the strings that end a text."""

@@ -1,0 +1,236 @@
+"""A device that stops answering or is lost ends in a typed error within its deadline, and a new model loads
+after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import MULTI, for_every_runtime
+
+from vkbackend import faults
+from vkbackend.buffer import Home, View
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
+from vkbackend.meta import mesh as mesh_module
+from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.recording import Recording
+from vkbackend.step import Run
+
+TWO = [for_every_runtime(p) if p.id == "0,0" else p for p in MULTI if p.id in ("0,0", "0,1")]
+THREE = [
+    pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.wide]) for p in MULTI if p.id == "0,0,0"
+]
+SETS = TWO + THREE
+
+
+def step(runner: Runner, pos: int = 0) -> np.ndarray:
+    return runner.step([5], [Run(0, 0, 1, pos)], [0])
+
+
+def load(shared: Path, devices: list[str], **options: Any) -> Runner:
+    return Runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64, **options)
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
+    monkeypatch.setattr(mesh_module, "DRAIN_S", 1.0)
+
+
+def works_again(shared: Path, devices: list[str]) -> None:
+    runner = load(shared, devices)
+    assert np.isfinite(step(runner)).all()
+    runner.close()
+
+
+@pytest.mark.native  # the kompute runtime has its own: its devices wait for nothing
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize("devices", SETS)
+def test_device_that_stops_answering(
+    shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load(shared, devices)
+    step(runner)
+    stuck = runner.mesh.devices[1]
+    # Submits everything but is never released: the device really waits for a value that does not come.
+    monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
+    began = time.monotonic()
+    with pytest.raises(Timeout, match=stuck.name):
+        step(runner, 1)
+    assert time.monotonic() - began < 10
+    with pytest.raises(DeviceLost, match="load it again"):
+        step(runner, 2)
+    began = time.monotonic()
+    runner.close()
+    assert time.monotonic() - began < 10
+    assert stuck.abandoned and not runner.mesh.devices[0].counts
+    works_again(shared, devices)
+    # Let the abandoned device finish: its semaphore is still valid, and the process can end cleanly.
+    monkeypatch.undo()
+    stuck.queue.allow(stuck.queue.submitted)
+    assert stuck.queue.wait(stuck.queue.submitted, 10)
+
+
+@pytest.mark.parametrize("devices", SETS)
+def test_lost_device(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(shared, devices)
+    step(runner)
+    lost = runner.mesh.devices[0]
+
+    def gone() -> int:
+        raise DeviceLost(f"{lost.name}: the device was lost")
+
+    monkeypatch.setattr(lost.queue, "completed", gone)
+    with pytest.raises(DeviceLost, match=lost.name):
+        step(runner, 1)
+    monkeypatch.undo()
+    with pytest.raises(VkbackendError):
+        step(runner, 2)
+    runner.close()
+    assert all(not d.counts for d in runner.mesh.devices)
+    works_again(shared, devices)
+
+
+@pytest.mark.parametrize("devices", SETS)
+def test_interrupt_in_the_middle_of_a_step(
+    shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load(shared, devices)
+    want = step(runner).copy()
+    queue, calls = runner.mesh.devices[1].queue, []
+
+    def interrupt(number: int) -> None:
+        calls.append(number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        type(queue).allow(queue, number)
+
+    monkeypatch.setattr(queue, "allow", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        step(runner)
+    monkeypatch.undo()
+    assert np.array_equal(step(runner), want)  # drained, so the devices are still in step with one another
+    runner.close()
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("hurry")
+def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typed error within the deadline; a device that then lets go of its work is closed whole."""
+    (device,) = open_devices(["0"])
+    view = View(device.buffer(256, Home.STAGING, "words"), 0, (64,))
+    recording = Recording("two segments")
+    for name in ("first", "second"):
+        recording.copy(view.reshape(2, 32).rows(0, 1), view.reshape(2, 32).rows(1, 2), name)
+        if name == "first":
+            recording.exchange()
+    monkeypatch.setattr(device.queue, "allow", lambda number: None)
+    with pytest.raises(Timeout, match="two segments"):
+        device.run(recording)
+    monkeypatch.undo()
+    assert not device.abandoned
+    device.close()
+    assert not device.counts
+
+
+@pytest.mark.parametrize("devices", TWO[:1])
+def test_a_step_that_cannot_be_recorded_leaves_nothing(shared: Path, devices: list[str]) -> None:
+    runner = load(shared, devices)
+    before = [device.counts.copy() for device in runner.mesh.devices]
+    fault = faults.Fault("Vulkan0.1", "vkAllocateCommandBuffers", 1, "VK_ERROR_OUT_OF_HOST_MEMORY")
+    with faults.inject(fault), pytest.raises(OutOfDeviceMemory):
+        runner.mesh.step(4, 1)
+    kinds = ("VkDescriptorPool", "VkCommandBuffer", "kp.Sequence")
+    after = [device.counts for device in runner.mesh.devices]
+    assert [[c[kind] for kind in kinds] for c in after] == [[c[kind] for kind in kinds] for c in before]
+    runner.close()
+
+
+@pytest.mark.parametrize("devices", SETS)
+@pytest.mark.parametrize(
+    ("call", "nth", "result", "error"),
+    [
+        ("vkQueueSubmit", 3, "VK_ERROR_DEVICE_LOST", DeviceLost),
+        ("vkQueueSubmit", 3, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
+        pytest.param(
+            "vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost, marks=pytest.mark.native
+        ),
+        ("vkAllocateMemory", 2, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
+        ("vkCreateBuffer", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory),
+        ("vkCreateComputePipelines", 2, "VK_ERROR_DEVICE_LOST", DeviceLost),
+        pytest.param(
+            "vkCreatePipelineCache",
+            1,
+            "VK_ERROR_OUT_OF_HOST_MEMORY",
+            OutOfDeviceMemory,
+            marks=pytest.mark.native,
+        ),
+    ],
+)
+def test_injected_fault(
+    shared: Path, devices: list[str], call: str, nth: int, result: str, error: type[VkbackendError]
+) -> None:
+    """At plan, load, compile, submit or wait: the typed error, everything released, the process usable."""
+    name = "Vulkan1" if "1" in devices else "Vulkan0.1"
+    runner = None
+    began = time.monotonic()
+    with faults.inject(faults.Fault(name, call, nth, result)), pytest.raises(error, match=name):
+        runner = load(shared, devices)
+        for pos in range(10):
+            step(runner, pos)
+    if runner is not None:
+        runner.close()
+        assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
+    assert time.monotonic() - began < 30
+    works_again(shared, devices)
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("hurry")
+def test_a_fault_from_the_environment_hangs_a_device(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0.1:vkSignalSemaphore:1:hang")
+    planned = faults._from_environment()
+    assert [f.result for f in planned] == ["hang"]
+    with faults.inject(planned[0]):
+        runner = load(shared, ["0", "0"])
+        with pytest.raises(Timeout, match=r"Vulkan0\.1"):
+            step(runner)
+        runner.close()
+    stuck = runner.mesh.devices[1]
+    assert stuck.abandoned
+    works_again(shared, ["0", "0"])
+    stuck.queue.allow(stuck.queue.submitted)
+    assert stuck.queue.wait(stuck.queue.submitted, 10)
+
+
+@pytest.mark.parametrize("devices", TWO[:1])
+@pytest.mark.parametrize(
+    "fault", ["vkQueueSubmit:3:VK_ERROR_DEVICE_LOST", "vkAllocateMemory:4:VK_ERROR_OUT_OF_DEVICE_MEMORY"]
+)
+def test_fault_on_the_command_line(devices: list[str], fault: str) -> None:
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "vkbackend.tools.cli",
+            "generate",
+            "-p",
+            "Once",
+            "-n",
+            "8",
+            "-dev",
+            ",".join(devices),
+        ],
+        env=os.environ | {"VKBACKEND_FAULT": f"Vulkan0.1:{fault}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: Vulkan0.1") and "Traceback" not in result.stderr

@@ -1,0 +1,424 @@
+"""A model traced and run on numpy devices: exchanges, hazards, lazy sums, any device count and shares."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from places import ROOT
+from recordings import without_each_barrier
+
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.errors import PlanError, UnsupportedFeature
+from vkbackend.hazards import check, check_placement
+from vkbackend.memory import plan_scratch
+from vkbackend.meta import ops
+from vkbackend.meta.reduce import ImportedPages, Provider, Reduce, make_provider
+from vkbackend.meta.sizing import Kind as StepKind
+from vkbackend.meta.sizing import build_step
+from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
+from vkbackend.meta.tensor import Graph, Inputs, Tensor, Weight
+from vkbackend.models.architectures.registry import ARCHITECTURES
+from vkbackend.models.engine.runner import Runner
+from vkbackend.recording import Copy, Dispatch, Exchange, Recording
+from vkbackend.step import STEP_NBYTES, Run
+from vkbackend.twins.device import NullDevice, NumpyDevice
+
+pytestmark = pytest.mark.no_vulkan
+
+
+TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 19).tolist()]
+
+
+@contextmanager
+def opened(shared: Path, n: int, name: str = "stories260K-F32", **options: Any) -> Iterator[Runner]:
+    """A model on n numpy devices, F32 caches unless told otherwise."""
+    settings = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"} | options
+    runner = Runner(shared / "models" / f"{name}.gguf", devices=["numpy"] * n, **settings)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def prefill(runner: Runner, tokens: list[int] = TOKENS) -> np.ndarray:
+    return runner.step(tokens, [Run(0, 0, len(tokens), 0)], range(len(tokens))).copy()
+
+
+_single: dict[str, np.ndarray] = {}
+
+
+def on_one(shared: Path, name: str = "stories260K-F32") -> np.ndarray:
+    if name not in _single:
+        with opened(shared, 1, name) as runner:
+            _single[name] = prefill(runner)
+    return _single[name]
+
+
+# ---- what is exchanged ----
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_two_exchanges_per_layer_and_none_on_one_device(shared: Path, n: int, rows: int) -> None:
+    with opened(shared, n) as runner:
+        step = runner.mesh.step(rows, 1)
+        want = 2 * runner.model.n_layer if n > 1 else 0
+        assert len(step.reduces) == want
+        for executable in step.executables:
+            assert sum(isinstance(c, Exchange) for c in executable.recording.commands) == want
+            assert executable.n_segments == want + 1
+        assert all(r.elements == rows * runner.model.n_embd for r in step.reduces)
+        assert [r.parity for r in step.reduces] == [0, 1] * (want // 2)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_bytes_per_exchange(shared: Path, n: int) -> None:
+    """Each writer sends rows * n_embd floats, and a device without a share of the layer sends nothing."""
+    rows = 4
+    with opened(shared, n) as runner:
+        step = runner.mesh.step(rows, 1)
+        sent = np.zeros((len(step.reduces), n), np.int64)
+        for d, executable in enumerate(step.executables):
+            for s, segment in enumerate(executable.recording.segments()):
+                for command in segment:
+                    if isinstance(command, Copy) and command.dst.buffer.home is Home.PAGES:  # type: ignore[union-attr]
+                        sent[s, d] += command.dst.nbytes
+        for s, reduce in enumerate(step.reduces):
+            want = [4 * rows * runner.model.n_embd * (d in reduce.writers) for d in range(n)]
+            assert sent[s].tolist() == want
+        writers = {len(r.writers) for r in step.reduces}
+        # Four kv heads: of five devices one is idle in attention, and has FFN columns all the same.
+        assert writers == ({4, 5} if n == 5 else {2})
+
+
+# ---- order ----
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_steps_have_no_hazards_and_every_barrier_is_missed(shared: Path, n: int, rows: int) -> None:
+    with opened(shared, n) as runner:
+        for executable in runner.mesh.step(rows, rows).executables:
+            assert not check(executable.recording)
+            dropped = list(without_each_barrier(executable.recording))
+            assert len(dropped) > 4 * runner.model.n_layer
+            for i, (barrier, crippled) in enumerate(dropped):
+                assert check(crippled), f"nobody misses barrier {i}, {barrier.scope}"
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_scratch_is_reused_without_a_clash(shared: Path, rows: int) -> None:
+    with opened(shared, 3) as runner:
+        mesh = runner.mesh
+        how = mesh._inputs, mesh._provider, mesh._shape.active, "f32", StepKind(rows, 1), mesh._build
+        for recording in build_step(mesh.devices, *how)[0]:
+            offsets, total = plan_scratch(recording)
+            assert offsets and not check_placement(recording, offsets)
+            assert total < plan_scratch(recording, reuse=False)[1] / 3
+
+
+# ---- numbers ----
+
+
+@pytest.mark.parametrize(
+    ("n", "ratio"),
+    [
+        (2, None),
+        (3, None),
+        (5, None),
+        (3, [5, 3, 2]),
+        (2, [1, 0]),
+        (2, [0, 1]),
+        (3, [1, 0, 2]),
+        (5, [9, 1, 1, 1, 1]),
+    ],
+)
+def test_any_devices_and_shares_equal_one(shared: Path, n: int, ratio: list[float] | None) -> None:
+    with opened(shared, n, tensor_split=ratio) as runner:
+        assert nmse(prefill(runner), on_one(shared)) <= 1e-9
+        again = runner.step(TOKENS[-1:], [Run(0, 0, 1, len(TOKENS) - 1)], [0])
+        assert nmse(again, on_one(shared)[-1:]) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["stories260K-F16", "stories260K-Q8_0", "stories260K-Q4_0"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_formats_on_several_devices_equal_one(shared: Path, name: str, n: int) -> None:
+    with opened(shared, n, name) as runner:
+        assert nmse(prefill(runner), on_one(shared, name)) <= 1e-9
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3, None])
+@pytest.mark.parametrize("provider", ["pages", "host-sum"])
+def test_depth_and_provider_change_no_bit(shared: Path, provider: str, ahead: int | None) -> None:
+    with opened(shared, 2) as runner:
+        want = prefill(runner)
+    with opened(shared, 2, provider=provider, ahead=ahead) as runner:
+        assert np.array_equal(prefill(runner), want)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, None])
+def test_an_interrupted_step_leaves_the_order_intact(
+    shared: Path, ahead: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not submitted must not be released: those numbers belong to the segments of the next step."""
+    with opened(shared, 2, ahead=ahead) as runner:
+        want = prefill(runner)
+        queue = runner.mesh.devices[1].queue
+        release, calls = queue.allow, []
+
+        def interrupt(number: int) -> None:
+            calls.append(number)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            release(number)
+
+        monkeypatch.setattr(queue, "allow", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prefill(runner)
+        monkeypatch.undo()
+        assert np.array_equal(prefill(runner), want)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_memory_that_was_never_written_stays_invisible(shared: Path, n: int) -> None:
+    """All memory of a numpy device begins as NaN. Between steps scratch and unused cells become NaN again."""
+    with opened(shared, n, n_slots=2) as runner:
+        want = prefill(runner)
+        assert np.isfinite(want).all()
+        for step in range(3):
+            for arena in runner.mesh._arenas:
+                arena.host[:] = 0xFF
+            tokens = TOKENS[: 5 + step]  # padded to a bucket of 8 rows
+            got = runner.step(tokens, [Run(1, 0, len(tokens), 0)], [len(tokens) - 1])
+            assert nmse(got, want[len(tokens) - 1 : len(tokens)]) <= 1e-9
+
+
+def test_null_devices_replay_a_whole_model(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is computed, everything is counted: per layer and device two norms' worth of reduce tails."""
+    monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", NullDevice)
+    with opened(shared, 2) as runner:
+        runner.step([1], [Run(0, 0, 1, 0)], [0])
+        layers = runner.model.n_layer
+        for device in runner.mesh.devices:
+            assert isinstance(device, NullDevice)
+            assert device.executed["add_partials"] == 2 * layers
+            assert device.executed["attn_decode"] == layers and not device.executed["attn_combine"]
+            assert device.executed["mat_vec"] == 6 * layers + 1  # gate and up are one
+            assert device.executed["kv_store"] == 2 * layers
+
+
+def test_devices_compile_side_by_side(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until the other one compiles as well, so that one after another would never end."""
+    meeting, made = threading.Barrier(2), []
+
+    def compile_(device: NumpyDevice, recording: Recording) -> None:
+        meeting.wait(20)
+        made.append((device.name, recording.name))
+
+    monkeypatch.setattr(NumpyDevice, "compile", compile_)
+    with opened(shared, 2):
+        assert sorted(name for name, _ in made) == ["numpy.0", "numpy.1"]
+
+
+def test_what_one_device_cannot_compile_is_told(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_(device: NumpyDevice, recording: Recording) -> None:
+        if device.name == "numpy.1":
+            raise UnsupportedFeature("numpy.1 has no compiler")
+
+    monkeypatch.setattr(NumpyDevice, "compile", compile_)
+    with pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"), opened(shared, 2):
+        pass
+
+
+# ---- lazy sums ----
+
+
+def graph_of(n: int, width: int = 8) -> tuple[Graph, list[NumpyDevice], Provider | None]:
+    devices = [NumpyDevice(f"numpy.{d}") for d in range(n)]
+    inputs = []
+    for device in devices:
+        local, host = (
+            device.buffer(STEP_NBYTES, Home.SCRATCH, "step"),
+            device.buffer(STEP_NBYTES, Home.STAGING, "h"),
+        )
+        words = View(local, 0, (STEP_NBYTES // 4,))
+        inputs.append(Inputs(View(local, 0, words.shape, "u32"), {}, View(host, 0, words.shape), words, None))
+    provider = make_provider(devices, 4 * width) if n > 1 else None
+    return Graph(devices, inputs, provider, 1, 1), devices, provider
+
+
+def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor:
+    """A tensor that holds the given row on each device (None: nothing)."""
+    views: list[View | None] = []
+    for device, row in zip(graph.devices, values, strict=True):
+        if row is None:
+            views.append(None)
+            continue
+        view = View(device.buffer(4 * len(row), Home.WEIGHTS, "leaf"), 0, (1, len(row)))
+        device.write(view, np.array([row], np.float32))
+        views.append(view)
+    return Tensor(graph, 1, 4, state, views)
+
+
+def replay(
+    graph: Graph, devices: list[NumpyDevice], provider: Provider | None, y: Tensor
+) -> list[list[float]]:
+    """Run the recordings in lock step; the row of y on each device."""
+    arenas, executables = [], []
+    for device, recording in zip(devices, graph.recordings, strict=True):
+        offsets, total = plan_scratch(recording)
+        arena = device.buffer(max(total, 4), Home.SCRATCH, "arena")
+        places = {value: View(arena, at, (value.nbytes // 4,)) for value, at in offsets.items()}
+        arenas.append((arena, offsets))
+        executables.append(device.build(recording.place(places)))
+    for s in range(executables[0].n_segments):
+        for device, executable in zip(devices, executables, strict=True):
+            device.queue.allow(s + 1)
+            device.queue.submit(executable, s, 1)
+        if s < len(graph.reduces):
+            assert provider is not None
+            provider.exchange(graph.reduces[s])
+    rows = []
+    for device, view, (arena, offsets) in zip(devices, y.views, arenas, strict=True):
+        assert view is not None
+        at = (
+            view
+            if isinstance(view.buffer, Buffer)
+            else View(arena, offsets[view.buffer] + view.offset, view.shape)
+        )
+        rows.append(device.read(at).view(np.float32).tolist())
+    return rows
+
+
+A, B, BASE = [1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0], [0.5, 0.5, 0.5, 0.5]
+
+
+def test_a_sum_of_partials_is_reduced_once() -> None:
+    graph, devices, provider = graph_of(2)
+    a, b = leaf(graph, [A, B], partial((0, 1))), leaf(graph, [B, None], partial((0,)))
+    total = a + b
+    assert total.state.kind is Kind.PARTIAL and total.state.writers == (0, 1) and not graph.reduces
+    whole = ops.whole(total)
+    assert ops.whole(total) is whole and whole.state == MIRRORED and len(graph.reduces) == 1
+    want = (2 * np.array(B) + A).tolist()
+    assert replay(graph, devices, provider, whole) == [want, want]
+
+
+def test_the_mirrored_addend_is_added_once() -> None:
+    graph, devices, provider = graph_of(3)
+    a, base = leaf(graph, [A, None, B], partial((0, 2))), leaf(graph, [BASE] * 3, MIRRORED)
+    lazy = base + (a + base)
+    assert lazy.state.kind is Kind.PARTIAL and not graph.reduces
+    whole = ops.whole(lazy)
+    assert [r.writers for r in graph.reduces] == [(0, 2)]
+    assert replay(graph, devices, provider, whole) == [(np.array(A) + B + 1.0).tolist()] * 3
+
+
+def test_two_branches_on_a_base_share_one_reduce() -> None:
+    """As a parallel attention and FFN branch would: h + attention(h) + ffn(h)."""
+    graph, devices, provider = graph_of(2)
+    h = leaf(graph, [BASE] * 2, MIRRORED)
+    y = h + leaf(graph, [A, B], partial((0, 1))) + leaf(graph, [B, A], partial((0, 1)))
+    whole = ops.whole(y)
+    assert len(graph.reduces) == 1
+    assert replay(graph, devices, provider, whole) == [(2 * np.array(A) + 2 * np.array(B) + 0.5).tolist()] * 2
+
+
+def test_a_scaled_sum_stays_lazy_and_a_capped_one_does_not() -> None:
+    graph, devices, provider = graph_of(2)
+    h = leaf(graph, [BASE] * 2, MIRRORED)
+    y = ops.scale(h + leaf(graph, [A, B], partial((0, 1))), 3.0) + leaf(graph, [B, A], partial((0, 1)))
+    assert y.state.kind is Kind.PARTIAL and not graph.reduces
+    capped = ops.softcap(y, 100.0)
+    assert capped.state == MIRRORED and len(graph.reduces) == 1
+    want = 100 * np.tanh((4 * np.array(A) + 4 * np.array(B) + 1.5) / 100)
+    for row in replay(graph, devices, provider, capped):
+        np.testing.assert_allclose(row, want, rtol=1e-6)
+
+
+def test_gates_are_multiplied_where_their_columns_lie() -> None:
+    graph, devices, provider = graph_of(2)
+    state = split(1, ((0, 1), (1, 4)))
+    a, b = leaf(graph, [A[:1], A[1:]], state), leaf(graph, [B[:1], B[1:]], state)
+    y = ops.mul(ops.sigmoid_mul(a, b), b)
+    assert y.state == state and not graph.reduces
+    got = np.concatenate(replay(graph, devices, provider, y))
+    np.testing.assert_allclose(got, np.array(B) ** 2 / (1 + np.exp(-np.array(A))), rtol=1e-6)
+    with pytest.raises(PlanError, match="gelu_mul"):
+        ops.gelu_mul(a, leaf(graph, [B] * 2, MIRRORED))
+
+
+def test_the_bias_of_a_sum_is_added_by_one_writer() -> None:
+    graph, devices, provider = graph_of(3)
+    x = leaf(graph, [None, [1.0, 2.0], [3.0, 4.0]], split(1, ((0, 0), (0, 2), (2, 4))))
+
+    def weight(name: str, state: State, values: list[np.ndarray | None]) -> Weight:
+        pieces: list[list[tuple[int, View]]] = []
+        for device, own in zip(devices, values, strict=True):
+            pieces.append([])
+            if own is not None:
+                view = View(device.buffer(own.nbytes, Home.WEIGHTS, name), 0, own.shape)
+                device.write(view, own)
+                pieces[-1].append((0, view))
+        return Weight(name, (4, 4) if "weight" in name else (4,), "f32", state, pieces)
+
+    identity = np.eye(4, dtype=np.float32)
+    cut = [None, np.ascontiguousarray(identity[:, :2]), np.ascontiguousarray(identity[:, 2:])]
+    w = weight("o.weight", split(1, x.state.ranges), cut)
+    y = ops.linear(x, w, weight("o.bias", MIRRORED, [np.array(B, np.float32)] * 3))
+    assert y.state == partial((1, 2))
+    products = [
+        [dict(c.push)["has_bias"] for c in r.accesses() if isinstance(c, Dispatch)] for r in graph.recordings
+    ]
+    assert products == [[], [1], [0]]
+    assert replay(graph, devices, provider, ops.whole(y)) == [(np.array(A) + B).tolist()] * 3
+
+
+def test_on_one_device_nothing_is_exchanged() -> None:
+    graph, devices, provider = graph_of(1)
+    whole = ops.whole(leaf(graph, [A], partial((0,))) + leaf(graph, [BASE], MIRRORED))
+    assert not graph.reduces and not any(isinstance(c, Exchange) for c in graph.recordings[0].commands)
+    assert replay(graph, devices, provider, whole) == [(np.array(A) + 0.5).tolist()]
+
+
+def test_what_is_whole_cannot_be_reduced() -> None:
+    graph, _, _ = graph_of(2)
+    with pytest.raises(PlanError, match="all_reduce of a tensor that is MIRRORED"):
+        graph.all_reduce(leaf(graph, [A, A], MIRRORED))
+
+
+def test_slots_do_not_overlap_and_are_256_bytes_apart() -> None:
+    devices = [NumpyDevice(str(d)) for d in range(3)]
+    provider = ImportedPages(devices, 100)
+    reduces = [Reduce(parity, 1, (), lane=lane) for parity in (0, 1) for lane in (0, 1)]
+    places = sorted(provider.slot(d, reduce).offset for d in range(3) for reduce in reduces)
+    assert places == [256 * i for i in range(12)]
+    provider.close()
+    assert not any(device.counts["buffer"] for device in devices)
+
+
+# ---- model files ----
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "decoder"])
+def test_model_files_know_no_reduce_and_no_device_count(architecture: str) -> None:
+    text = (ROOT / "models" / "architectures" / f"{architecture.replace('-', '_')}.py").read_text()
+    assert "reduce" not in text.lower()
+    assert not re.findall(r"\bn_devices\b|\bdevices?\b|\bworld\b|\.n\b|\bmesh\b|len\(.*devices", text)
+
+
+def test_weights_of_the_model_are_where_the_plan_says(shared: Path) -> None:
+    with opened(shared, 3) as runner:
+        for name, weight in runner.mesh.weights.items():
+            assert isinstance(weight, Weight)
+            held = sum(int(np.prod(v.shape)) for pieces in weight.pieces for _, v in pieces)
+            n_copies = 1 if weight.state.kind is Kind.SPLIT else 3
+            assert held == n_copies * int(np.prod(weight.shape)), name

@@ -1,0 +1,122 @@
+"""Large micro-batches as two halves in turn: the same results as in one piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import MULTI, nmse
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.fixture import N_VOCAB, write
+from oracles.fixtures import build
+
+from vkbackend import hazards
+from vkbackend.meta import mesh as meta_mesh
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.placement import cost
+from vkbackend.step import Run, cut_runs
+
+TOKENS = np.random.default_rng(5).integers(3, 512, 64).tolist()
+RUNS = [Run(1, 0, 5, 0), Run(0, 5, 27, 0)]  # the second crosses the middle
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "HALVES_FROM", 32)
+
+
+def logits(shared: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:
+    """Of the last rows of two prefills, the second behind the first, and of a step."""
+    path = shared / "models" / f"{name}.gguf"
+    options = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"} | options
+    runner = Runner(path, devices=devices, interleave=interleave, **options)
+    try:
+        found = [runner.step(TOKENS[:32], RUNS, [30, 31]).copy()]
+        assert any(kind.halves for kind in runner.mesh._steps) is interleave
+        found.append(runner.step(TOKENS[32:], [Run(0, 0, 32, 27)], [31]).copy())
+        found.append(runner.step(TOKENS[:1], [Run(0, 0, 1, 59)], [0]).copy())
+        found.append(runner.step(TOKENS[:32], RUNS, [3, 31]).copy())  # an early output: in one piece
+        return np.concatenate(found)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"provider": "host-sum"}, {"provider": "scatter", "wire": "bf16"}, {"ahead": 0}, {"ahead": 1}],
+    ids=str,
+)
+def test_as_in_one_piece(shared: Path, options: dict[str, Any]) -> None:
+    name = "stories260K-Q8_0"
+    one, two = (logits(shared, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True))
+    assert nmse(two, one) <= 1e-12
+
+
+@pytest.mark.parametrize("devices", MULTI)
+def test_on_devices(shared: Path, devices: list[str]) -> None:
+    one, two = (logits(shared, devices, "stories260K-Q8_0", interleave) for interleave in (False, True))
+    assert nmse(two, one) <= 1e-9
+
+
+def test_experts(shared: Path) -> None:
+    name = "stories260K-moe8x-Q4_0"
+    one, two = (logits(shared, ["numpy"] * 2, name, interleave) for interleave in (False, True))
+    assert nmse(two, one) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["qwen35", "kimi-linear"])
+def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> None:
+    path = write(build(name), tmp_path / f"{name}.gguf")
+    tokens = [token % N_VOCAB for token in TOKENS]
+    found = []
+    for interleave in (False, True):
+        options: Any = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"}
+        runner = Runner(path, devices=["numpy"] * 2, interleave=interleave, **options)
+        try:
+            rows = [runner.step(tokens[:32], RUNS, [30, 31]).copy()]
+            assert any(kind.halves for kind in runner.mesh._steps) is interleave
+            rows.append(runner.step(tokens[32:], [Run(0, 0, 32, 27)], [31]).copy())
+            rows.append(runner.step(tokens[:1], [Run(0, 0, 1, 59)], [0]).copy())
+            found.append(np.concatenate(rows))
+        finally:
+            runner.close()
+    assert nmse(found[1], found[0]) <= 1e-9  # chunks begin elsewhere
+
+
+def test_a_segment_waits_for_the_exchange_before_the_last(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the recordings are ordered all the same."""
+    placed = []
+    derive = meta_mesh.derive_barriers
+    monkeypatch.setattr(meta_mesh, "derive_barriers", lambda r: placed.append(derive(r)) or placed[-1])
+    path = shared / "models" / "stories260K-Q8_0.gguf"
+    runner = Runner(path, devices=["numpy"] * 2, interleave=True, n_ctx=64, n_ubatch=32)
+    step = runner.mesh.step(32, 1, halves=True)
+    n_layer = runner.model.n_layer
+    assert step.lag == 2 and sum(r is not None for r in step.reduces) == 4 * n_layer - 1
+    lanes = [r.lane for r in step.reduces if r]
+    assert (
+        lanes[:-1] == [0, 1] * (2 * n_layer - 1) and lanes[-1] == 1
+    )  # nobody asks for the first half's logits
+    assert len(step.reduces) == step.executables[0].n_segments - 1
+    assert not [hazard for recording in placed for hazard in hazards.check(recording)]
+    runner.close()
+
+
+@given(
+    rows=st.lists(st.integers(1, 9), min_size=1, max_size=6), at=st.integers(0, 60), first=st.integers(0, 50)
+)
+def test_cut_runs_tile_the_rows(rows: list[int], at: int, first: int) -> None:
+    runs, row = [], 0
+    for slot, n in enumerate(rows):
+        runs.append(Run(slot, row, n, first + slot))
+        row += n
+    front, back = cut_runs(runs, at)
+    positions = [(r.slot, r.first_row + i, r.first_pos + i) for r in runs for i in range(r.n_rows)]
+    halves = [(r.slot, r.first_row + i, r.first_pos + i) for r in front for i in range(r.n_rows)]
+    halves += [(r.slot, at + r.first_row + i, r.first_pos + i) for r in back for i in range(r.n_rows)]
+    assert halves == positions

@@ -1,0 +1,151 @@
+"""Weights read in the model's file: what can be, gives the same, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slices import loads, noise, numpy_devices
+
+from vkbackend.buffer import Buffer, Home
+from vkbackend.errors import PlanError, UnsupportedFeature
+from vkbackend.formats import row_nbytes
+from vkbackend.limits import Limits
+from vkbackend.memory import FilePages, Pages
+from vkbackend.meta.gather import gather
+from vkbackend.meta.load import load_weights
+from vkbackend.meta.mapped import Piece, windows
+from vkbackend.meta.slices import Load, mapped_pieces, run_of
+from vkbackend.meta.split import MIRRORED
+from vkbackend.models.engine.runner import Runner
+from vkbackend.step import Run
+from vkbackend.twins.device import NumpyDevice
+
+
+class Mapping(NumpyDevice):
+    """Reads files where they lie, as software devices do."""
+
+    maps_files = True
+
+
+class File:
+    """A mapped file of one tensor, `begin` bytes into it."""
+
+    def __init__(self, raw: np.ndarray, begin: int = 0) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(begin) + raw.tobytes())
+            file.flush()
+            self._all = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        self._begin = begin
+
+    def data(self, name: str) -> np.ndarray:
+        return self._all[self._begin :]
+
+    def file(self, name: str) -> tuple[np.ndarray, int]:
+        return self._all, self._begin
+
+
+def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
+    raw = noise(math.prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1]))
+    return replace(load, in_file=True), raw
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads())
+def test_slices_in_one_run_are_found(what: tuple[Load, int]) -> None:
+    """Against the bytes that a device with a copy of its own holds: random ones lie nowhere else."""
+    (load, raw), n = noise_in_file(what[0]), what[1]
+    devices = numpy_devices(n)
+    weights, _ = load_weights(devices, [load], File(raw))
+    for d, device in enumerate(devices):
+        run = run_of(load, d)
+        if load.shared:
+            assert run == (0, raw.size)
+            continue
+        held = b"".join(device.read(view).tobytes() for _, view in weights["w"].pieces[d])
+        if run:
+            assert held[: run[1] - run[0]] == raw[slice(*run)].tobytes() and len(held) < run[1] - run[0] + 4
+        else:
+            assert not held or held[: len(held) - 3] not in raw.tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads(), st.sampled_from([1 << 30, 4096]), st.sampled_from([0, 4, 4100]))
+def test_what_is_mapped_is_the_tensor(what: tuple[Load, int], max_range: int, begin: int) -> None:
+    (load, raw), n = noise_in_file(what[0]), what[1]
+    limits = Limits(max_storage_range=max_range)
+    devices = [(Mapping if d % 3 else NumpyDevice)(f"numpy.{d}", limits) for d in range(1, n + 1)]
+    try:
+        weights, _pages = load_weights(devices, [load], File(raw, begin))
+    except PlanError:  # a stack of which one expert exceeds a binding
+        assert max_range == 4096
+        return
+    for d, device in enumerate(devices):
+        homes = {view.buffer.home for _, view in weights["w"].pieces[d] if isinstance(view.buffer, Buffer)}
+        wanted = Home.MAPPED if mapped_pieces(load, d, device) else load.home
+        assert homes <= {wanted, Home.PAGES if load.shared else wanted}
+        assert device.maps_files or wanted is not Home.MAPPED
+    assert np.array_equal(gather(devices, weights["w"]), raw)
+
+
+def test_windows_take_no_more_than_one_allocation() -> None:
+    files = [np.zeros(1 << 16, np.uint8) for _ in range(2)]
+    load, limit, page = Load("w", (1, 256), "f32", MIRRORED), 5 * mmap.PAGESIZE, mmap.PAGESIZE
+    pieces = [Piece(load, 0, (1, 256), file, at) for file in files for at in range(0, 1 << 16, 1024)]
+    cut = list(windows(reversed(pieces), limit))
+    assert sum(map(len, cut)) == len(pieces) and len(cut) > 2 * 3
+    for window in cut:
+        assert len({id(piece.file) for piece in window}) == 1
+        assert [piece.begin for piece in window] == sorted(piece.begin for piece in window)
+        assert FilePages(window[0].file, window[0].begin, window[-1].end).nbytes <= limit
+    assert FilePages(files[0], 12, 16).nbytes % page == 0
+
+
+def test_a_device_that_refuses_gets_a_copy() -> None:
+    class Refusing(Mapping):
+        def import_pages(self, pages: Pages, label: str) -> Buffer:
+            raise UnsupportedFeature("no")
+
+    load, raw = noise_in_file(Load("w", (64, 256), "q4_0", MIRRORED))
+    device = Refusing("refusing")
+    weights, pages = load_weights([device], [load], File(raw))
+    assert not pages and device.nbytes == {Home.WEIGHTS: raw.size} and not device.maps_files
+    assert np.array_equal(gather([device], weights["w"]), raw)
+
+
+def logits(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Of a prompt, once the file is gone from its folder."""
+    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
+    try:
+        path.unlink()
+        return runner.step(list(range(1, 17)), [Run(0, 0, 16, 0)], [15]).copy(), runner.memory()
+    finally:
+        runner.close()
+        assert not any(device.counts for device in runner.mesh.devices)
+
+
+@pytest.mark.parametrize("devices", DEVICE_SETS, ids=str)
+@pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
+def test_a_model_gives_the_same_from_its_file(
+    shared: Path, tmp_path: Path, devices: list[str], name: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    found = []
+    for use_mmap in (True, False):
+        shutil.copy(shared / "models" / f"stories260K-{name}.gguf", path)
+        found.append(logits(path, devices, use_mmap=use_mmap))
+    (mapped, memory), (copied, own) = found
+    assert np.array_equal(mapped, copied)
+    assert all(row["mapped"] for row in memory) and not any(row["mapped"] for row in own)
+    total = [sum(row[home] for row in rows for home in ("weights", "shared")) for rows in (memory, own)]
+    assert total[0] < total[1] / (2 if len(devices) == 1 else 1)

@@ -1,0 +1,393 @@
+"""The split-state algebra: each rule and each refused combination; slices of a weight rejoin to the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vkbackend import shaderlib
+from vkbackend.buffer import Home
+from vkbackend.errors import PlanError
+from vkbackend.formats import block_of, dequantize
+from vkbackend.limits import Limits
+from vkbackend.memory import ALIGN
+from vkbackend.meta import split as rules
+from vkbackend.meta.load import load_weights
+from vkbackend.meta.plan import Dim, normalise, share_out
+from vkbackend.meta.slices import Load, piece_nbytes, piece_shapes, slice_of, slices_of
+from vkbackend.meta.split import (
+    MIRRORED,
+    State,
+    check_tiling,
+    holders,
+    partial,
+    scaled,
+    split,
+    split_experts,
+)
+from vkbackend.tools.op_cases.setup import weights as weights_of
+from vkbackend.twins.device import NumpyDevice, array_of
+
+pytestmark = pytest.mark.no_vulkan
+
+
+HALVES, THIRDS, LEFT = ((0, 8), (8, 16)), ((0, 5), (5, 16)), ((0, 16), (16, 16))
+ROWS, COLUMNS = split(0, HALVES), split(1, HALVES)
+SUM = partial((0, 1))
+
+
+def attend(q: State, k: State, v: State) -> State:
+    """Four heads over two kv heads, keys of 8 and values of 16."""
+    return rules.attention(q, k, v, heads=4, kv_heads=2, head_dim_k=8, head_dim_v=16)
+
+
+Q, K, V = split(1, ((0, 16), (16, 32))), split(1, ((0, 8), (8, 16))), split(1, ((0, 16), (16, 32)))
+
+# Two experts that are cut differently, one of them not on device 0.
+BY_ROWS, BY_COLUMNS = (split_experts(axis, [HALVES, ((0, 0), (0, 16))]) for axis in (1, 2))
+
+
+def mix(
+    x: State = MIRRORED, router: State = MIRRORED, gate: State = BY_ROWS, up: State = BY_ROWS,
+    down: State = BY_COLUMNS, biases: tuple[State, ...] = (),
+) -> State:  # fmt: skip
+    return rules.moe(x, router, gate, up, down, *biases)
+
+
+def sinks(y: State, w: State) -> State:
+    """One value per head of 8; the rule gives no state of its own."""
+    rules.per_head_weight("sinks", y, w, 8)
+    return y
+
+
+# Heads of 8: two key heads, one on each device, each read by two value heads that are neighbours or a key
+# head apart. What q, k, v are the segments of is cut by key heads.
+KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
+QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
+BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)
+OTHER = split(1, ((0, 2), (2, 2)))  # all heads on device 0
+
+
+QKV_ROWS, BETA_ROWS = replace(QKV, axis=0), replace(BETA, axis=0)
+QKV_STATE, DELTA_STATE = rules.resized(QKV, 3), rules.resized(VALUES, 8)
+
+
+def conv(x: State = QKV, w: State = QKV_ROWS, state: State = QKV_STATE) -> State:
+    return rules.ssm_conv(x, w, state, 3)
+
+
+def gates(
+    a: State = BETA, dt: State = BETA_ROWS, decay: State = BETA_ROWS, b: State = BETA, width: int = 1
+) -> State:
+    return rules.delta_gates(a, dt, decay, b, width)
+
+
+def delta(
+    *parts: State, g: State = BETA, beta: State = BETA, state: State = DELTA_STATE, width: int = 1
+) -> State:
+    return rules.delta_net(parts, g, beta, state, 8, width)
+
+
+RULES: list[tuple[str, Callable[[], State], State]] = [
+    ("linear, all mirrored", lambda: rules.linear(MIRRORED, MIRRORED), MIRRORED),
+    ("linear, rows of w", lambda: rules.linear(MIRRORED, ROWS), COLUMNS),
+    ("linear, columns of w", lambda: rules.linear(COLUMNS, COLUMNS), SUM),
+    ("linear, one writer", lambda: rules.linear(split(1, LEFT), split(1, LEFT)), partial((0,))),
+    ("add_bias, mirrored", lambda: rules.add_bias(MIRRORED, MIRRORED), MIRRORED),
+    ("add_bias, with the rows", lambda: rules.add_bias(COLUMNS, ROWS), COLUMNS),
+    ("add_bias, once on a sum", lambda: rules.add_bias(SUM, MIRRORED), SUM),
+    ("elementwise, mirrored", lambda: rules.elementwise("f", MIRRORED, MIRRORED), MIRRORED),
+    ("elementwise, alike", lambda: rules.elementwise("f", COLUMNS, COLUMNS), COLUMNS),
+    ("add, mirrored", lambda: rules.add(MIRRORED, MIRRORED), MIRRORED),
+    ("add, split", lambda: rules.add(COLUMNS, COLUMNS), COLUMNS),
+    ("add, sums", lambda: rules.add(partial((0,)), partial((2, 0))), partial((0, 2))),
+    ("add, sum and base", lambda: rules.add(SUM, MIRRORED), SUM),
+    ("add, base and sum", lambda: rules.add(MIRRORED, SUM), SUM),
+    ("gate_rows, mirrored", lambda: rules.gate_rows(MIRRORED, MIRRORED), MIRRORED),
+    ("gate_rows, of a split", lambda: rules.gate_rows(MIRRORED, COLUMNS), COLUMNS),
+    ("gate_rows, of a sum", lambda: rules.gate_rows(MIRRORED, SUM), SUM),
+    ("sinks, mirrored", lambda: sinks(MIRRORED, MIRRORED), MIRRORED),
+    ("sinks, with the heads", lambda: sinks(COLUMNS, split(0, ((0, 1), (1, 2)))), COLUMNS),
+    ("moe, biases with their rows", lambda: mix(biases=(BY_ROWS, BY_ROWS)), SUM),
+    ("ssm_conv, channels", conv, QKV),
+    ("delta_gates, of heads", gates, BETA),
+    (
+        "delta_gates, of key channels",
+        lambda: gates(VALUES, replace(VALUES, axis=0), width=8),
+        VALUES,
+    ),
+    ("delta_net, segments", lambda: delta(QKV), VALUES),
+    (
+        "delta_net, value heads apart",
+        lambda: delta(TILED_QKV, g=TILED_BETA, beta=TILED_BETA, state=rules.resized(TILED, 8)),
+        TILED,
+    ),
+    ("delta_net, three tensors", lambda: delta(KEYS, KEYS, VALUES), VALUES),
+    ("delta_net, gates of channels", lambda: delta(QKV, g=VALUES, width=8), VALUES),
+    ("mat_heads", lambda: rules.mat_heads(KEYS, replace(VALUES, axis=0), 8, 16), VALUES),
+    ("concat", lambda: rules.concat(KEYS, VALUES, 8, 16), split(1, ((0, 24), (24, 48)))),
+    (
+        "concat, empty share",
+        lambda: rules.concat(split(1, LEFT), split(1, ((0, 4), (4, 4))), 8, 2),
+        split(1, ((0, 20), (20, 20))),
+    ),
+    ("rows_op", lambda: rules.rows_op("norm", MIRRORED), MIRRORED),
+    ("per_head, mirrored", lambda: rules.per_head("rope", MIRRORED, 8), MIRRORED),
+    ("per_head, between heads", lambda: rules.per_head("rope", COLUMNS, 8), COLUMNS),
+    ("per_head, empty share", lambda: rules.per_head("rope", split(1, LEFT), 8), split(1, LEFT)),
+    ("moe, two devices", mix, SUM),
+    (
+        "moe, writers are those with columns of any expert",
+        lambda: mix(
+            gate=(rows := split_experts(1, [LEFT, LEFT])), up=rows, down=split_experts(2, [LEFT, LEFT])
+        ),
+        partial((0,)),
+    ),
+    ("attention, mirrored", lambda: attend(MIRRORED, MIRRORED, MIRRORED), MIRRORED),
+    ("attention, groups", lambda: attend(Q, K, V), split(1, ((0, 32), (32, 64)))),
+    (
+        "attention, empty share",
+        lambda: attend(*(split(1, ((0, n), (n, n))) for n in (32, 16, 32))),
+        split(1, ((0, 64), (64, 64))),
+    ),
+]
+
+REFUSED: list[tuple[str, Callable[[], State], str]] = [
+    ("linear, sum", lambda: rules.linear(SUM, MIRRORED), r"linear of x PARTIAL.*, w MIRRORED"),
+    (
+        "linear, split x alone",
+        lambda: rules.linear(COLUMNS, MIRRORED),
+        r"x SPLIT\(axis 1, 0:8 8:16\), w MIRRORED",
+    ),
+    ("linear, columns of w alone", lambda: rules.linear(MIRRORED, COLUMNS), r"x MIRRORED, w SPLIT\(axis 1"),
+    ("linear, split differently", lambda: rules.linear(COLUMNS, split(1, THIRDS)), "0:8 8:16.*0:5 5:16"),
+    ("linear, split rows of x", lambda: rules.linear(ROWS, COLUMNS), "linear"),
+    ("linear, both rows", lambda: rules.linear(COLUMNS, ROWS), "linear"),
+    ("add_bias, split bias of a whole", lambda: rules.add_bias(MIRRORED, ROWS), "add_bias of y MIRRORED"),
+    ("add_bias, whole bias of a split", lambda: rules.add_bias(COLUMNS, MIRRORED), "bias MIRRORED"),
+    ("add_bias, split bias of a sum", lambda: rules.add_bias(SUM, ROWS), "add_bias of y PARTIAL"),
+    ("add_bias, split differently", lambda: rules.add_bias(COLUMNS, split(0, THIRDS)), "0:8 8:16.*0:5 5:16"),
+    ("add_bias, a sum as bias", lambda: rules.add_bias(MIRRORED, SUM), "bias PARTIAL"),
+    ("moe, split x", lambda: mix(x=COLUMNS), r"moe of x SPLIT\(axis 1"),
+    ("moe, sum", lambda: mix(x=SUM), "moe of x PARTIAL"),
+    ("moe, split router", lambda: mix(router=ROWS), r"router SPLIT\(axis 0"),
+    ("moe, mirrored experts", lambda: mix(gate=MIRRORED, up=MIRRORED, down=MIRRORED), "gate MIRRORED"),
+    ("moe, up cut otherwise", lambda: mix(up=split_experts(1, [HALVES, HALVES])), "moe of"),
+    ("moe, down cut otherwise", lambda: mix(down=split_experts(2, [HALVES, HALVES])), "moe of"),
+    ("moe, down cut by rows", lambda: mix(down=BY_ROWS), "moe of"),
+    ("moe, gate cut by columns", lambda: mix(gate=BY_COLUMNS, up=BY_COLUMNS), "moe of"),
+    ("moe, one matrix", lambda: mix(gate=ROWS, up=ROWS, down=COLUMNS), "moe of"),
+    ("elementwise, sums", lambda: rules.elementwise("glu", SUM, SUM), "glu of x0 PARTIAL"),
+    ("elementwise, mixed", lambda: rules.elementwise("f", MIRRORED, COLUMNS), "x0 MIRRORED, x1 SPLIT"),
+    ("elementwise, split differently", lambda: rules.elementwise("f", COLUMNS, split(1, THIRDS)), "f of"),
+    ("add, sum and split", lambda: rules.add(SUM, COLUMNS), "add of"),
+    ("add, split and sum", lambda: rules.add(COLUMNS, SUM), "add of"),
+    ("add, mirrored and split", lambda: rules.add(MIRRORED, COLUMNS), "add of"),
+    ("gate_rows, split gate", lambda: rules.gate_rows(COLUMNS, COLUMNS), r"gate SPLIT\(axis 1"),
+    ("gate_rows, gate a sum", lambda: rules.gate_rows(SUM, MIRRORED), "gate PARTIAL"),
+    ("sinks, whole beside split heads", lambda: sinks(COLUMNS, MIRRORED), "sinks of heads SPLIT"),
+    ("sinks, split beside whole heads", lambda: sinks(MIRRORED, split(0, HALVES)), "sinks of heads MIRRORED"),
+    ("sinks, of other heads", lambda: sinks(COLUMNS, split(0, ((0, 2), (2, 2)))), "sinks of"),
+    ("moe, a mirrored bias", lambda: mix(biases=(BY_ROWS, MIRRORED)), "moe of"),
+    ("moe, a bias cut otherwise", lambda: mix(biases=(split_experts(1, [HALVES, HALVES]),) * 2), "moe of"),
+    ("ssm_conv, whole x", lambda: conv(MIRRORED, MIRRORED, MIRRORED), "ssm_conv of x MIRRORED"),
+    ("ssm_conv, sum", lambda: conv(SUM), "ssm_conv of x PARTIAL"),
+    ("ssm_conv, whole taps", lambda: conv(w=MIRRORED), "w MIRRORED"),
+    ("ssm_conv, whole state", lambda: conv(state=MIRRORED), "state MIRRORED"),
+    ("ssm_conv, state of other columns", lambda: conv(state=rules.resized(QKV, 4)), "ssm_conv of"),
+    ("ssm_conv, cut in other segments", lambda: conv(w=replace(TILED_QKV, axis=0)), "8[+]8[+]8[+]8"),
+    ("delta_gates, sum", lambda: gates(SUM, b=SUM), "delta_gates of a PARTIAL"),
+    ("delta_gates, whole", lambda: gates(MIRRORED, MIRRORED, MIRRORED, MIRRORED), "a MIRRORED"),
+    ("delta_gates, other heads", lambda: gates(b=OTHER), "delta_gates of"),
+    ("delta_gates, whole dt", lambda: gates(dt=MIRRORED), "dt MIRRORED"),
+    ("delta_gates, whole decay", lambda: gates(decay=MIRRORED), "decay MIRRORED"),
+    ("delta_net, whole", lambda: delta(MIRRORED), "delta_net of x0 MIRRORED"),
+    ("delta_net, sums", lambda: delta(SUM, SUM, SUM), "delta_net of x0 PARTIAL"),
+    ("delta_net, split without segments", lambda: delta(VALUES), "delta_net of"),
+    ("delta_net, q and k apart", lambda: delta(KEYS, OTHER, VALUES), "delta_net of"),
+    (
+        "delta_net, v of other key heads",
+        lambda: delta(KEYS, KEYS, split(1, ((0, 8), (8, 32)))),
+        "delta_net of",
+    ),
+    ("delta_net, two tensors", lambda: delta(KEYS, VALUES), "delta_net of"),
+    (
+        "delta_net, through a head",
+        lambda: delta(split(1, ((0, 4), (4, 16))), split(1, ((0, 4), (4, 16))), split(1, ((0, 4), (4, 16)))),
+        "delta_net with heads of 8",
+    ),
+    ("delta_net, gates elsewhere", lambda: delta(QKV, g=OTHER), "delta_net of"),
+    ("delta_net, beta elsewhere", lambda: delta(QKV, beta=OTHER), "delta_net of"),
+    ("delta_net, whole state", lambda: delta(QKV, state=MIRRORED), "state MIRRORED"),
+    ("mat_heads, whole x", lambda: rules.mat_heads(MIRRORED, ROWS, 8, 8), "x MIRRORED"),
+    ("mat_heads, sum", lambda: rules.mat_heads(SUM, ROWS, 8, 8), "x PARTIAL"),
+    ("mat_heads, columns of w", lambda: rules.mat_heads(KEYS, KEYS, 8, 8), "mat_heads of"),
+    ("mat_heads, other heads", lambda: rules.mat_heads(KEYS, split(0, LEFT), 8, 8), "mat_heads of"),
+    ("mat_heads, through a head", lambda: rules.mat_heads(split(1, THIRDS), ROWS, 8, 8), "heads of 8"),
+    ("concat, whole", lambda: rules.concat(KEYS, MIRRORED, 8, 8), "concat"),
+    ("concat, other heads", lambda: rules.concat(KEYS, split(1, LEFT), 8, 8), "concat of"),
+    ("concat, through a head", lambda: rules.concat(KEYS, split(1, THIRDS), 8, 8), "concat with heads of 8"),
+    ("rows_op, split", lambda: rules.rows_op("rms_norm", COLUMNS), "rms_norm of x SPLIT"),
+    ("rows_op, sum", lambda: rules.rows_op("rms_norm", SUM), "rms_norm of x PARTIAL"),
+    ("per_head, through a head", lambda: rules.per_head("rope", split(1, THIRDS), 8), "rope with heads of 8"),
+    ("per_head, rows", lambda: rules.per_head("rope", ROWS, 8), "rope with heads of 8"),
+    ("per_head, sum", lambda: rules.per_head("rope", SUM, 8), "rope with heads of 8"),
+    (
+        "attention, k of another group",
+        lambda: attend(Q, split(1, ((0, 0), (0, 16))), V),
+        "attention of q SPLIT",
+    ),
+    ("attention, v of another group", lambda: attend(Q, K, split(1, ((0, 0), (0, 32)))), "attention"),
+    ("attention, v through a head", lambda: attend(Q, K, split(1, ((0, 20), (20, 32)))), "attention"),
+    ("attention, q through a head", lambda: attend(split(1, ((0, 20), (20, 32))), K, V), "attention"),
+    ("attention, k through a head", lambda: attend(Q, split(1, ((0, 9), (9, 16))), V), "attention"),
+    ("attention, mirrored k", lambda: attend(Q, MIRRORED, V), "attention"),
+    ("attention, sum", lambda: attend(SUM, K, V), "attention"),
+]
+
+
+@pytest.mark.parametrize(("derive", "want"), [r[1:] for r in RULES], ids=[r[0] for r in RULES])
+def test_rule(derive: Callable[[], State], want: State) -> None:
+    assert derive() == want
+
+
+@pytest.mark.parametrize(("derive", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_combination_without_a_rule(derive: Callable[[], State], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        derive()
+
+
+@pytest.mark.parametrize(
+    "ranges", [((0, 3), (4, 8)), ((0, 5), (4, 8)), ((1, 8),), ((0, 7),), ((0, 9), (9, 8)), ()]
+)
+def test_ranges_that_do_not_tile(ranges: rules.Ranges) -> None:
+    with pytest.raises(PlanError, match=r"foo: .* do not tile 0\.\.8"):
+        check_tiling(ranges, 8, "foo")
+
+
+def test_small_helpers() -> None:
+    check_tiling(((0, 0), (0, 8), (8, 8)), 8, "foo")
+    assert holders(((0, 0), (0, 8), (8, 8), (8, 9))) == (1, 3)
+    assert scaled(((0, 1), (1, 1), (1, 4)), 3) == ((0, 3), (3, 3), (3, 12))
+
+
+# ---- slices rejoin ----
+
+
+class Bytes:
+    """A source of weights that holds them by name."""
+
+    def __init__(self, **tensors: np.ndarray) -> None:
+        self._tensors = tensors
+
+    def data(self, name: str) -> np.ndarray:
+        return self._tensors[name]
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[Load, int, int]:
+    """(load, devices, largest binding in bytes): any format, axis, shares and alignment of the cut."""
+    dtype = draw(st.sampled_from(shaderlib.weight_types()))
+    block = block_of(dtype)[0]
+    n_devices = draw(st.integers(1, 5))
+    shares = draw(
+        st.lists(st.sampled_from([0, 1, 2, 3, 7.5]), min_size=n_devices, max_size=n_devices).filter(any)
+    )
+    n_out, n_in = draw(st.integers(1, 40)), block * draw(st.integers(1, 5 if block > 1 else 70))
+    shape = (n_in,) if draw(st.integers(0, 5)) == 0 else (n_out, n_in)
+    axis = draw(st.sampled_from(range(-1, len(shape))))
+    state = MIRRORED
+    if axis >= 0:
+        grain = block if axis == len(shape) - 1 else 1
+        segments = draw(st.lists(st.integers(1, 3), max_size=4))
+        if segments:
+            units = draw(st.integers(1, 5))
+            shape = (*shape[:axis], units * sum(segments) * grain, *shape[axis + 1 :])
+            ranges = share_out(Dim(units), normalise(shares, n_devices), draw(st.integers(0, 4)))
+            state = split(axis, ranges, [n * grain for n in segments])
+        else:
+            ranges = share_out(Dim(shape[axis], grain), normalise(shares, n_devices), draw(st.integers(0, 4)))
+            state = split(axis, ranges)
+    # From one row per piece to one piece for everything.
+    row = shape[-1] // block * block_of(dtype)[1]
+    return (
+        Load("w", shape, dtype, state),
+        n_devices,
+        ALIGN + row * draw(st.integers(1, 45)) + draw(st.integers(0, 9)),
+    )
+
+
+def stored(load: Load, seed: int = 3) -> np.ndarray:
+    raw = weights_of(np.random.default_rng(seed), load.dtype, *load.shape).raw
+    assert raw is not None
+    return raw.reshape(-1).view(np.uint8)
+
+
+def indices(load: Load, device: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(rows, columns) of every rectangle that a device holds."""
+    return [(np.r_[rows], np.r_[columns]) for rows, columns in slices_of(load, device)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads())
+def test_slices_rejoin_to_the_whole(case: tuple[Load, int, int]) -> None:
+    load, n_devices, max_range = case
+    raw = stored(load)
+    want = dequantize(raw, load.dtype, load.shape).reshape(-1, load.shape[-1])
+    devices = [NumpyDevice(f"numpy.{d}", Limits(max_storage_range=max_range)) for d in range(n_devices)]
+    progress: list[tuple[int, int]] = []
+    weights, pages = load_weights(devices, [load], Bytes(w=raw), lambda *done: progress.append(done))
+    assert not pages
+    got = np.full((n_devices, *want.shape), np.nan, np.float32)
+    for d, device in enumerate(devices):
+        rows, columns = (np.unique(np.concatenate(held)) for held in zip(*indices(load, d), strict=True))
+        assert [first for first, _ in weights["w"].pieces[d]] == [
+            first for first, _ in piece_shapes(load, d, piece_nbytes(device))
+        ]
+        for first, view in weights["w"].pieces[d]:
+            assert view.offset % ALIGN == 0 and view.nbytes <= max_range
+            local = array_of(view).reshape(-1, view.shape[-1])
+            got[d, rows[first : first + len(local), None], columns] = local
+    if load.state == MIRRORED:
+        assert all(np.array_equal(own, want) for own in got)
+    else:  # every element on exactly one device
+        assert np.array_equal((~np.isnan(got)).sum(0), np.ones(want.shape))
+        assert np.array_equal(np.nansum(got, 0), want)
+    if progress:  # the views' word padding is no progress
+        assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+        assert 0 <= progress[-1][1] - progress[-1][0] < 4 * sum(map(len, weights["w"].pieces))
+
+
+@settings(max_examples=50, deadline=None)
+@given(loads().filter(lambda case: len(case[0].shape) == 2))
+def test_host_tables_are_whole_on_every_device(case: tuple[Load, int, int]) -> None:
+    load, n_devices, max_range = case
+    row = math.prod(load.shape[1:]) // block_of(load.dtype)[0] * block_of(load.dtype)[1]
+    limits = Limits(max_storage_range=max_range + 4 * row)
+    devices = [NumpyDevice(f"numpy.{d}", limits) for d in range(n_devices)]
+    raw = stored(load)
+    weights, pages = load_weights(devices, [replace(load, state=MIRRORED, home=Home.HOST)], Bytes(w=raw))
+    assert len(pages) == 1 and pages[0].bytes[: raw.size].tobytes() == raw.tobytes()
+    for pieces in weights["w"].pieces:
+        # A binding begins at an aligned offset, so up to 252 bytes before the piece count as well.
+        assert all(view.nbytes + view.offset % ALIGN <= limits.max_storage_range for _, view in pieces)
+        assert [first for first, _ in pieces] == list(np.cumsum([0, *(v.shape[0] for _, v in pieces)])[:-1])
+        got = np.concatenate([array_of(view) for _, view in pieces])
+        assert np.array_equal(got, dequantize(raw, load.dtype, load.shape))
+
+
+def test_a_cut_through_a_block_is_refused() -> None:
+    load = Load("blk.0.w", (4, 64), "q8_0", split(1, ((0, 16), (16, 64))))
+    with pytest.raises(PlanError, match=r"blk\.0\.w: columns 0:16 cut q8_0 blocks of 32"):
+        slice_of(load, 0)
+
+
+def test_a_row_beyond_one_binding_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"w: a row of 64 f32 exceeds one binding of 255 bytes"):
+        piece_shapes(Load("w", (4, 64), "f32", MIRRORED), 0, 255)

@@ -1,0 +1,301 @@
+"""Every architecture against two oracles: logits that transformers and llama.cpp agree on, kept in `golden/`.
+
+The models are made here, from a seed (`oracles/fixtures.py`); `oracles/make_golden.py` made the logits.
+`-m oracle` asks the two programs again, where they are installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, nmse
+from oracles.fixture import (
+    N_CTX,
+    N_PREFILL,
+    N_STEERED,
+    PROMPT,
+    Q8_0,
+    quantized,
+    write,
+    write_steering,
+)
+from oracles.fixtures import FIXTURES, build
+from places import GOLDEN
+
+from vkbackend.models.architectures.registry import ARCHITECTURES
+from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.saved_state import SlotContent
+from vkbackend.step import Run
+
+EXACT = 1e-5  # NMSE to the oracles; found on lavapipe: 5e-13 to 2e-11
+TWINS = 1e-9  # of the numpy twins to the oracles, which are at most 4e-11 apart (1e-6 with llama.cpp's GELU)
+SAME = 1e-9  # several devices to one of the same kind
+DRIVERS = 1e-6  # devices of two drivers to one
+N = len(PROMPT)
+
+one, three = (next(p for p in DEVICE_SETS if p.id == found) for found in ("0", "0,0,0"))
+architectures = pytest.mark.parametrize("name", FIXTURES)
+WAYS = ("at once", "in steps")
+AT_ONCE = ("at once", pytest.param("in steps", marks=pytest.mark.wide))
+_made: dict[tuple[str, ...], Result] = {}
+
+
+@dataclass(frozen=True)
+class Result:
+    logits: np.ndarray  # [n_tokens, n_vocab]
+    exchanges: dict[int, int]  # in a step of so many rows
+    n_layer: int
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("architectures")
+
+
+def model(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.gguf"
+    return path if path.exists() else write(build(name), path)
+
+
+def golden(name: str) -> np.ndarray:
+    return np.load(GOLDEN / f"{name}.npz")["logits"]
+
+
+@contextmanager
+def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
+    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "type_k": "f32", "type_v": "f32", "wire": "f32"} | options
+    runner = Runner(path, devices=devices, **options)
+    try:
+        yield runner
+    finally:
+        runner.close()
+        assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
+
+
+def prefill(runner: Runner) -> np.ndarray:
+    return runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()
+
+
+def stepped(runner: Runner) -> np.ndarray:
+    """Most of the prompt in micro-batches, the rest token by token."""
+    ends = [*range(runner.n_ubatch, N_PREFILL, runner.n_ubatch), *range(N_PREFILL, N + 1)]
+    rows = []
+    for pos, end in zip([0, *ends], ends, strict=False):
+        n = end - pos
+        rows.append(runner.step(PROMPT[pos:end], [Run(0, 0, n, pos)], range(n)).copy())
+    return np.concatenate(rows)
+
+
+def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
+    """The prompt in one of the two ways; tests share the results.
+
+    In steps, windows of 12 wrap around: their caches have 12 + 16 - 1 cells then.
+    """
+    key = (name, *devices, way, repr(options))
+    if key not in _made:
+        n_ubatch = N_CTX if way == "at once" else 16
+        with opened(model(folder, name), devices, n_ubatch=n_ubatch, **options) as runner:
+            logits = prefill(runner) if way == "at once" else stepped(runner)
+            steps = {rows: runner.mesh.step(rows, rows).reduces for rows in (1, n_ubatch)}
+            exchanges = {rows: sum(not r.gather for r in found) for rows, found in steps.items()}
+            _made[key] = Result(logits, exchanges, runner.model.n_layer)
+    return _made[key]
+
+
+def check_golden(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> None:
+    bound = TWINS if devices[0] == "numpy" else EXACT
+    assert nmse(run(folder, name, devices, way, **options).logits, golden(name)) <= bound
+
+
+def check_one(folder: Path, name: str, devices: list[str], way: str, bound: float = SAME) -> None:
+    """Several devices against the first of them alone."""
+    one, several = (run(folder, name, chosen, way).logits for chosen in (devices[:1], devices))
+    assert nmse(several, one) <= bound
+
+
+# ---- against the oracles ----
+
+
+@architectures
+@pytest.mark.parametrize("way", AT_ONCE)
+def test_oracles_on_numpy(folder: Path, name: str, way: str) -> None:
+    check_golden(folder, name, ["numpy"] * 3, way)
+
+
+@architectures
+@pytest.mark.parametrize(
+    ("devices", "way"),
+    [
+        pytest.param(*p.values, way, id=f"{p.id}-{way}", marks=[*p.marks, *wide])
+        for p, way, wide in [
+            (one, "at once", []),
+            (one, "in steps", []),
+            (three, "at once", [pytest.mark.wide]),
+            (three, "in steps", []),
+        ]
+    ],
+)
+def test_oracles_on_vulkan(folder: Path, name: str, devices: list[str], way: str) -> None:
+    check_golden(folder, name, devices, way)
+
+
+@architectures
+@pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
+def test_control_vectors(folder: Path, name: str, n: int) -> None:
+    path = write_steering(build(name), folder / f"{name}-steering.gguf")
+    with opened(model(folder, name), ["numpy"] * n, control_vectors=[(str(path), 1.0)]) as runner:
+        assert nmse(prefill(runner)[-N_STEERED:], np.load(GOLDEN / f"{name}.npz")["steered"]) <= EXACT
+
+
+# ---- several devices ----
+
+
+@architectures
+@pytest.mark.parametrize("devices", [three])
+def test_three_devices_equal_one(folder: Path, name: str, devices: list[str]) -> None:
+    check_one(folder, name, devices, "in steps")
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("devices", [pytest.param(["numpy"], id="numpy"), one])
+def test_devices_equal_one(folder: Path, name: str, devices: list[str], n: int, way: str) -> None:
+    check_one(folder, name, devices * n, way)
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,1", "1,0")])
+def test_two_drivers_equal_one(folder: Path, name: str, devices: list[str], way: str) -> None:
+    check_one(folder, name, devices, way, DRIVERS)
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
+def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: list[str]) -> None:
+    with opened(model(folder, name), devices, keep_values=True) as runner:
+        prefill(runner)
+        rows = 1 << (N - 1).bit_length()
+        chosen = {k: v for k, v in runner.mesh.step(rows, rows).values.items() if k.endswith("moe_ids")}
+        if not runner.model.n_used:
+            pytest.skip("no experts")
+        assert len(chosen) >= runner.model.n_layer - 1
+        for label, views in chosen.items():
+            first, second = (
+                device.read(view).view(np.uint32).reshape(view.shape)[:N]
+                for device, view in zip(runner.mesh.devices, views, strict=True)
+                if view is not None
+            )
+            assert np.array_equal(first, second), label
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize("way", WAYS)
+def test_layers_on_different_devices(folder: Path, name: str, way: str) -> None:
+    check_golden(folder, name, ["numpy"] * 3, way, split_mode="layer")
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize(
+    ("devices", "bound"),
+    [pytest.param(["numpy"] * 3, SAME, id="numpy*3")]
+    + [pytest.param(*p.values, DRIVERS, id=p.id, marks=p.marks) for p in DEVICE_SETS if p.id == "0,0,0"],
+)
+def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bound: float) -> None:
+    """Blocks of 32 limit where tensors may be cut; the values are those of a file of the same weights."""
+    blocks, values = folder / f"{name}-Q8_0.gguf", folder / f"{name}-values.gguf"
+    if not values.exists():
+        made = build(name)
+        write(made, blocks, quantize=True)
+        for tensor, weights in made.tensors.items():
+            if (found := quantized(tensor, weights)) is not None:
+                made.tensors[tensor] = gguf.quants.dequantize(found, Q8_0)
+        write(made, values)
+    for way in WAYS:
+        want = run(folder, f"{name}-values", ["numpy"], way).logits
+        assert nmse(run(folder, f"{name}-Q8_0", devices, way).logits, want) <= bound
+
+
+@architectures
+def test_beside_another_sequence(folder: Path, name: str) -> None:
+    """Two slots in every step: caches and recurrent states keep apart."""
+    other = PROMPT[::-1]
+    with opened(model(folder, name), ["numpy"], n_slots=2, n_ubatch=32) as runner:
+        rows = []
+        for begin, end in [(0, 16), (16, 29), (29, 30)]:
+            n = end - begin
+            runs = [Run(0, 0, n, begin), Run(1, n, n, begin)]
+            step = runner.step(other[begin:end] + PROMPT[begin:end], runs, range(n, 2 * n))
+            rows.append(step.copy())
+        assert nmse(np.concatenate(rows), golden(name)[:30]) <= EXACT
+
+
+@architectures
+@pytest.mark.parametrize("way", AT_ONCE)
+def test_at_most_two_exchanges_per_layer(folder: Path, name: str, way: str) -> None:
+    result = run(folder, name, ["numpy"] * 3, way)
+    assert all(n == 2 * result.n_layer for n in result.exchanges.values()), result.exchanges
+
+
+@pytest.mark.wide
+@architectures
+@pytest.mark.parametrize(("n_before", "n_after"), [(1, 1), (2, 3), (3, 1)])
+def test_a_saved_slot_goes_on_elsewhere(
+    folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
+) -> None:
+    """Saved behind two and a half micro-batches, loaded on other devices in another slot."""
+    with opened(model(folder, name), ["numpy"] * n_before, n_ubatch=16) as runner:
+        for pos in range(0, N_PREFILL, 16):
+            n = min(16, N_PREFILL - pos)
+            runner.step(PROMPT[pos : pos + n], [Run(0, 0, n, pos)], [])
+        held = SlotContent(PROMPT[:N_PREFILL], N_PREFILL, runner.resumable(N_PREFILL))
+        saved_state.save(runner, tmp_path / "state", 0, held, 0, None)
+    with opened(model(folder, name), ["numpy"] * n_after, n_ubatch=16, n_slots=2) as runner:
+        saved_state.load(runner, tmp_path / "state", 1, SlotContent())
+        rest = PROMPT[N_PREFILL:]
+        got = [runner.step(rest[:4], [Run(1, 0, 4, N_PREFILL)], range(4)).copy()]
+        got += [
+            runner.step([rest[i]], [Run(1, 0, 1, N_PREFILL + i)], [0]).copy() for i in range(4, len(rest))
+        ]
+    assert nmse(np.concatenate(got), golden(name)[N_PREFILL:]) <= EXACT
+
+
+# ---- the oracles themselves ----
+
+
+def test_every_architecture_has_a_fixture() -> None:
+    assert {name.split("+")[0] for name in FIXTURES} == set(ARCHITECTURES)
+
+
+def test_golden_files_are_those_of_the_fixtures() -> None:
+    assert sorted(p.stem for p in GOLDEN.glob("*.npz")) == sorted(FIXTURES)
+    assert sum(p.stat().st_size for p in GOLDEN.glob("*.npz")) < 1 << 20
+
+
+@pytest.mark.oracle
+@architectures
+def test_the_oracles_still_say_so(tmp_path: Path, name: str) -> None:
+    if missing := [p for p in ("torch", "transformers", "xllamacpp") if find_spec(p) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    from oracles.make_golden import golden as ask
+
+    found, steered, about = ask(name, tmp_path)
+    kept = np.load(GOLDEN / f"{name}.npz")
+    for got, want in ((found, kept["logits"]), (steered, kept["steered"])):
+        assert nmse(got, want) <= 1e-10, (about, json.loads(str(kept["about"])))

@@ -1,0 +1,152 @@
+"""Whole models with activations of 8 bits, and what `exact` makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, device_infos, nmse
+from prefills import opened, prefill
+
+from vkbackend import LLM, env
+from vkbackend.limits import INEXACT, Limits
+from vkbackend.models.engine import runner as runner_module
+from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.ops import OPS, measured
+from vkbackend.step import Run
+from vkbackend.tools import cli
+from vkbackend.tools.op_cases import quantized as op_cases_quantized
+from vkbackend.twins.device import NumpyDevice
+
+TABLE: measured.Table = {"one": ("mat_dot",), "few": ("mat_dot",), "many": ("mat_mul_dot",)}
+TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES if kind != "mxfp4")  # no dense file has that
+FILES = [*(f"w256-{kind}" for kind in TYPES), "qwen2-Q8_0"]
+MIXTURES = ["moe8x-MXFP4", "moe8x-Q4_0"]
+SETS = {param.id: param for param in DEVICE_SETS}
+
+
+@pytest.fixture
+def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every driver is said to run the ops of 8-bit activations fastest, in other processes, too."""
+    for path in env.cache_dir().glob("*"):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.delenv("VKBACKEND_EXACT")
+    for info in device_infos():
+        measured.save(info, TABLE)
+
+
+def ops_of(runner: Runner, rows: int) -> set[str]:
+    recordings = [executable.recording for executable in runner.mesh.step(rows, 1).executables]
+    return {getattr(c, "op", "copy") for recording in recordings for c in recording.commands}
+
+
+def check_file(shared: Path, name: str, devices: list[str]) -> np.ndarray:
+    """Logits of the prompt, to 2e-3 of llama.cpp's, which rounds activations, too; then one step more."""
+    path = shared / "models" / f"stories260K-{name}.gguf"
+    prompt = json.loads((shared / "models" / "expected.json").read_text())[path.stem]["prompt_tokens"]
+    want = np.load(shared / "models" / "expected_logits.npz")[path.stem]
+    with opened(path, devices) as runner:
+        logits = prefill(runner, prompt)
+        assert nmse(logits, want) <= 2e-3
+        assert ops_of(runner, 16) >= {"mat_mul_dot", "quantize_q8"}
+        again = runner.step(prompt[-1:], [Run(0, 0, 1, len(prompt) - 1)], [0])
+        assert nmse(again, want[-1:]) <= 2e-3
+        assert ops_of(runner, 1) >= {"mat_dot", "quantize_q8"}
+        if "moe" in name:
+            assert "mat_dot_id" in ops_of(runner, 1) and {"mat_dot_id", "mat_mul_dot_id"} & ops_of(runner, 16)
+            assert not {"mat_vec_id", "mat_mul_id", "mat_lane_id"} & (ops_of(runner, 1) | ops_of(runner, 16))
+    return logits
+
+
+@pytest.fixture
+def numpy_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(features=frozenset(OPS["mat_dot"].needs), choices=tuple(TABLE.items()))
+    monkeypatch.setattr(runner_module, "NumpyDevice", lambda name: NumpyDevice(name, limits))
+    monkeypatch.delenv("VKBACKEND_EXACT")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_in_numpy(numpy_dots: None, shared: Path, name: str) -> None:
+    check_file(shared, name, ["numpy"] * 2)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_in_numpy(numpy_dots: None, shared: Path, name: str, n: int) -> None:
+    check_file(shared, name, ["numpy"] * n)
+
+
+@pytest.mark.parametrize("name", ["w256-Q4_0", "w256-Q4_K"])
+def test_slices_begin_on_blocks(numpy_dots: None, shared: Path, name: str) -> None:
+    """All devices quantize the same 32 elements together. A sum in another order may move a value over the
+    border between two codes, though, which is up to 1/254 of the largest value of its block."""
+    one, three = (check_file(shared, name, ["numpy"] * n) for n in (1, 3))
+    assert nmse(three, one) <= 2e-4
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        pytest.param(name, *SETS[own].values, id=f"{name}-{own}", marks=SETS[own].marks)
+        for name, own in (("w256-Q4_K", "0"), ("w256-Q4_0", "0,1"), ("w256-Q8_0", "0,0,0"))
+    ],
+)
+def test_files(dots: None, shared: Path, name: str, devices: list[str]) -> None:
+    check_file(shared, name, devices)
+
+
+@pytest.mark.wide
+@pytest.mark.native
+@pytest.mark.parametrize("name", [*FILES, *MIXTURES])
+@pytest.mark.parametrize("devices", [*DEVICE_SETS, pytest.param(["1"], id="1", marks=SETS["0,1"].marks)])
+def test_files_everywhere(dots: None, shared: Path, name: str, devices: list[str]) -> None:
+    check_file(shared, name, devices)
+
+
+# ---- exact ----
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("devices", DEVICE_SETS[:1])
+def test_exact_has_the_bits_of_a_device_that_cannot_do_otherwise(
+    dots: None, shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tokens = shared / "models" / "stories260K-w256-Q4_K.gguf", [1, 403, 407, 261, 378]
+
+    def logits(**options: Any) -> np.ndarray:
+        with LLM(path, devices=devices, n_ctx=64, n_ubatch=16, **options) as llm:
+            return llm.logits(tokens)
+
+    rounded, exact = logits(), logits(exact=True)
+    assert np.array_equal(logits(process=True, exact=True), exact)
+    assert np.array_equal(logits(process=True), rounded)
+    assert 1e-9 < nmse(rounded, exact) <= 2e-3
+    monkeypatch.setenv("VKBACKEND_DISABLE", "int_dot")
+    assert np.array_equal(logits(), exact)
+    monkeypatch.delenv("VKBACKEND_DISABLE")
+    monkeypatch.setenv("VKBACKEND_EXACT", "1")
+    assert np.array_equal(logits(), exact)
+
+
+@pytest.mark.parametrize("devices", DEVICE_SETS[:1])
+def test_exact_devices_lack_what_rounds(devices: list[str]) -> None:
+    usual, exact = open_devices(devices)[0], open_devices(devices, exact=True)[0]
+    try:
+        assert exact.limits.features == usual.limits.features - INEXACT
+    finally:
+        usual.close()
+        exact.close()
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "sweep", "perplexity", "plan"])
+def test_commands_take_exact(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "--exact" in capsys.readouterr().out

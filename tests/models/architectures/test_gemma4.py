@@ -1,0 +1,108 @@
+"""gemma4 beside its golden logits: sums that travel together whoever holds them, tensors nothing reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from oracles.fixture import PROMPT, write
+from oracles.fixtures import build
+
+from vkbackend.errors import GGUFError
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.step import Run
+
+TOKENS = PROMPT[:16]
+
+
+def opened(path: Path, n: int, **options: Any) -> Runner:
+    how: dict[str, Any] = {"n_ctx": 32, "n_ubatch": 16, "type_k": "f32", "type_v": "f32", "wire": "f32"}
+    return Runner(path, devices=["numpy"] * n, **how | options)
+
+
+def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+    """Of two equal steps, with NaN in all scratch between them; and who wrote what was exchanged."""
+    runner = opened(path, n, **options)
+    try:
+        both = []
+        for _ in range(2):
+            both.append(runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy())
+            for arena in runner.mesh._arenas:
+                arena.host[:] = 0xFF
+        assert np.array_equal(*both)
+        return both[0], [r.writers for r in runner.mesh.step(16, 16).reduces]
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("shares", [None, (5, 1, 1, 1), (1, 0, 1, 3)])
+def test_sums_travel_together_whoever_holds_a_share_of_them(tmp_path: Path, shares: Any) -> None:
+    """Blocks of 32 of 96 dense columns on four devices: one of them has none, but columns of experts."""
+    path = write(build("gemma4+experts"), tmp_path / "model.gguf", quantize=True)
+    want, none = logits(path, 1)
+    got, writers = logits(path, 4, tensor_split=shares)
+    assert none == [] and len(writers) == 2 * 4
+    assert nmse(got, want) <= 1e-9
+    runner = opened(path, 4, tensor_split=shares)
+    plans = runner.layout.plans
+    runner.close()
+    dense = [sum(end > begin for begin, end in plan.ranges["ffn"]) for plan in plans]
+    assert any(n < len(w) for n, w in zip(dense, writers[1::2], strict=True)), (dense, writers)
+
+
+def test_whole_layers_on_devices_need_no_sums(tmp_path: Path) -> None:
+    path = write(build("gemma4+experts"), tmp_path / "model.gguf")
+    got, writers = logits(path, 2, split_mode="layer")
+    assert nmse(got, logits(path, 1)[0]) <= 1e-12
+    assert len(writers) == 1, "the residual is handed on, once"
+
+
+def test_k_and_v_that_nothing_reads_may_be_there_or_not(tmp_path: Path) -> None:
+    made = build("gemma4+shared")
+    full = write(made, tmp_path / "full.gguf")
+    for il in range(4, 7):
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            del made.tensors[f"blk.{il}.{name}.weight"]
+    bare = write(made, tmp_path / "bare.gguf")
+    assert np.array_equal(logits(full, 1)[0], logits(bare, 1)[0])
+
+
+@pytest.mark.parametrize("name", ["gemma4+experts", "gemma4+shared"])
+def test_written_back(tmp_path: Path, name: str) -> None:
+    path, out = write(build(name), tmp_path / "model.gguf"), tmp_path / "out.gguf"
+    runner = opened(path, 3)
+    try:
+        with GGUF.open(path) as source:
+            write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
+    finally:
+        runner.close()
+    assert out.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("fixture", "change", "message"),
+    [
+        ("gemma4+experts", {"blk.2.ffn_gate_inp.scale": None}, "'blk.2.ffn_gate_inp.scale' is missing"),
+        ("gemma4+experts", {"blk.1.ffn_gate_inp.scale": np.ones(63)}, r"\(63,\), expected f32 \(64,\)"),
+        ("gemma4", {"blk.0.layer_output_scale.weight": np.ones(2)}, r"expected f32 \(1,\)"),
+        ("gemma4", {"attention.shared_kv_layers": 7}, "7 of 7 layers share"),
+        ("gemma4+shared", {"attention.shared_kv_layers": 6}, "only the first 1 layers have k and v"),
+        ("gemma4", {"attention.sliding_window_pattern": [True] * 6}, "6 values for 7 layers"),
+    ],
+)
+def test_refusals(tmp_path: Path, fixture: str, change: dict[str, Any], message: str) -> None:
+    made = build(fixture)
+    for name, value in change.items():
+        if name in made.keys:
+            made.keys[name] = value
+        elif value is None:
+            del made.tensors[name]
+        else:
+            made.tensors[name] = value.astype(np.float32)
+    with pytest.raises(GGUFError, match=message):
+        opened(write(made, tmp_path / "model.gguf"), 1)

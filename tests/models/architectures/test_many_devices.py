@@ -1,0 +1,62 @@
+"""Any number of devices of real drivers and any shares: the logits of one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_sets import device_infos, nmse
+
+from vkbackend.models.engine.runner import Runner
+from vkbackend.step import Run
+
+FILES = ("F32", "F16", "Q8_0", "Q4_0", "qwen2-Q8_0", "moe8x-Q4_0", "moe8x-MXFP4", "w256-Q4_K")
+TOKENS = np.random.default_rng(7).integers(3, 512, 12).tolist()
+_one: dict[str, np.ndarray] = {}
+
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(len(device_infos()) < 2, reason="needs devices of two drivers"),
+]
+
+
+def logits(shared: Path, name: str, devices: list[str], shares: list[float] | None) -> np.ndarray:
+    """Of 10 rows of prefill and 2 steps, with F32 caches and an F32 wire."""
+    runner = Runner(
+        shared / "models" / f"stories260K-{name}.gguf",
+        devices=devices,
+        tensor_split=shares,
+        n_ctx=32,
+        n_ubatch=16,
+        type_k="f32",
+        type_v="f32",
+        wire="f32",
+    )
+    try:
+        parts = [runner.step(TOKENS[:10], [Run(0, 0, 10, 0)], range(10)).copy()]
+        parts += [runner.step([TOKENS[p]], [Run(0, 0, 1, p)], [0]).copy() for p in (10, 11)]
+    finally:
+        runner.close()
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize(
+    ("devices", "shares", "bound"),
+    [
+        ("0,0,0,0", None, 1e-9),
+        ("0,0,0,0,0", None, 1e-9),
+        ("0,0,0,0,0,0,0,0", None, 1e-9),
+        ("0,0", [3, 1], 1e-9),
+        ("0,0,0", [5, 3, 2], 1e-9),
+        ("0,0,0", [0, 1, 1], 1e-9),
+        ("0,1", [3, 1], 1e-6),
+        ("1,0", [1, 0], 1e-6),
+        ("0,1,0", [5, 3, 2], 1e-6),
+    ],
+)
+@pytest.mark.parametrize("name", FILES)
+def test_as_on_one(shared: Path, name: str, devices: str, shares: list[float] | None, bound: float) -> None:
+    if name not in _one:
+        _one[name] = logits(shared, name, ["0"], None)
+    assert nmse(logits(shared, name, devices.split(","), shares), _one[name]) <= bound

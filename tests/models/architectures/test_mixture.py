@@ -1,0 +1,205 @@
+"""Mixtures of experts beyond what the oracles' models have: fused and scaled experts, groups, near ties of
+probabilities, devices that take no part in the shared expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, nmse
+from oracles.fixture import MXFP4, N_CTX, PROMPT, Q8_0, Fixture, quantized, write
+from oracles.fixtures import build
+from places import GOLDEN
+
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.step import Run
+
+N = len(PROMPT)
+ROWS = 1 << (N - 1).bit_length()
+N_EXPERT = 8
+
+
+def layers(made: Fixture) -> list[str]:
+    """Prefixes of the layers with experts."""
+    return [
+        name.removesuffix("ffn_gate_inp.weight")
+        for name in made.tensors
+        if name.endswith("ffn_gate_inp.weight")
+    ]
+
+
+def run(
+    path: Path, devices: list[str], export: Path | None = None, **options: Any
+) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
+    """Logits of the prompt, and the experts chosen in it by layer, on each device that chose."""
+    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "type_k": "f32", "type_v": "f32", "wire": "f32"} | options
+    runner = Runner(path, devices=devices, keep_values=True, **options)
+    try:
+        logits = runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()
+        chosen = {
+            label: [
+                device.read(view).view(np.uint32).reshape(view.shape)[:N]
+                for device, view in zip(runner.mesh.devices, views, strict=True)
+                if view is not None
+            ]
+            for label, views in runner.mesh.step(ROWS, ROWS).values.items()
+            if label.endswith("moe_ids")
+        }
+        if export:
+            with GGUF.open(path) as source:
+                mesh = runner.mesh
+                write_gguf(export, source, mesh.devices, mesh.weights, runner.model.weights())
+        return logits, chosen
+    finally:
+        runner.close()
+
+
+def changed(folder: Path, name: str, change: Callable[[Fixture, str], None], **keys: Any) -> Path:
+    """The oracles' model with its layers of experts changed."""
+    made = build(name)
+    made.keys |= keys
+    for prefix in layers(made):
+        change(made, prefix)
+    return write(made, folder / f"{name}-changed.gguf")
+
+
+def unchanged(folder: Path, name: str) -> Path:
+    return write(build(name), folder / f"{name}.gguf")
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "glm4moe"])
+@pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3], ids=["1", "3"])
+def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]) -> None:
+    """Weights, and biases where the experts have some; written back as they were."""
+
+    def fuse(made: Fixture, prefix: str) -> None:
+        for kind in ("weight", "bias"):
+            parts = [made.tensors.pop(f"{prefix}ffn_{part}_exps.{kind}", None) for part in ("gate", "up")]
+            if parts[0] is not None:
+                made.put(f"{prefix}ffn_gate_up_exps.{kind}", np.concatenate(parts, axis=1))
+
+    path = changed(tmp_path, name, fuse)
+    want, _ = run(unchanged(tmp_path, name), devices)
+    got, _ = run(path, devices, tmp_path / "copy.gguf")
+    assert np.array_equal(got, want)
+    with GGUF.open(path) as source, GGUF.open(tmp_path / "copy.gguf") as copy:
+        assert list(copy.tensors) == list(source.tensors)
+        assert all(np.array_equal(copy.data(t), source.data(t)) for t in source.tensors)
+
+
+def test_factors_of_experts(tmp_path: Path) -> None:
+    """A power of two times what down gives is down times it, to the bit."""
+    factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
+
+    def scale(made: Fixture, prefix: str) -> None:
+        made.put(f"{prefix}ffn_down_exps.scale", factors)
+
+    def multiply(made: Fixture, prefix: str) -> None:
+        made.tensors[f"{prefix}ffn_down_exps.weight"] *= factors[:, None, None]
+
+    for devices in (["numpy"], ["numpy"] * 3):
+        got, _ = run(changed(tmp_path, "qwen3moe", scale), devices)
+        want, _ = run(changed(tmp_path, "qwen3moe", multiply), devices)
+        assert nmse(got, want) <= 1e-13
+    assert nmse(got, run(unchanged(tmp_path, "qwen3moe"), ["numpy"])[0]) > 1e-3
+
+
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
+def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
+    """Four groups of two, one used: both experts of a token are of one group; all used: as without groups."""
+    one = changed(
+        tmp_path, "glm4moe", lambda made, prefix: None, expert_group_count=4, expert_group_used_count=1
+    )
+    want, _ = run(one, ["numpy"])
+    got, chosen = run(one, devices)
+    assert nmse(got, want) <= 1e-6
+    for ids in chosen.values():
+        assert all(np.array_equal(ids[0], other) for other in ids)
+        assert (ids[0][:, 0] // 2 == ids[0][:, 1] // 2).all() and len(np.unique(ids[0])) > 2
+    every = changed(
+        tmp_path, "glm4moe", lambda made, prefix: None, expert_group_count=4, expert_group_used_count=4
+    )
+    free, free_ids = run(unchanged(tmp_path, "glm4moe"), ["numpy"])
+    assert np.array_equal(run(every, ["numpy"])[0], free) and nmse(want, free) > 1e-3
+    assert any((ids[0][:, 0] // 2 != ids[0][:, 1] // 2).any() for ids in free_ids.values())
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [pytest.param(["numpy"] * 3, id="numpy*3")] + [p for p in DEVICE_SETS if p.id == "0,1"],
+)
+@pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
+def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
+    """Routers of three times the same row but for the last bit: rounding decides, of exp and of norms too,
+    where a bias has to be added to what they give; still the devices agree."""
+
+    def tie(made: Fixture, prefix: str) -> None:
+        rng = np.random.default_rng(3)
+        of = np.arange(N_EXPERT) // 3 * 3
+        router = made.tensors[f"{prefix}ffn_gate_inp.weight"][of]
+        noise = rng.choice(np.float32([1, 1 + 2**-23, 1 - 2**-24]), router.shape)
+        made.tensors[f"{prefix}ffn_gate_inp.weight"] = router * noise
+        for bias in ("ffn_gate_inp.bias", "exp_probs_b.bias"):
+            if prefix + bias in made.tensors:
+                made.tensors[prefix + bias] = made.tensors[prefix + bias][of]
+
+    path = changed(tmp_path, name, tie)
+    logits, chosen = run(path, devices)
+    assert np.isfinite(logits).all()
+    pairs = set()
+    for label, ids in chosen.items():
+        assert all(np.array_equal(ids[0], other) for other in ids), label
+        pairs |= {(a // 3, a % 3, b % 3) for a, b in ids[0].tolist() if a // 3 == b // 3}
+    assert len(pairs) > 6, "rounding decided nothing"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("devices", "bound"),
+    [pytest.param(["numpy"] * n, 1e-9, id=f"numpy*{n}") for n in (1, 2, 3, 4)]
+    + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
+)
+def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
+    """Experts of MXFP4 with biases, Q8_0 around them: the logits of a file of their values; written back."""
+    made, blocks = build("gpt-oss"), {}
+    for name, values in made.tensors.items():
+        kind = MXFP4 if name.endswith("_exps.weight") else Q8_0
+        if kind == MXFP4 or quantized(name, values) is not None:
+            blocks[name] = gguf.quants.quantize(values, kind), kind
+    assert [kind for _, kind in blocks.values()].count(MXFP4) == 3 * 5
+    path = write(made, tmp_path / "blocks.gguf", blocks=blocks)
+    made.tensors |= {name: gguf.quants.dequantize(*found) for name, found in blocks.items()}
+    want, ids = run(write(made, tmp_path / "values.gguf"), ["numpy"])
+    got, chosen = run(path, devices, tmp_path / "copy.gguf")
+    assert nmse(got, want) <= bound
+    assert all(
+        np.array_equal(of_device, ids[label][0]) for label, found in chosen.items() for of_device in found
+    )
+    assert nmse(want, np.load(GOLDEN / "gpt-oss.npz")["logits"]) > 1e-4  # as four bits do
+    assert path.read_bytes() == (tmp_path / "copy.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["qwen2moe", "glm4moe"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_split": (0, 1, 1)},
+        {"tensor_split": (5, 3, 2)},
+        {"override_tensor": (("_shexp", "1"),)},
+        {"override_tensor": (("_exps", "CPU"), ("shexp", "host"))},
+        {"policy": "llama.cpp"},
+        {"split_mode": "layer"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_ways_to_share_out_a_shared_expert(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    path = unchanged(tmp_path, name)
+    want, _ = run(path, ["numpy"])
+    got, _ = run(path, ["numpy"] * 3, **options)
+    assert nmse(got, want) <= 1e-9

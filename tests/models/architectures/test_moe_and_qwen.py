@@ -1,0 +1,341 @@
+"""qwen2, qwen3, qwen3moe and experts in llama: against llama.cpp's logits, float64 numpy, and one device."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, nmse
+from llama_float64 import forward
+from prefills import TOKENS, opened, prefill
+from tiny_models import Tiny, tensors, write_tiny
+
+from vkbackend.buffer import Home
+from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
+from vkbackend.limits import Limits
+from vkbackend.models.engine.runner import Runner
+from vkbackend.recording import Copy
+from vkbackend.step import Run
+from vkbackend.twins.device import NumpyDevice
+
+SHARED_MODELS = ("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0")  # MXFP4: test_weight_formats.py
+NEAR = 0.05  # logits closer than this may change places by rounding
+DENSE = [Tiny("qwen2", keys={"attention.sliding_window": 256}), Tiny("qwen3", "Q8_0"), Tiny("llama", "F16")]
+MIXED = [
+    Tiny("qwen3moe", "Q8_0", n_expert=10, n_used=3, keys={"expert_weights_scale": 2.5}),
+    Tiny("qwen3moe", n_expert=8),
+    Tiny("llama", "Q4_0", n_expert=8, keys={"expert_gating_func": 1}),
+]
+TIED = Tiny("qwen3moe", "Q8_0", n_expert=12, tied=True)
+SPLITS = [  # (devices, shares): more devices than kv heads from three on
+    (2, None), (2, (3, 1)), (2, (1, 0)), (3, None), (3, (5, 3, 2)), (3, (0, 1, 1)), (4, None), (5, None),
+    (8, None),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+_single: dict[str, np.ndarray] = {}
+
+
+def model(folder: Path, tiny: Tiny) -> Path:
+    path = folder / f"{tiny!r}{'-tied' if tiny.tied else ''}.gguf"
+    return path if path.exists() else write_tiny(path, tiny)
+
+
+def on_one(path: Path, cache: str = "f32") -> np.ndarray:
+    key = f"{path.name} {cache}"
+    if key not in _single:
+        with opened(path, ["numpy"], type_k=cache, type_v=cache) as runner:
+            _single[key] = prefill(runner)
+    return _single[key]
+
+
+# ---- the material's files ----
+
+
+@pytest.mark.parametrize("name", SHARED_MODELS)
+@pytest.mark.parametrize(
+    ("devices", "shares"), [(["numpy"], None), (["numpy"] * 3, (5, 3, 2))], ids=["1", "5:3:2"]
+)
+def test_logits_and_greedy_tokens_of_llama_cpp(
+    shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
+) -> None:
+    check_expected(shared, name, devices, shares)
+
+
+@pytest.mark.parametrize("name", SHARED_MODELS)
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
+def test_logits_and_greedy_tokens_on_vulkan(shared: Path, name: str, devices: list[str]) -> None:
+    check_expected(shared, name, devices, None)
+
+
+def check_expected(shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None) -> None:
+    expected = json.loads((shared / "models" / "expected.json").read_text())[name]
+    want = np.load(shared / "models" / "expected_logits.npz")[name]
+    prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
+    with opened(shared / "models" / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
+        logits = prefill(runner, prompt)
+        assert nmse(logits, want) <= 1e-3
+        if (
+            expected["min_margin"] <= NEAR
+        ):  # rounding decides somewhere: told each token, the next one is best
+            told = runner.step(greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1))
+            told = np.concatenate([logits[-1:], told])
+            assert (told.max(axis=1) - told[np.arange(len(greedy)), greedy]).max() <= NEAR
+            return
+        tokens = [int(logits[-1].argmax())]
+        for i in range(len(greedy) - 1):
+            tokens.append(int(runner.step(tokens[-1:], [Run(0, 0, 1, len(prompt) + i)], [0])[0].argmax()))
+        assert tokens == greedy
+
+
+# ---- against float64, and devices against one ----
+
+
+@pytest.mark.parametrize("tiny", [*DENSE, *MIXED], ids=repr)
+def test_equals_float64_numpy(folder: Path, tiny: Tiny) -> None:
+    path = model(folder, tiny)
+    assert nmse(on_one(path), forward(path, TOKENS)) <= 1e-11
+
+
+@pytest.mark.parametrize("tiny", [*DENSE, *MIXED], ids=repr)
+@pytest.mark.parametrize(("n", "shares"), [(2, None), (3, (5, 3, 2))])
+def test_n_devices_equal_one(folder: Path, tiny: Tiny, n: int, shares: tuple[int, ...] | None) -> None:
+    check_devices(model(folder, tiny), n, shares)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("tiny", [*DENSE, *MIXED], ids=repr)
+@pytest.mark.parametrize("policy", ["balanced", "llama.cpp"])
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+@pytest.mark.parametrize(("n", "shares"), SPLITS)
+def test_every_split_equals_one_device(
+    folder: Path, tiny: Tiny, n: int, shares: tuple[int, ...] | None, cache: str, policy: str
+) -> None:
+    check_devices(model(folder, tiny), n, shares, cache, policy=policy)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", SHARED_MODELS)
+@pytest.mark.parametrize("cache", ["f32", "f16"])
+@pytest.mark.parametrize(("n", "shares"), SPLITS)
+def test_every_split_of_the_material_equals_one_device(
+    shared: Path, name: str, n: int, shares: tuple[int, ...] | None, cache: str
+) -> None:
+    check_devices(shared / "models" / f"{name}.gguf", n, shares, cache)
+
+
+def check_devices(
+    path: Path, n: int, shares: tuple[int, ...] | None, cache: str = "f32", **options: Any
+) -> None:
+    """Prefill and one decode step, with NaN in all scratch between them."""
+    options |= {"tensor_split": shares, "type_k": cache, "type_v": cache}
+    with opened(path, ["numpy"] * n, **options) as runner:
+        want, bound = on_one(path, cache), 1e-9 if cache == "f32" else 1e-6
+        assert nmse(prefill(runner), want) <= bound
+        for arena in runner.mesh._arenas:
+            arena.host[:] = 0xFF
+        again = runner.step(TOKENS[-1:], [Run(0, 0, 1, len(TOKENS) - 1)], [0])
+        assert nmse(again, want[-1:]) <= bound
+
+
+@pytest.mark.parametrize("tiny", [Tiny("qwen2"), Tiny("qwen3", "Q8_0"), MIXED[0]], ids=repr)
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")])
+def test_vulkan_equals_numpy(folder: Path, tiny: Tiny, devices: list[str]) -> None:
+    path = model(folder, tiny)
+    with opened(path, devices, keep_values=True) as runner:
+        assert nmse(prefill(runner), on_one(path)) <= 1e-6
+        if tiny.n_expert:
+            assert [ids.tolist() for ids in chosen(runner)] == [i.tolist() for i in on_numpy(path)]
+
+
+@pytest.mark.parametrize("tiny", [Tiny("qwen2"), MIXED[0]], ids=repr)
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0,0"])
+def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[str]) -> None:
+    path = model(folder, tiny)
+    with opened(path, devices[:1]) as one, opened(path, devices) as several:
+        assert nmse(prefill(several), prefill(one)) <= 1e-9
+
+
+# ---- experts ----
+
+
+def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
+    """Per layer the experts of the last prefill [n_rows, n_used], the same on every device that has any."""
+    rows = 1 << (n_rows - 1).bit_length()
+    values = runner.mesh.step(rows, rows).values
+    layers = []
+    for il in range(runner.model.n_layer):
+        views = values[f"blk.{il}.moe_ids"]
+        found = [
+            device.read(view).view(np.uint32).reshape(view.shape)[:n_rows]
+            for device, view in zip(runner.mesh.devices, views, strict=True)
+            if view is not None
+        ]
+        assert found and all(np.array_equal(ids, found[0]) for ids in found), f"layer {il} chose differently"
+        layers.append(found[0])
+    return layers
+
+
+def on_numpy(path: Path) -> list[np.ndarray]:
+    with opened(path, ["numpy"], keep_values=True) as runner:
+        prefill(runner)
+        return chosen(runner)
+
+
+NUMPY_SETS = [pytest.param(["numpy"] * 3, id="numpy*3")]
+
+
+@pytest.mark.parametrize("devices", NUMPY_SETS + [p for p in DEVICE_SETS if p.id in ("0,0", "0,1", "1,0")])
+def test_near_ties_are_broken_alike_everywhere(folder: Path, devices: list[str]) -> None:
+    """Rounding decides which experts are the likeliest, so only the float64 model told which ones agrees."""
+    path = model(folder, TIED)
+    with opened(path, devices, keep_values=True) as runner:
+        logits, ids = prefill(runner), chosen(runner)
+    assert nmse(logits, forward(path, TOKENS, ids=ids)) <= 1e-6
+    flat = np.stack(ids).reshape(-1, 2)
+    assert np.ptp(flat // 3, 1).max() == 0, "both experts of a row are of one group of near ties"
+    equal = flat[flat[:, 0] // 3 == 0]
+    assert len(equal) and (equal == [0, 1]).all(), "equal logits: the lowest ids, in order"
+    near = {tuple(pair) for pair in (flat[flat[:, 0] // 3 > 0] % 3).tolist()}
+    assert len(near) > 2, "rounding decided nothing"
+
+
+def test_widths_differ_by_expert_and_device(folder: Path) -> None:
+    with opened(model(folder, MIXED[0]), ["numpy"] * 2) as runner:
+        for plan in runner.layout.plans:
+            widths = [[end - begin for begin, end in ranges] for ranges in plan.experts]
+            assert all(len(set(of_device)) > 1 for of_device in zip(*widths, strict=True)), widths
+            assert {sum(of_expert) for of_expert in widths} == {96}
+
+
+def test_a_stack_in_several_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expert takes 24 KiB here: pieces of at most two."""
+    path = model(folder, MIXED[1])
+    limits = Limits(max_storage_range=60_000)
+    monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", lambda name: NumpyDevice(name, limits))
+    for n in (1, 2):
+        with opened(path, ["numpy"] * n) as runner:
+            pieces = runner.mesh.weights["blk.0.ffn_down_exps.weight"].pieces
+            assert [len(of_device) for of_device in pieces] == ([4] if n == 1 else [2, 2])
+            assert nmse(prefill(runner), on_one(path)) <= 1e-9
+
+
+def test_a_device_without_columns_takes_no_part(folder: Path) -> None:
+    path = model(folder, MIXED[0])
+    options: dict[str, Any] = {"override_tensor": (("_exps", "1"),)}
+    with opened(path, ["numpy"] * 3, keep_values=True, **options) as runner:
+        assert nmse(prefill(runner), on_one(path)) <= 1e-9
+        step = runner.mesh.step(32, 32)
+        assert [r.writers for r in step.reduces[1::2]] == [(1,)] * runner.model.n_layer
+        for d, executable in enumerate(step.executables):
+            ops = {getattr(c, "op", "copy") for c in executable.recording.commands}
+            assert ({"moe_logits", "moe_topk", "moe_group", "mat_mul_id", "moe_sum"} <= ops) == (d == 1), ops
+
+
+# ---- what is exchanged ----
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("tiny", [DENSE[0], DENSE[1], MIXED[0], MIXED[2]], ids=repr)
+def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) -> None:
+    """A biased row-parallel matrix and a mixture of three experts exchange as much as a plain one."""
+    with opened(model(folder, tiny), ["numpy"] * 3) as runner:
+        step = runner.mesh.step(rows, 1)
+        assert [r.elements for r in step.reduces] == [rows * tiny.n_embd] * (2 * tiny.n_layer)
+        for d, executable in enumerate(step.executables):
+            sent = [
+                c.dst.nbytes
+                for c in executable.recording.commands
+                if isinstance(c, Copy) and getattr(c.dst.buffer, "home", None) is Home.PAGES
+            ]
+            assert sent == [4 * rows * tiny.n_embd for r in step.reduces if d in r.writers]
+
+
+# ---- refusals ----
+
+
+def without(tiny: Tiny, *names: str) -> Mapping[str, None]:
+    found = {name: None for name, _ in tensors(tiny) if any(re.search(n, name) for n in names)}
+    assert found, names
+    return found
+
+
+def ones(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+QWEN2, QWEN3, MOE = Tiny("qwen2"), Tiny("qwen3"), Tiny("qwen3moe", n_expert=8)
+MIXTRAL = Tiny("llama", n_expert=8)
+OFF, BAD = UnsupportedModel, GGUFError
+REFUSED: list[tuple[str, Tiny, Mapping[str, np.ndarray | None], type[VkbackendError], str]] = [
+    ("experts in qwen2", replace(QWEN2, n_expert=8), {}, OFF, "qwen2.expert_count = 8"),
+    ("no experts in qwen3moe", replace(MOE, n_expert=0), {}, BAD, "qwen3moe.expert_count"),
+    ("9 of 8", replace(MIXTRAL, n_used=9), {}, BAD, "9 of 8 experts"),
+    ("33 used", replace(MIXTRAL, n_expert=40, n_used=33), {}, OFF, "33 of 40 experts"),
+    *(
+        (key, replace(tiny, keys={key: value}), {}, OFF, f"{key} = {value}")
+        for key, value, tiny in (
+            ("expert_gating_func", 4, MOE),
+            ("expert_used_count", 2, QWEN3),
+            ("attention.sliding_window", 255, QWEN2),
+        )
+    ),
+    (
+        "more rotated than there is",
+        replace(QWEN3, keys={"rope.dimension_count": 24}),
+        {},
+        BAD,
+        "24 dimensions",
+    ),
+    ("frequency factors", QWEN2, {"rope_freqs.weight": ones(8)}, OFF, "qwen2 reads no rope_freqs"),
+    ("no head norm", QWEN3, without(QWEN3, "2.attn_k_norm"), BAD, "'blk.2.attn_k_norm.weight' is missing"),
+    ("head norm in qwen2", QWEN2, {"blk.0.attn_q_norm.weight": ones(16)}, OFF, "nothing of qwen2"),
+    ("norms by head", QWEN3, {"blk.0.attn_q_norm.weight": ones(64)}, BAD, r"\(64,\), expected \(16,\)"),
+    ("wide bias", QWEN2, {"blk.1.attn_k.bias": ones(64)}, BAD, r"attn_k.bias has shape \(64,\)"),
+    ("router bias", MOE, {"blk.0.ffn_gate_inp.bias": ones(9)}, BAD, r"bias has shape \(9,\)"),
+    (
+        "expert bias",
+        MIXTRAL,
+        {"blk.0.ffn_up_exps.bias": ones(8, 95)},
+        BAD,
+        r"\(8, 95\), expected \(8, 96, 1\)",
+    ),
+    (
+        "groups of three",
+        replace(MOE, keys={"expert_group_count": 3, "expert_group_used_count": 1}),
+        {},
+        BAD,
+        "from 1 of 3 groups",
+    ),
+    ("no groups used", replace(MOE, keys={"expert_group_count": 4}), {}, BAD, "expert_group_used_count"),
+    ("no shared expert", replace(MOE, keys={"expert_shared_count": 1}), {}, BAD, "shexp.weight' is missing"),
+    ("no dense layer", replace(MIXTRAL, keys={"leading_dense_block_count": 1}), {}, BAD, "missing"),
+    ("no experts", MIXTRAL, without(MIXTRAL, "0.ffn_up_exps"), BAD, "ffn_up_exps.weight' is missing"),
+    ("dense FFN too", MOE, {"blk.0.ffn_up.weight": ones(96, 64)}, OFF, "nothing of .*ffn_up.weight"),
+]
+
+
+@pytest.mark.parametrize(
+    ("tiny", "change", "error", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED]
+)
+def test_what_is_not_supported_is_refused(
+    tmp_path: Path,
+    tiny: Tiny,
+    change: Mapping[str, np.ndarray | None],
+    error: type[VkbackendError],
+    message: str,
+) -> None:
+    path = write_tiny(tmp_path / "model.gguf", tiny, change)
+    with pytest.raises(error, match=message), opened(path, ["numpy"]):
+        pass

@@ -1,0 +1,148 @@
+"""Reading is strict but follows how files are, in every architecture: biases that may be there, keys at their
+off values, soft-caps, layers that predict further ahead, tensors that nothing reads.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from oracles.fixture import PROMPT, Fixture, write
+from oracles.fixtures import FIXTURES, build
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.tensors import check_weights, notes
+from vkbackend.step import Run
+
+TOKENS = PROMPT[:14]
+architectures = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] if "+" in name else []) for name in FIXTURES]
+)
+PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_kv_a_mqa")
+QUICK = ("phi3", "llama+experts")  # the others are wide
+OFF: dict[str, Any] = {
+    "attention.scale": 0.0,
+    "attention.clamp_kqv": -math.inf,
+    "attention.sliding_window": 0,
+    "attn_logit_softcapping": 0.0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "expert_weights_scale": 0.0,
+    "expert_group_count": 0,
+    "expert_gating_func": 0,
+    "final_logit_softcapping": 0.0,
+    "leading_dense_block_count": 0,
+    "nextn_predict_layers": 0,
+    "rope.dimension_sections": [0, 0, 0, 0],
+    "rope.scaling.attn_factor": 0.0,
+    "rope.scaling.factor": 0.0,
+    "rope.scaling.type": "",
+    "rope.scaling.original_context_length": 0,
+}
+
+
+def opened(made: Fixture, path: Path) -> tuple[Model, list[str]]:
+    """The model of a file whose tensors are all checked, and what is told of it."""
+    with GGUF.open(write(made, path)) as gguf:
+        model = load_model(gguf)
+        check_weights(gguf, model)
+        return model, notes(gguf, model, model.n_ctx_train)
+
+
+@cache
+def plain(name: str) -> Model:
+    """The model of a fixture as it is."""
+    with TemporaryDirectory() as folder:
+        return opened(build(name), Path(folder) / "plain.gguf")[0]
+
+
+def logits(path: Path, n: int) -> np.ndarray:
+    how: dict[str, Any] = {"n_ctx": 32, "n_ubatch": 16, "type_k": "f32", "type_v": "f32", "wire": "f32"}
+    runner = Runner(path, devices=["numpy"] * n, **how)
+    try:
+        return runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy()
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.wide) for name in FIXTURES]
+)
+def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
+    """Of every projection by itself: none is ignored, none added twice, and zeros are none to the bit."""
+    made = build(name)
+    own = [
+        tensor.removesuffix(".weight")
+        for tensor in made.tensors
+        if tensor.split(".")[-2] in PROJECTIONS
+        and tensor.endswith(".weight")
+        and not (made.unread and tensor.startswith(made.unread))
+    ]
+    own = [tensor for tensor in own if f"{tensor}.bias" not in made.tensors]
+    kinds = {tensor.split(".")[-1] for tensor in own}
+    for tensor in own:
+        made.put(f"{tensor}.bias", np.zeros(len(made[f"{tensor}.weight"])))
+    zeros = logits(write(made, tmp_path / "zeros.gguf"), 1)
+    assert np.array_equal(zeros, logits(write(build(name), tmp_path / "none.gguf"), 1))
+    for kind in kinds:
+        made = build(name)
+        for tensor in (tensor for tensor in own if tensor.endswith(f".{kind}")):
+            made.bias(tensor, len(made[f"{tensor}.weight"]), scale=1.0)
+        path = write(made, tmp_path / f"{kind}.gguf")
+        one = logits(path, 1)
+        assert nmse(one, zeros) > 1e-4, kind
+        assert nmse(logits(path, 3), one) <= 1e-9, kind
+
+
+@architectures
+def test_keys_at_their_off_value_mean_absent(tmp_path: Path, name: str) -> None:
+    made, want = build(name), plain(name)
+    has_more = "nextn_predict_layers" in made.keys
+    made.keys = {**OFF, **made.keys}
+    off, told = opened(made, tmp_path / "off.gguf")
+    assert off.config == want.config and off.weights() == want.weights()  # type: ignore[attr-defined]
+    assert repr(off.ropes(64)) == repr(want.ropes(64)) and len(told) == has_more
+
+
+@architectures
+def test_a_soft_cap_counts_where_the_architecture_has_one(tmp_path: Path, name: str) -> None:
+    made = build(name)
+    made.keys |= {"final_logit_softcapping": 7.0, "attn_logit_softcapping": 5.0}
+    model, _ = opened(made, tmp_path / "model.gguf")
+    want = 7.0 if made.arch in ("gemma3", "gemma4") else 0.0
+    assert model.config.softcap == want  # type: ignore[attr-defined]
+
+
+@architectures
+def test_layers_that_predict_further_ahead_are_left_out(tmp_path: Path, name: str) -> None:
+    made = build(name)
+    n_ahead = made.keys.get("nextn_predict_layers", 0)
+    made.keys["block_count"] += 1
+    made.keys["nextn_predict_layers"] = n_ahead + 1
+    il = made.keys["block_count"] - 1
+    more = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_q", "attn_norm", "ffn_up")
+    for tensor in more:
+        made.put(f"blk.{il}.{tensor}.weight", np.ones((3, 5)))
+    model, told = opened(made, tmp_path / "model.gguf")
+    assert model.n_layer == plain(name).n_layer and model.weights() == plain(name).weights()
+    [line] = told
+    assert "(nextn) are not used" in line and (f"{len(more)} tensors" in line or n_ahead)
+
+
+@architectures
+def test_tensors_that_nothing_reads_are_named(tmp_path: Path, name: str) -> None:
+    made = build(name)
+    made.put("blk.1.surprise.weight", np.ones(8))
+    made.put("other.bias", np.ones(8))
+    with pytest.raises(UnsupportedModel, match=r"2 tensors that nothing of .* reads: blk.1.surprise.*other"):
+        opened(made, tmp_path / "model.gguf")

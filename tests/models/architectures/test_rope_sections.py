@@ -1,0 +1,40 @@
+"""glm4 with RoPE sections pairs elements half a head apart: the model without them, its q and k reordered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from device_sets import nmse
+from oracles.fixture import PROMPT, Fixture, write
+from oracles.fixtures import build
+
+from vkbackend.models.engine.runner import Runner
+from vkbackend.step import Run
+
+
+def logits(path: Path, n_devices: int) -> np.ndarray:
+    runner = Runner(path, devices=["numpy"] * n_devices, n_ctx=64, type_k="f32", type_v="f32", wire="f32")
+    try:
+        return runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy()
+    finally:
+        runner.close()
+
+
+def with_sections() -> Fixture:
+    made = build("glm4")
+    n_rot, head_dim = made.keys["rope.dimension_count"], made.keys["attention.key_length"]
+    made.keys["rope.dimension_sections"] = [n_rot // 2, 0, 0, 0]
+    halves = [*range(0, n_rot, 2), *range(1, n_rot, 2), *range(n_rot, head_dim)]
+    for name, values in made.tensors.items():
+        if ".attn_q." in name or ".attn_k." in name:
+            heads = values.reshape(-1, head_dim, *values.shape[1:])
+            made.tensors[name] = np.ascontiguousarray(heads[:, halves].reshape(values.shape))
+    return made
+
+
+def test_glm4(tmp_path: Path) -> None:
+    want = logits(write(build("glm4"), tmp_path / "adjacent.gguf"), 1)
+    path = write(with_sections(), tmp_path / "halves.gguf")
+    for n in (1, 3):
+        assert nmse(logits(path, n), want) <= 1e-10

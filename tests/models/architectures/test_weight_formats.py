@@ -1,0 +1,180 @@
+"""Whole models in every weight format: the material's files against llama.cpp and float64 numpy, one file
+that mixes all formats, and floats that devices hold wider than the file."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, device_params, nmse
+from gguf.constants import GGMLQuantizationType
+from llama_float64 import forward
+from prefills import TOKENS, opened, prefill
+from tiny_models import Tiny, tensors, write_tiny
+
+from vkbackend import env, shaderlib
+from vkbackend.errors import UnsupportedModel
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.step import Run
+from vkbackend.vulkan.capabilities import DeviceInfo
+
+TYPES = ("BF16 F16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS IQ3_S TQ1_0 TQ2_0").split()
+FILES = [*(f"stories260K-w256-{name}" for name in TYPES), "stories260K-moe8x-MXFP4"]
+NUMPY = (["numpy"] * 3, (5, 3, 2))
+SETS = {param.id: param for param in DEVICE_SETS}
+USUAL = [  # the rest on devices is in the wide sweep: every format is compiled anew, which takes seconds each
+    pytest.param(name, *SETS[own].values, id=f"{name}-{own}", marks=SETS[own].marks)
+    for name, own in (
+        ("stories260K-w256-Q4_K", "0"),
+        ("stories260K-w256-Q6_K", "0,1"),
+        ("stories260K-w256-IQ3_S", "1,0"),
+        ("stories260K-moe8x-MXFP4", "0,1"),
+    )
+]
+
+
+def check_file(shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None) -> None:
+    """Logits to 1e-6 of float64 numpy's; to 2e-3 of llama.cpp's, which rounds activations; its tokens."""
+    path = shared / "models" / f"{name}.gguf"
+    expected = json.loads((shared / "models" / "expected.json").read_text())[name]
+    prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
+    with opened(path, devices, tensor_split=shares) as runner:
+        logits = prefill(runner, prompt)
+        assert nmse(logits, forward(path, prompt)) <= 1e-6
+        assert nmse(logits, np.load(shared / "models" / "expected_logits.npz")[name]) <= 2e-3
+        if expected["min_margin"] <= 0.05:
+            return  # the choice of a token hangs on rounding somewhere
+        tokens = [int(logits[-1].argmax())]
+        for i in range(len(greedy) - 1):
+            tokens.append(int(runner.step(tokens[-1:], [Run(0, 0, 1, len(prompt) + i)], [0])[0].argmax()))
+        assert tokens == greedy
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_in_numpy(shared: Path, name: str) -> None:
+    path = shared / "models" / f"{name}.gguf"
+    prompt = json.loads((shared / "models" / "expected.json").read_text())[name]["prompt_tokens"]
+    with opened(path, NUMPY[0], tensor_split=NUMPY[1]) as runner:
+        logits = prefill(runner, prompt)
+        assert nmse(logits, forward(path, prompt)) <= 1e-10
+        assert nmse(logits, np.load(shared / "models" / "expected_logits.npz")[name]) <= 2e-3
+
+
+@pytest.mark.parametrize(("name", "devices"), USUAL)
+def test_files(shared: Path, name: str, devices: list[str]) -> None:
+    check_file(shared, name, devices)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("devices", "shares"),
+    [
+        *(pytest.param(*p.values, None, id=str(p.id), marks=p.marks) for p in DEVICE_SETS),
+        *(pytest.param(["0"] * len(s), s, id=str(s)) for s in ((3, 1), (1, 0), (0, 1, 1), (5, 3, 2))),
+        pytest.param(["1"], None, id="1", marks=SETS["0,1"].marks),
+    ],
+)
+def test_files_everywhere(
+    shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
+) -> None:
+    check_file(shared, name, devices, shares)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("features", ["best", "portable"])
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("info", device_params())
+def test_files_on_every_driver(
+    shared: Path, name: str, info: DeviceInfo, features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if features == "portable":
+        monkeypatch.setenv("VKBACKEND_DISABLE", ",".join(env.FEATURES))
+    check_file(shared, name, [str(info.index)])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_written_back(shared: Path, tmp_path: Path, name: str) -> None:
+    path = shared / "models" / f"{name}.gguf"
+    assert written_back(path, tmp_path) == path.read_bytes()
+
+
+def written_back(path: Path, folder: Path) -> bytes:
+    out = folder / "out.gguf"
+    with opened(path, NUMPY[0], tensor_split=NUMPY[1]) as runner, GGUF.open(path) as source:
+        write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
+    return out.read_bytes()
+
+
+# ---- all formats in one file ----
+
+ALL = Tiny("llama", n_embd=256, n_head=8, n_head_kv=4, head_dim=64, n_ff=768)
+
+
+@pytest.fixture(scope="module")
+def all_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama whose matrices have the formats in turn, each at least once."""
+    types = cycle(shaderlib.weight_types())
+    own = {name: next(types) for name, values in tensors(ALL) if values.ndim > 1}
+    assert set(own.values()) == set(shaderlib.weight_types())
+    return write_tiny(tmp_path_factory.mktemp("formats") / "all.gguf", ALL, types=own)
+
+
+@pytest.mark.parametrize(("n", "shares"), [(1, None), (4, (5, 3, 0, 2))])
+def test_all_formats_in_numpy(all_formats: Path, n: int, shares: tuple[int, ...] | None) -> None:
+    with opened(all_formats, ["numpy"] * n, tensor_split=shares) as runner:
+        assert nmse(prefill(runner), forward(all_formats, TOKENS)) <= 1e-10
+
+
+@pytest.mark.wide  # 50 pipelines; the files above are the default run's
+@pytest.mark.parametrize(
+    "devices", [SETS["0"], pytest.param(["1"], id="1", marks=SETS["0,1"].marks), SETS["0,1"]]
+)
+def test_all_formats_on_vulkan(all_formats: Path, devices: list[str]) -> None:
+    with opened(all_formats, devices) as runner:
+        want = forward(all_formats, TOKENS)
+        assert nmse(prefill(runner), want) <= 1e-6
+        again = runner.step(TOKENS[-1:], [Run(0, 0, 1, len(TOKENS) - 1)], [0])
+        assert nmse(again, want[-1:]) <= 1e-6
+
+
+def test_all_formats_written_back(all_formats: Path, tmp_path: Path) -> None:
+    assert written_back(all_formats, tmp_path) == all_formats.read_bytes()
+
+
+# ---- floats that devices hold as f32 ----
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_norms_biases_and_routers_of_half_width(tmp_path: Path, dtype: str) -> None:
+    tiny = Tiny("qwen3moe", "Q8_0", n_expert=8)
+    own = {name: dtype for name, values in tensors(tiny) if values.ndim == 1 or "ffn_gate_inp" in name}
+    assert len(own) > 5 * tiny.n_layer
+    path = write_tiny(tmp_path / "halves.gguf", tiny, types=own)
+    for devices in (["numpy"], ["numpy"] * 3):
+        with opened(path, devices) as runner:
+            assert {runner.mesh.weights[name].dtype for name in own} == {"f32"}
+            assert nmse(prefill(runner), forward(path, TOKENS)) <= 1e-10
+    assert written_back(path, tmp_path) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "supported"),
+    [
+        ("blk.1.ffn_gate_inp.weight", "q8_0", "f32, f16, bf16"),
+        ("blk.1.attn_q.weight", "q8_1", "f32, f16, bf16, q4_0"),
+        ("blk.1.attn_q.weight", "nvfp4", "f32, f16, bf16, q4_0"),
+        ("blk.1.attn_norm.weight", "q8_0", "f32, f16, bf16"),
+    ],
+)
+def test_types_that_are_refused(tmp_path: Path, name: str, dtype: str, supported: str) -> None:
+    if dtype.upper() not in GGMLQuantizationType.__members__:
+        pytest.skip(f"this version of gguf has no {dtype}")
+    path = write_tiny(tmp_path / "odd.gguf", Tiny("qwen3moe", n_expert=8), types={name: dtype})
+    with pytest.raises(UnsupportedModel, match=f"{name} is {dtype}, supported are {supported}"):
+        Runner(path, devices=["numpy"])

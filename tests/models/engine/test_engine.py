@@ -1,0 +1,364 @@
+"""The engine's scheduling on a runner that checks what it is given; messages; a process of its own."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_runner import DEATH, HANG, LOST, NAN, FakeRunner, continuation, open_fake, row_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from places import SUPPORT
+from scheduling import GREEDY, finish, make, tokens_of
+
+from vkbackend import errors
+from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, Timeout, VkbackendError
+from vkbackend.models.engine import hosting
+from vkbackend.models.engine.hosting import RemoteEngine
+from vkbackend.models.engine.messages import (
+    Cancel,
+    EngineOptions,
+    ErrorData,
+    Event,
+    Generate,
+    Logits,
+    Memory,
+    Request,
+)
+from vkbackend.models.engine.sampling import SamplingParams
+
+# ---- scheduling ----
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 3, 16, 64])
+def test_one_request(n_ubatch: int) -> None:
+    engine, runner = make(n_ubatch=n_ubatch)
+    prompt = tuple(range(20))
+    events = finish(engine, [Generate(7, prompt, 10, GREEDY)])[7]
+    assert tokens_of(events) == continuation(prompt, 10)
+    assert [e.finish_reason for e in events] == [None] * 9 + ["length"]
+    assert [e.done for e in events] == [False] * 9 + [True]
+    assert len(runner.steps) == -(-20 // n_ubatch) + 9
+    timings = events[-1].timings
+    assert timings is not None and (timings.prompt_n, timings.decode_n) == (20, 9)
+    assert timings.n_reduces == 2 * len(runner.steps) and timings.prompt_s > 0 < timings.decode_s
+
+
+@pytest.mark.parametrize("goes_back", [True, False], ids=["kv", "recurrent"])
+def test_an_interrupted_step(goes_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken again; a sequence whose state the step may have changed ends instead, with an error."""
+    engine, runner = make(n_slots=2)
+    for id_ in (1, 2):
+        engine.submit(Generate(id_, (id_, 7), 5, GREEDY))
+    first = engine.step()
+
+    def interrupt(*_: Any) -> np.ndarray:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runner, "step", interrupt)
+        if not goes_back:
+            patch.setattr(runner, "resume_at", lambda slot, position: 0 if slot else position)
+        engine.step()
+    events = finish(engine, [])
+    want = continuation((1, 7), 5)
+    assert tokens_of([e for e in first if e.id == 1] + events[1]) == want
+    if goes_back:
+        assert tokens_of([e for e in first if e.id == 2] + events[2]) == continuation((2, 7), 5)
+    else:
+        assert next(e.error.message for e in events[2] if e.error).startswith("interrupted")
+        assert not tokens_of(events[2])
+    assert sorted(engine._free) == [0, 1]
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
+    """Any mix of requests, slots and limits: nothing starves, and neighbours change no token and no logit."""
+    n_ubatch = data.draw(st.integers(1, 12))
+    options = {
+        "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
+        "max_outputs": data.draw(st.integers(1, n_ubatch)),
+    }  # fmt: skip
+    requests: list[Request] = []
+    for i in range(data.draw(st.integers(1, 9))):
+        tokens = tuple(data.draw(st.lists(st.integers(0, 39), min_size=1, max_size=24)))
+        if data.draw(st.booleans()):
+            limit = data.draw(st.one_of(st.none(), st.integers(0, 12)))
+            params = SamplingParams(temperature=data.draw(st.sampled_from([0, 1.0])), seed=i)
+            requests.append(Generate(i, tokens, limit, params, frozenset(range(4))))
+        else:
+            requests.append(Logits(i, tokens))
+    together = finish(make(**options)[0], requests)
+    again = finish(make(**options)[0], requests)
+    for request in requests:
+        assert not isinstance(request, Cancel)
+        alone = finish(make(n_ctx=24)[0], [request])[request.id]
+        crowd = together[request.id]
+        assert tokens_of(crowd) == tokens_of(alone) == tokens_of(again[request.id])
+        assert crowd[-1].finish_reason == alone[-1].finish_reason and crowd[-1].done
+        if isinstance(request, Logits):
+            rows = np.concatenate([e.logits for e in crowd if e.logits is not None])
+            expected = [row_of(request.tokens[: n + 1]) for n in range(len(request.tokens))]
+            assert np.array_equal(rows, expected)
+
+
+def test_decoding_goes_on_beside_a_long_prompt() -> None:
+    engine, runner = make(n_slots=2, n_ubatch=8)
+    engine.submit(Generate(0, (1, 2), 30, GREEDY))
+    engine.step()
+    engine.submit(Generate(1, tuple(range(30)), 5, GREEDY))
+    for _ in range(4):  # 7 rows of the prompt and 1 decoded row in each step
+        assert [e.id for e in engine.step() if e.id == 0] == [0]
+        assert sorted(r.n_rows for r in runner.steps[-1]) == [1, 7]
+    assert {e.id for e in engine.step()} == {0, 1}
+
+
+def test_with_one_row_per_step_everybody_gets_a_turn() -> None:
+    engine, runner = make(n_slots=3, n_ubatch=1)
+    finish(engine, [Generate(i, (1 + i,) * 4, 4, GREEDY) for i in range(3)])
+    slots = [runs[0].slot for runs in runner.steps]
+    assert slots[:18] == [0, 1, 2] * 6
+
+
+def test_requests_beyond_the_slots_queue_up_in_order() -> None:
+    engine, _ = make(n_slots=2)
+    order: list[int] = []
+    for i in range(6):
+        engine.submit(Generate(i, (i,), 3, GREEDY))
+    while engine.busy:
+        order += [e.id for e in engine.step() if e.done]
+    assert order == [0, 1, 2, 3, 4, 5]
+
+
+def test_logits_wait_for_a_slot_and_leave_no_trace() -> None:
+    engine, _ = make(n_slots=1, n_ubatch=8, max_outputs=2)
+    events = finish(
+        engine, [Generate(0, (1, 2), 5, GREEDY), Logits(1, (3, 4, 5)), Generate(2, (1, 2), 5, GREEDY)]
+    )
+    assert tokens_of(events[0]) == tokens_of(events[2]) == continuation((1, 2), 5)
+    assert [len(e.logits) for e in events[1] if e.logits is not None] == [2, 1]
+    assert events[1][-1].done
+
+
+def test_cancel_frees_the_slot() -> None:
+    engine, _ = make(n_slots=1)
+    for i in range(3):
+        engine.submit(Generate(i, (i,), None, GREEDY))
+    engine.step()
+    engine.submit(Cancel(0))  # running
+    engine.submit(Cancel(1))  # waiting
+    engine.submit(Cancel(99))  # unknown
+    assert {e.id for e in engine.step()} == {2}
+
+
+# ---- ends and errors ----
+
+
+def test_context_end() -> None:
+    """The last token needs no cell: in a context of 8, a prompt of 5 gives 4 tokens, one of 8 gives 1."""
+    for n_prompt, n_out in ((5, 4), (8, 1)):
+        prompt = tuple(range(n_prompt))
+        events = finish(make(n_ctx=8)[0], [Generate(0, prompt, None, GREEDY)])[0]
+        assert tokens_of(events) == continuation(prompt, n_out)
+        assert events[-1].finish_reason == "length"
+
+
+def test_stop_ids_and_no_tokens() -> None:
+    prompt = (1, 2, 3)
+    third = continuation(prompt, 3)[2]
+    events = finish(
+        make()[0], [Generate(0, prompt, 9, GREEDY, frozenset([third])), Generate(1, prompt, 0, GREEDY)]
+    )
+    assert tokens_of(events[0]) == continuation(prompt, 3) and events[0][-1].finish_reason == "stop"
+    assert [(e.token, e.finish_reason, e.done) for e in events[1]] == [(None, "length", True)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ((), "no tokens"),
+        (tuple(range(9)), "9 tokens and the context holds 8"),
+        ((-1,), "-1"),
+        ((1, 50), "0..49"),
+    ],
+)
+def test_bad_requests_end_with_an_error(tokens: tuple[int, ...], message: str) -> None:
+    engine, runner = make(n_ctx=8)
+    events = finish(engine, [Generate(0, tokens, 1, GREEDY), Logits(1, tokens)])
+    for i in range(2):
+        [event] = events[i]
+        assert event.done and event.error is not None
+        with pytest.raises(InvalidArgument, match=message):
+            raise event.error.exception()
+    assert not runner.steps
+
+
+def test_logits_that_are_not_finite_end_one_request_only() -> None:
+    engine, _ = make(n_slots=2)
+    events = finish(engine, [Generate(0, (1, NAN), 5, GREEDY), Generate(1, (1, 2), 5, GREEDY)])
+    assert events[0][-1].error is not None and "largest logit" in events[0][-1].error.message
+    assert tokens_of(events[1]) == continuation((1, 2), 5)
+    assert tokens_of(finish(engine, [Generate(2, (1, 2), 5, GREEDY)])[2]) == continuation((1, 2), 5)
+
+
+def test_a_lost_device_ends_everything_and_stays_lost() -> None:
+    engine, runner = make(n_slots=2)
+    events = finish(engine, [Generate(i, (1, LOST if i == 1 else 2), 5, GREEDY) for i in range(4)])
+    events |= finish(engine, [Generate(4, (1, 2), 5, GREEDY)])
+    assert [e[-1].error.kind for e in events.values() if e[-1].error] == ["DeviceLost"] * 5
+    assert len(runner.steps) == 1
+    engine.close()
+    engine.close()
+
+
+def test_messages_are_picklable_and_errors_keep_their_type() -> None:
+    for request in (Generate(1, (1, 2), None, SamplingParams(), frozenset([3])), Logits(2, (1,)), Memory(3)):
+        assert pickle.loads(pickle.dumps(request)) == request
+    for name in errors.__dict__:
+        kind = getattr(errors, name)
+        if isinstance(kind, type) and issubclass(kind, VkbackendError):
+            back = pickle.loads(pickle.dumps(ErrorData.of(kind("what happened")))).exception()
+            assert type(back) is kind and str(back) == "what happened"
+    full = ErrorData.of(OutOfDeviceMemory("no", requested=9, budget=5, heap=1)).exception()
+    assert isinstance(full, OutOfDeviceMemory) and (full.requested, full.budget, full.heap) == (9, 5, 1)
+
+
+# ---- a process of its own ----
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
+    monkeypatch.setattr(hosting, "CLOSE_S", 2.0)
+
+
+def collect(engine: RemoteEngine, request_id: int) -> list[Event]:
+    events: list[Event] = []
+    while not any(e.done for e in events if e.id == request_id):
+        events += engine.poll()
+    return [e for e in events if e.id == request_id]
+
+
+def test_remote_engine(impatient: None) -> None:
+    seen: list[tuple[int, int]] = []
+    engine = RemoteEngine(EngineOptions("", n_ctx=4000, n_slots=2), lambda *n: seen.append(n), open_fake)
+    try:
+        assert seen == [(1, 2), (2, 2)] and engine.info.n_ctx == 4000
+        engine.post(Generate(0, (1, 2), 9, GREEDY))
+        engine.post(Logits(1, tuple(range(40)) * 90))  # both directions carry more than a pipe holds
+        engine.post(Memory(2))
+        events = [*engine.poll()]
+        while len({e.id for e in events if e.done}) < 3:
+            events += engine.poll()
+        assert tokens_of([e for e in events if e.id == 0]) == continuation((1, 2), 9)
+        assert sum(len(e.logits) for e in events if e.logits is not None) == 3600
+        assert [e.memory for e in events if e.id == 2] == [FakeRunner().memory()]
+    finally:
+        engine.close()
+    engine.close()
+
+
+def test_remote_loading_errors_keep_their_type() -> None:
+    with pytest.raises(OutOfDeviceMemory, match="9 of 5") as caught:
+        RemoteEngine(EngineOptions("too big"), None, open_fake)
+    assert caught.value.requested == 9
+    with pytest.raises(VkbackendError, match="a bug"):
+        RemoteEngine(EngineOptions("bug"), None, open_fake)
+
+
+def test_a_dead_process_is_a_lost_device() -> None:
+    engine = RemoteEngine(EngineOptions(""), None, open_fake)
+    engine.post(Generate(0, (1, DEATH), 9, GREEDY))
+    with pytest.raises(DeviceLost, match="exit code 3"):
+        collect(engine, 0)
+    engine.close()
+
+
+def test_a_process_that_hangs_is_a_timeout(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = RemoteEngine(EngineOptions(""), None, open_fake)
+    monkeypatch.setattr(hosting, "ANSWER_MARGIN_S", 0.5)
+    engine.post(Generate(0, (1, HANG), 9, GREEDY))
+    began = time.monotonic()
+    with pytest.raises(Timeout, match="said nothing for 2 s"):
+        collect(engine, 0)
+    engine.close()
+    assert time.monotonic() - began < 10
+
+
+def test_close_ends_a_process_that_hangs(impatient: None) -> None:
+    engine = RemoteEngine(EngineOptions(""), None, open_fake)
+    pid = engine._process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 10 and not alive(pid)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+PARENT = f"""
+import sys, time
+sys.path.insert(0, {str(SUPPORT)!r})
+from places import SUPPORT
+from fake_runner import SLOW, open_fake
+from vkbackend.models.engine.messages import EngineOptions, Generate
+from vkbackend.models.engine.hosting import RemoteEngine
+from vkbackend.models.engine.sampling import SamplingParams
+
+if __name__ == "__main__":
+    engine = RemoteEngine(EngineOptions("", n_ctx=10**6), None, open_fake)
+    engine.post(Generate(0, (SLOW,), None, SamplingParams()))
+    engine.poll()
+    print(engine._process.pid, flush=True)
+    try:
+        while True:
+            engine.poll()
+    finally:
+        engine.close()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see whether a process lives")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_orphan(tmp_path: Path, how: signal.Signals) -> None:
+    """Ctrl-C reaches parent and child alike, SIGKILL the parent alone; either way both end."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+    )  # fmt: skip
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    if how == signal.SIGINT:
+        os.killpg(parent.pid, how)
+    else:
+        parent.kill()
+    _, err = parent.communicate(timeout=30)
+    assert ("KeyboardInterrupt" in err) == (how == signal.SIGINT), err
+    deadline = time.monotonic() + 30
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(child)
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "careless.py"
+    script.write_text(PARENT.replace('if __name__ == "__main__":', "if True:"))
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "DeviceLost" in result.stderr and "if __name__ ==" in result.stderr

@@ -1,0 +1,237 @@
+"""Files of a slot's content that do not fit, that lie or end too soon, and saves that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from state_models import PROMPT, TOKENS, model, open_llm, open_runner, prefill
+
+from vkbackend.errors import InvalidArgument, StateError, VkbackendError
+from vkbackend.meta.gather import gather_rows
+from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.saved_state import SlotContent, fingerprint
+from vkbackend.models.gguf.reader import GGUF
+
+# ---- files that do not fit ----
+
+
+@pytest.fixture(scope="module")
+def saved(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state of 24 positions."""
+    path = tmp_path_factory.mktemp("saved") / "a.safetensors"
+    with open_llm(shared) as llm:
+        llm.generate(TOKENS[:20], 5, temperature=0, slot=0)
+        llm.save_state(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def held(shared: Path) -> Iterator[tuple[Runner, SlotContent]]:
+    """A runner whose slot holds something already."""
+    runner = open_runner(shared, ["numpy"], n_ctx=32)
+    prefill(runner, TOKENS[20:40])
+    yield runner, SlotContent(TOKENS[20:40], 20)
+    runner.close()
+
+
+def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = None) -> None:
+    """Loading raises StateError, and content and caches are as before."""
+    runner, content = held
+    before = SlotContent(list(content.tokens), content.n_stored)
+    caches = [gather_rows(runner.mesh.devices, layer.k, 0, 32) for layer in runner.kv.layers]
+    with pytest.raises(StateError, match=match):
+        saved_state.load(runner, path, 0, content)
+    assert content == before
+    for layer, cache in zip(runner.kv.layers, caches, strict=True):
+        assert np.array_equal(gather_rows(runner.mesh.devices, layer.k, 0, 32), cache)
+
+
+def test_another_model_cache_or_context(shared: Path, saved: Path) -> None:
+    for options, match in (
+        ({"name": "stories260K-F32"}, "model_sha256 .* open the model it was saved with"),
+        ({"type_k": "f16"}, "type_k 'f32', here it is 'f16'; open the same cache types"),
+        ({"type_v": "f16"}, "type_v 'f32'"),
+        ({"n_ctx": 23}, "holds positions up to 24 and the context 23; .* at least 24"),
+    ):
+        with open_llm(shared, **options) as llm, pytest.raises(StateError, match=match):
+            llm.load_state(saved)
+
+
+def test_fingerprints(shared: Path, tmp_path: Path) -> None:
+    """Equal for a copy under another name; different for other weights and hyper-parameters of equal
+    shapes."""
+    source, copy = model(shared, "stories260K-F32"), tmp_path / "copy.gguf"
+    raw = source.read_bytes()
+
+    def mark(content: bytes) -> str:
+        copy.write_bytes(content)
+        with GGUF.open(copy) as gguf:
+            return fingerprint(gguf)
+
+    with GGUF.open(source) as gguf:
+        assert fingerprint(gguf) == mark(raw)
+        places = [gguf.tensors[name].offset for name in ("token_embd.weight", "blk.3.ffn_up.weight")]
+    key = b"llama.attention.layer_norm_rms_epsilon"
+    for at in (*places, raw.index(key) + len(key) + 4):  # behind a key come 4 bytes of type
+        assert mark(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) != mark(raw)
+
+
+def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, **tensors: Any) -> Path:
+    """The saved file with some metadata and tensors changed; None removes one."""
+    with safe_open(saved, "numpy") as file:
+        meta = {k: v for k, v in (file.metadata() | (metadata or {})).items() if v is not None}
+    entries = {k: v for k, v in (load_file(saved) | tensors).items() if v is not None}
+    save_file(entries, path, meta)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "match"),
+    [
+        ({"format": "other"}, {}, "format 'other' version '1': only vkbackend.state version 1"),
+        ({"version": "2"}, {}, "version '2'"),
+        ({"first": "-1"}, {}, "first is '-1', expected a position"),
+        ({"last": "9" * 5000}, {}, "last is '999"),
+        ({"last": "\u0662\u0664"}, {}, "expected a position"),
+        ({"last": "0"}, {}, r"positions 0\.\.0 are no range"),
+        ({"resumable": "99"}, {}, "resumable is 99, beyond the last position"),
+        ({"last": "25"}, {}, "tokens is I32|cache_k_l0 is F32"),
+        ({"first": "4"}, {}, "first 4 tokens, and these are not what the slot"),
+        ({"last": None}, {}, "last is ''"),
+        ({"prefix_sha256": "0"}, {}, "not what the slot"),
+        ({}, {"tokens": None}, "missing or not known: 'tokens'"),
+        ({}, {"cache_v_l4": None}, "'cache_v_l4'"),
+        ({}, {"cache_v_l5": np.zeros(1)}, "'cache_v_l5'"),
+        ({}, {"tokens": np.zeros(23, np.int32)}, r"tokens is I32 \[23\], expected I32 \[24\]"),
+        ({}, {"tokens": np.zeros((), np.int32)}, r"tokens is I32 \[\]"),
+        ({}, {"tokens": np.zeros(24, np.float32)}, "tokens is F32"),
+        ({}, {"tokens": np.full(24, 512, np.int32)}, r"token id 512 is out of range: the model has 0\.\.511"),
+        ({}, {"tokens": np.full(24, -1, np.int32)}, "token id -1"),
+        ({}, {"cache_k_l0": np.zeros((24, 8, 4), np.float32)}, r"cache_k_l0 is F32 \[24, 8, 4\]"),
+        ({}, {"cache_k_l0": np.zeros((24, 4, 8), np.float16)}, "cache_k_l0 is F16"),
+    ],
+)
+def test_files_that_say_something_else(
+    saved: Path, tmp_path: Path, held: Any, metadata: Any, tensors: Any, match: str
+) -> None:
+    refuses(held, rewritten(saved, tmp_path / "b", metadata, **tensors), match)
+
+
+def test_truncated_anywhere(saved: Path, tmp_path: Path, held: Any) -> None:
+    raw, path = saved.read_bytes(), tmp_path / "b"
+    header = struct.unpack("<Q", raw[:8])[0]
+    for n in (0, 1, 7, 8, 9, 100, 8 + header - 1, 8 + header, 8 + header + 1, len(raw) // 2, len(raw) - 1):
+        path.write_bytes(raw[:n])
+        refuses(held, path)
+    path.write_bytes(raw + b"\0")
+    refuses(held, path)
+
+
+def test_headers_made_to_hurt(saved: Path, tmp_path: Path, held: Any) -> None:
+    path = tmp_path / "b"
+
+    def with_header(header: bytes, n: int | None = None) -> None:
+        path.write_bytes(struct.pack("<Q", len(header) if n is None else n) + header + bytes(100))
+        refuses(held, path)
+
+    for n in (0, 1, 1 << 20, (1 << 20) + 1, 1 << 40, (1 << 64) - 1):
+        with_header(b"{}", n)
+    with_header(b"{}" + b" " * (1 << 21))  # a header beyond the limit
+    with_header(b"[" * 200_000)
+    with_header(b'{"__metadata__":{"format":"vkbackend.state","version":"1"}')
+    for offsets in ([0, 1 << 62], [-1, 5], [100, 0], [0, 50]):
+        entry = {"dtype": "F32", "shape": [1 << 60], "data_offsets": offsets}
+        with_header(json.dumps({"tokens": entry}).encode())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 1499), st.integers(1, 255))
+def test_a_flipped_byte_of_the_header(saved: Path, held: Any, at: int, flip: int) -> None:
+    """Either it is refused, or what it says still fits (a space, an order): never anything else."""
+    raw = bytearray(saved.read_bytes())
+    at %= 8 + struct.unpack("<Q", raw[:8])[0]
+    raw[at] ^= flip
+    path = saved.with_name("flipped")
+    path.write_bytes(raw)
+    runner, _ = held
+    content = SlotContent()
+    try:
+        saved_state.load(runner, path, 0, content)
+    except StateError:
+        assert content == SlotContent()
+    else:
+        assert content.n_stored == 24 and len(content.tokens) == 25
+
+
+def test_what_is_no_file(tmp_path: Path, held: Any) -> None:
+    refuses(held, tmp_path / "missing", "No such file")
+    refuses(held, tmp_path, "not a regular file")
+    os.mkfifo(tmp_path / "pipe")
+    refuses(held, tmp_path / "pipe", "not a regular file")
+    refuses(held, Path("a\0b"), "cannot be read")
+
+
+# ---- a save is whole or does not happen ----
+
+
+def test_a_failed_save_leaves_the_old_file(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    with open_llm(shared) as llm:
+        llm.generate(PROMPT, 3, slot=0)
+        path.write_bytes(b"old")
+
+        def full_disk(tensors: Any, filename: Path, metadata: Any) -> None:
+            filename.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(saved_state, "save_file", full_disk)
+            with pytest.raises(StateError, match="cannot be written: No space left on device"):
+                llm.save_state(path)
+        assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["a"]
+        link = tmp_path / "link"
+        link.symlink_to(path)
+        llm.save_state(link)
+        assert link.is_symlink() and llm.load_state(path)[:5] == PROMPT
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "link"]
+        for bad in (tmp_path, "/dev/null", tmp_path / "no" / "a", "a\0b", b"x" * 300):
+            with pytest.raises(VkbackendError):
+                llm.save_state(bad)  # type: ignore[arg-type]
+        assert not Path("/dev/null").is_file()
+        with pytest.raises(InvalidArgument, match="path=3"):
+            llm.save_state(3)  # type: ignore[arg-type]
+
+
+def test_a_device_that_fails_in_the_middle(
+    shared: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot then holds what came before the range, never half of it."""
+    runner = open_runner(shared, ["numpy"])
+    calls = 0
+
+    def fails(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise VkbackendError("broken")
+
+    monkeypatch.setattr(saved_state, "scatter_rows", fails)
+    content = SlotContent(TOKENS[20:40], 20)
+    with pytest.raises(VkbackendError, match="broken"):
+        saved_state.load(runner, saved, 0, content)
+    assert content == SlotContent([], 0)
+    runner.close()

@@ -1,0 +1,84 @@
+"""Nothing is made during decode, everything is gone after close, and opening again and again does not
+grow."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS
+
+from vkbackend.models.engine.runner import Runner
+from vkbackend.step import Run
+
+pytestmark = pytest.mark.own_process
+
+
+def rss_bytes() -> int:
+    """Resident bytes, less what malloc keeps of what was freed: every thread has an arena of its own."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc
+        trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def decode(runner: Runner, first: int, n: int) -> None:
+    for pos in range(first, first + n):
+        logits = runner.step([3 + pos % 500], [Run(0, 0, 1, pos)], [0])
+        assert np.isfinite(logits).all()
+
+
+# Both drivers take part in "0,1"; the other sets are wide.
+SETS = [p if p.id in ("0", "0,1") else pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.wide])
+        for p in DEVICE_SETS]  # fmt: skip
+TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
+
+
+@pytest.mark.parametrize("devices", SETS)
+def test_decode_makes_nothing(shared: Path, devices: list[str]) -> None:
+    runner = Runner(shared / "models" / "stories260K-Q8_0.gguf", devices=devices, n_ctx=256)
+    meshed = runner.mesh.devices
+    decode(runner, 0, 8)
+    before = [(d.created, dict(d.counts), dict(d.nbytes), len(runner.mesh._steps)) for d in meshed]
+    decode(runner, 8, 200)
+    assert [(d.created, dict(d.counts), dict(d.nbytes), len(runner.mesh._steps)) for d in meshed] == before
+    runner.close()
+    assert all(not d.counts for d in meshed), [d.counts for d in meshed]
+
+
+@pytest.mark.parametrize("devices", TWO)
+def test_open_and_close_does_not_grow(shared: Path, devices: list[str]) -> None:
+    def round_trip() -> None:
+        runner = Runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64)
+        decode(runner, 0, 2)
+        runner.close()
+        del runner
+        gc.collect()
+
+    for _ in range(3):
+        round_trip()
+    before, objects = rss_bytes(), len(gc.get_objects())
+    for _ in range(20):
+        round_trip()
+    assert len(gc.get_objects()) <= objects + 100
+    assert rss_bytes() <= 1.05 * before, f"{before} bytes resident before, {rss_bytes()} after 20 rounds"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("devices", TWO)
+def test_ten_thousand_steps_do_not_grow(shared: Path, devices: list[str]) -> None:
+    runner = Runner(shared / "models" / "stories260K-Q8_0.gguf", devices=devices, n_ctx=512)
+    meshed = runner.mesh.devices
+    for _ in range(3):  # drivers fill pools of their own for a while
+        decode(runner, 0, 500)
+    gc.collect()
+    before, made = rss_bytes(), [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed]
+    for _ in range(20):
+        decode(runner, 0, 500)
+    gc.collect()
+    assert [(d.created, dict(d.counts), dict(d.nbytes)) for d in meshed] == made
+    assert rss_bytes() <= 1.02 * before, f"{before} bytes resident at first, {rss_bytes()} in the end"
+    runner.close()

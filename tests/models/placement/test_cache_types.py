@@ -1,0 +1,109 @@
+"""KV caches of every type: what rounding costs, any number of devices, states, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS, nmse
+from safetensors.numpy import load_file
+from tiny_models import Tiny, write_tiny
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.saved_state import SlotContent
+from vkbackend.ops import CACHE_TYPES
+from vkbackend.step import Run
+
+TINY = Tiny("llama", n_layer=2, n_head=6, n_head_kv=3, head_dim=32)  # odd kv heads: blocks that share words
+TOKENS = np.random.default_rng(3).integers(0, TINY.n_vocab, 44).tolist()
+# Against an f32 cache: the squared step of the type, relative to values of unit variance.
+BOUNDS = {"f32": 1e-12, "f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3, "q4_0": 1e-1}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("types") / "tiny.gguf", TINY)
+
+
+@contextmanager
+def opened(path: Path, devices: list[str], type_k: str, type_v: str, **options: Any) -> Iterator[Runner]:
+    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=64, type_k=type_k, type_v=type_v, **options)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def logits(runner: Runner, first: int = 0, slot: int = 0) -> np.ndarray:
+    """Of positions first..44: 40 as one prompt, the others one by one."""
+    rows = []
+    if first < 40:
+        rows.append(
+            runner.step(TOKENS[first:40], [Run(slot, 0, 40 - first, first)], range(40 - first)).copy()
+        )
+    for at in range(max(first, 40), 44):
+        rows.append(runner.step(TOKENS[at : at + 1], [Run(slot, 0, 1, at)], [0]).copy())
+    return np.concatenate(rows)
+
+
+_exact: list[np.ndarray] = []
+
+
+def exact(path: Path) -> np.ndarray:
+    if not _exact:
+        with opened(path, ["numpy"], "f32", "f32") as runner:
+            _exact.append(logits(runner))
+    return _exact[0]
+
+
+PAIRS = [
+    pytest.param(k, v, marks=[] if (i + 1) % len(CACHE_TYPES) == j else [pytest.mark.wide])
+    for i, k in enumerate(CACHE_TYPES)
+    for j, v in enumerate(CACHE_TYPES)
+]
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), PAIRS)
+def test_rounding_is_all_that_differs(path: Path, type_k: str, type_v: str) -> None:
+    with opened(path, ["numpy"], type_k, type_v) as one, opened(path, ["numpy"] * 3, type_k, type_v) as three:
+        got = logits(one)
+        assert nmse(got, exact(path)) <= BOUNDS[type_k] + BOUNDS[type_v]
+        if "q4_0" in (type_k, type_v):
+            assert nmse(got, exact(path)) > BOUNDS["q8_0"], "this type rounds more than that"
+        # A sum in another order may round to the next code.
+        assert nmse(logits(three), got) <= max(1e-9, (BOUNDS[type_k] + BOUNDS[type_v]) / 10)
+
+
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
+@pytest.mark.parametrize("types", [("q8_0", "q4_0"), pytest.param(("bf16", "q8_0"), marks=pytest.mark.wide)])
+def test_on_devices(path: Path, devices: list[str], types: tuple[str, str]) -> None:
+    with opened(path, devices, *types) as runner:
+        assert nmse(logits(runner), exact(path)) <= sum(BOUNDS[t] for t in types)
+
+
+@pytest.mark.parametrize("types", [("q8_0", "q4_0"), ("bf16", "q8_0")])
+def test_states_keep_every_bit(path: Path, tmp_path: Path, types: tuple[str, str]) -> None:
+    with opened(path, ["numpy"] * 2, *types) as runner:
+        want = logits(runner)[40:]
+        saved_state.save(runner, tmp_path / "a", 0, SlotContent(TOKENS, 44), 0, 40)
+    kinds = {"q8_0": (np.uint8, 34), "q4_0": (np.uint8, 18), "bf16": (np.uint16, 32)}
+    stored = load_file(tmp_path / "a")
+    for name, dtype in (("k", types[0]), ("v", types[1])):
+        kind, width = kinds[dtype]
+        array = stored[f"cache_{name}_l1"]
+        assert (array.dtype, array.shape) == (kind, (40, 3, width))
+    with opened(path, ["numpy"] * 2, *types, n_slots=2) as runner:
+        saved_state.load(runner, tmp_path / "a", 1, SlotContent())
+        assert np.array_equal(logits(runner, 40, slot=1), want)
+
+
+def test_heads_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", Tiny("llama", head_dim=16))
+    with pytest.raises(InvalidArgument, match=r"v cache of type q4_0 .* multiples of 32, .* layer 0 are 16"):
+        Runner(path, devices=["numpy"], type_v="q4_0")

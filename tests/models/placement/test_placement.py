@@ -1,0 +1,378 @@
+"""Placement is orthogonal to split: -ngl, -ot, -nkvo, -sm and shares of any kind leave the logits as they
+are."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import device_infos, nmse
+
+from vkbackend.buffer import Home
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
+from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.llm import LLM
+from vkbackend.models.placement import fit
+from vkbackend.models.placement.cost import step_shape, step_sizes
+from vkbackend.models.placement.fit import sizes_with
+from vkbackend.models.placement.memory_report import HOMES, ITEMS, allocations, itemised, stored_nbytes
+from vkbackend.step import Run
+
+needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+TOKENS = np.random.default_rng(11).integers(3, 512, 20).tolist()
+
+
+def run(
+    shared: Path, devices: list[str], name: str = "stories260K-F32", **options: Any
+) -> tuple[np.ndarray, Runner]:
+    """Logits of 12 rows of prefill and 8 steps, and the (closed) runner."""
+    runner = Runner(
+        shared / "models" / f"{name}.gguf",
+        devices=devices,
+        n_ctx=32,
+        n_ubatch=16,
+        type_k="f32",
+        type_v="f32",
+        **options,
+    )
+    parts = [runner.step(TOKENS[:12], [Run(0, 0, 12, 0)], range(12)).copy()]
+    parts += [runner.step([t], [Run(0, 0, 1, 12 + i)], [0]).copy() for i, t in enumerate(TOKENS[12:])]
+    runner.report = runner.memory()  # type: ignore[attr-defined]
+    runner.close()
+    return np.concatenate(parts), runner
+
+
+@cache
+def reference(shared: Path, device: str, name: str = "stories260K-F32") -> np.ndarray:
+    """The logits of one device that holds everything."""
+    return run(shared, [device], name)[0]
+
+
+def same(shared: Path, devices: list[str], **options: Any) -> Runner:
+    logits, runner = run(shared, devices, **options)
+    assert nmse(logits, reference(shared, devices[0])) <= 1e-9
+    return runner
+
+
+OPTIONS: list[dict[str, Any]] = [
+    *({"n_gpu_layers": n} for n in (0, 1, 3, 6)),
+    {"kv_offload": False},
+    *(
+        {"override_tensor": ((pattern, "CPU"),)}
+        for pattern in ("attn", "ffn_", "^output", "token_embd", r"blk\.1\.")
+    ),
+    {
+        "override_tensor": ((r"blk\.[01]\.ffn", "host"), ("attn_q", "cpu")),
+        "kv_offload": False,
+        "n_gpu_layers": 4,
+    },
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("n", [1, 3])
+def test_host_placement_on_numpy(shared: Path, options: dict[str, Any], n: int) -> None:
+    same(shared, ["numpy"] * n, **options)
+
+
+@needs_device
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[4], OPTIONS[-1]], ids=str)
+def test_host_placement_on_vulkan(shared: Path, options: dict[str, Any]) -> None:
+    runner = same(shared, ["0", "0"], **options)
+    assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
+
+
+PLACED = {  # what llama.cpp's users place on the host
+    "attention": "attn_", "ffn": r"ffn_(up|gate|down)\.", "experts": "_exps", "output": "^output",
+    "embedding": "token_embd",
+}  # fmt: skip
+ON_VULKAN: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {"override_tensor": ((pattern, "CPU"),)}) for kind, pattern in PLACED.items()),
+    *((f"-ngl {n}", {"n_gpu_layers": n}) for n in (0, 1, 3, 6)),
+    ("-nkvo", {"kv_offload": False}),
+]
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(len(device_infos()) < 2, reason="needs devices of two drivers")
+@pytest.mark.parametrize(("kind", "options"), ON_VULKAN, ids=[kind for kind, _ in ON_VULKAN])
+@pytest.mark.parametrize("devices", ["0", "0,0", "0,0,0", "0,1", "0,0,0,0,0", "0,0,0,0,0,0,0,0"])
+def test_every_placement_on_every_number_of_devices(
+    shared: Path, kind: str, options: dict[str, Any], devices: str
+) -> None:
+    """The logits of one device with everything on it; between two drivers the last bits differ."""
+    name = "stories260K-moe8x-Q4_0" if kind == "experts" else "stories260K-F32"
+    logits, runner = run(shared, devices.split(","), name, **options)
+    assert nmse(logits, reference(shared, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
+    if kind not in ("embedding", "-ngl 6"):  # an own copy of the table is there anyway; 6 are all
+        assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "n"),
+    [
+        ({"tensor_split": [5, 3, 2]}, 3),
+        ({"tensor_split": [0, 1, 1]}, 3),
+        ({"tensor_split": [1, 0]}, 2),
+        ({}, 5),
+        ({}, 8),
+        ({"policy": "llama.cpp"}, 3),
+        ({"policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3),
+        ({"override_tensor": ((r"blk\.2\.attn", "1"),)}, 2),
+        ({"override_tensor": (("ffn", "1"), ("attn", "0"))}, 2),
+        ({"override_tensor": (("^output.weight", "0"),)}, 2),
+        ({"split_mode": "none", "main_gpu": 1}, 2),
+    ],
+    ids=str,
+)
+def test_shares(shared: Path, options: dict[str, Any], n: int) -> None:
+    same(shared, ["numpy"] * n, **options)
+
+
+@pytest.mark.parametrize(("n", "split"), [(1, None), (2, None), (3, None), (2, [3, 1])])
+def test_layer_mode_exchanges_once_per_boundary(shared: Path, n: int, split: list[float] | None) -> None:
+    runner = same(shared, ["numpy"] * n, split_mode="layer", tensor_split=split)
+    assert runner.reduce_stats()[0] == 9 * (n - 1)  # nine steps
+
+
+@needs_device
+def test_layer_mode_on_vulkan(shared: Path) -> None:
+    same(shared, ["0", "0", "0"], split_mode="layer")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"override_tensor": (("nope", "CPU"),)}, "no tensor's name matches"),
+        ({"override_tensor": (("ffn", "7"),)}, "device index below 2"),
+        ({"override_tensor": (("(", "CPU"),)}, "no regular expression"),
+        ({"split_mode": "rows"}, "split mode 'rows'.*none, layer, tensor"),
+        ({"split_mode": "none", "main_gpu": 2}, "main device 2"),
+        ({"main_gpu": 2}, "main device 2"),
+        ({"n_gpu_layers": -3}, "n_gpu_layers"),
+        ({"policy": "best"}, "policy 'best'"),
+        ({"wire": "f8"}, "reduce type 'f8'.*auto, f32, bf16"),
+        ({"provider": "nvlink"}, "provider 'nvlink'"),
+        ({"ahead": -1}, "depth"),
+    ],
+    ids=str,
+)
+def test_refusals(shared: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        run(shared, ["numpy", "numpy"], **options)
+
+
+def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_devices_sharing_little(_: object) -> list[fit.Budget]:
+        return [fit.Budget("small", 3_400_000, (0, 1))]
+
+    monkeypatch.setattr(fit, "budgets_of", two_devices_sharing_little)
+    with pytest.raises(
+        OutOfDeviceMemory, match=r"small would hold .* MiB of KV cache.*-c \d+.*-ngl \d.*-nkvo"
+    ) as caught:
+        Runner(
+            shared / "models" / "stories260K-F32.gguf",
+            devices=["numpy"] * 2,
+            n_ctx=8192,
+            type_k="f32",
+            type_v="f32",
+        )
+    assert caught.value.requested > caught.value.budget == 3_400_000
+
+
+@pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
+def test_as_many_layers_as_fit(shared: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
+    """-ngl auto: the most with which nothing is refused; one more would be."""
+    same(shared, ["numpy"])
+    monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
+    runner = same(shared, ["numpy"] * 2, n_gpu_layers="auto")
+    found = runner.options.n_gpu_layers
+    assert (6 if found is None else found) == held and not runner.options.fit_layers
+    assert f"{held} of 6 layers" in runner.notes[-1]
+    if held < 6:
+        with pytest.raises(OutOfDeviceMemory):
+            same(shared, ["numpy"] * 2, n_gpu_layers=held + 1)
+
+
+def test_a_host_with_little_room_gets_the_least(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-ngl auto between a device that holds 4 layers and a host that holds no more than the others."""
+
+    def held(n: int) -> tuple[int, int]:
+        [row] = run(shared, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]
+        return sum(row[home] for home in fit.ON_DEVICE), sum(row[home] for home in fit.ON_HOST)
+
+    on_device, on_host = held(4)
+    assert held(5)[0] > on_device and held(3)[1] > on_host
+    exact = 1 / (1 - fit.RESERVE)
+    monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", on_device, (0,))])
+    monkeypatch.setattr(fit, "host_free_nbytes", lambda: int(on_host * exact) + 2)
+    assert run(shared, ["numpy"], n_gpu_layers="auto")[1].options.n_gpu_layers == 4
+    with pytest.raises(OutOfDeviceMemory, match=r"4 layers on the devices \(-ngl 4\)"):
+        run(shared, ["numpy"])
+
+
+@pytest.mark.parametrize("devices", [["numpy"] * 3, pytest.param(["0", "0"], marks=needs_device)], ids=str)
+@pytest.mark.parametrize("provider", ["auto", "scatter", "host-sum"])
+def test_memory_report_is_what_was_planned(shared: Path, devices: list[str], provider: str) -> None:
+    path = shared / "models" / "stories260K-Q8_0.gguf"
+    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=16, kv_offload=False, provider=provider)
+    n, limits = len(devices), [device.limits for device in runner.mesh.devices]
+    shape = step_shape(runner.model, runner.layout, runner.options, 16)
+    steps = step_sizes(runner.model, runner.layout, limits, shape, **runner.mesh.how)
+    types = {load.name: load.dtype for load in runner.layout.loads}
+    planned = sizes_with(runner.model, types, runner.mesh.devices, steps, provider)(runner.options)
+    for row, plan, device in zip(runner.memory(), planned, runner.mesh.devices, strict=True):
+        assert {home: row[home] for home in HOMES} == {home: plan.homes[home] for home in HOMES}
+        assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
+    runner.step(list(range(1, 17)), [Run(0, 0, 16, 0)], [15])
+    assert [row["scratch"] for row in runner.memory()] == [steps.scratch(d) for d in range(n)]
+    runner.close()
+
+
+MIXED_FILES = ("F32", "w256-Q4_K", "w256-IQ3_S", "w256-TQ1_0", "moe8x-MXFP4", "qwen2-Q8_0")
+REPORTED: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (2, {"tensor_split": [3, 1]}),
+    (3, {"tensor_split": [5, 0, 2], "policy": "llama.cpp"}),
+    (5, {"kv_offload": False, "n_gpu_layers": 2}),
+    (8, {"override_tensor": (("ffn", "CPU"),), "type_k": "q8_0"}),
+    (2, {"split_mode": "layer", "n_slots": 3}),
+]
+
+
+@pytest.mark.parametrize("name", MIXED_FILES)
+@pytest.mark.parametrize(("n", "options"), REPORTED, ids=str)
+def test_the_memory_report_is_the_allocators_and_adds_up(
+    shared: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
+) -> None:
+    """On devices that allocate as Vulkan ones do, byte for byte."""
+    if "w256" not in name and options.get("type_k") == "q8_0":
+        options = options | {"type_k": "bf16"}  # heads of 8 have no whole block
+    path = shared / "models" / f"stories260K-{name}.gguf"
+    check_report(path, ["numpy"] * n, **options)
+
+
+@needs_device
+@pytest.mark.runtimes
+@pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
+@pytest.mark.parametrize("lacking", ["", "host_import"])
+def test_the_memory_report_of_real_devices(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, name: str, lacking: str
+) -> None:
+    monkeypatch.setenv("VKBACKEND_DISABLE", lacking)
+    path = shared / "models" / f"stories260K-{name}.gguf"
+    check_report(path, ["0", "0", "numpy"], tensor_split=[3, 1, 1])
+    check_report(path, ["0"])
+
+
+def check_report(path: Path, devices: list[str], **options: Any) -> None:
+    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
+    try:
+        layout, mesh = runner.layout, runner.mesh
+        limits = [device.limits for device in mesh.devices]
+        steps = step_sizes(
+            runner.model, layout, limits, step_shape(runner.model, layout, runner.options, 4), **mesh.how
+        )
+        report = allocations(layout, mesh.devices, steps)
+        for row, held, device in zip(runner.memory(), report, mesh.devices, strict=True):
+            assert {home: row[home] for home in HOMES} == {home: held.homes[home] for home in HOMES}
+            assert sum(held.homes.values()) == sum(held.items.values()) and held.items["padding"] >= 0
+            own = {home: device.nbytes[Home[home.upper()]] for home in ("weights", "kv", "scratch", "host")}
+            assert own == {home: row[home] for home in own}
+        pages = Home.PAGES, Home.MAPPED  # nobody's own, whoever imports them
+        counted = sum(n for d in mesh.devices for home, n in d.nbytes.items() if home not in pages)
+        counted += max(device.nbytes[Home.PAGES] for device in mesh.devices)
+        counted += sum(row["mapped"] for row in runner.memory())
+        assert all(
+            bool(row["mapped"]) == d.maps_files for row, d in zip(runner.memory(), mesh.devices, strict=True)
+        )
+        parts = itemised(layout, report)
+        assert parts["held"] == counted == sum(parts[item] for item in ITEMS)
+        assert min(parts.values()) >= 0 and parts["model"] == sum(map(stored_nbytes, layout.loads))
+        with GGUF.open(path) as gguf:
+            stored = sum(tensor.nbytes for tensor in gguf.tensors.values())
+        tied = [
+            load for load in layout.loads if load.name == "output.weight" and load.name not in gguf.tensors
+        ]
+        wider = parts["model"] - stored - sum(map(stored_nbytes, tied))
+        vectors = sum(stored_nbytes(load) for load in layout.loads if len(load.shape) == 1)
+        assert 0 <= wider <= vectors, "the file's bytes, but for vectors that devices hold as f32"
+    finally:
+        runner.close()
+
+
+@needs_device
+def test_logical_devices_of_a_physical_one_share_its_budget() -> None:
+    devices = open_devices(["0", "numpy", "0"])
+    try:
+        [budget] = fit.budgets_of(devices)
+        heap = max(h.budget or h.nbytes for h in devices[0].info.heaps if h.device_local)  # type: ignore[attr-defined]
+        assert budget.members == (0, 2) and 0.97 * heap < budget.nbytes < heap
+    finally:
+        for device in devices:
+            device.close()
+
+
+def test_host_memory_is_a_budget_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1 << 20)
+    path = shared / "models" / "stories260K-F32.gguf"
+    with pytest.raises(OutOfDeviceMemory, match=r"host memory would hold .* MiB of tensors placed"):
+        Runner(path, devices=["numpy"] * 2, n_gpu_layers=0)
+
+
+@needs_device
+def test_automatic_split_gives_equal_devices_equal_shares(
+    shared: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    runner = same(shared, ["0", "0"], auto_split=True)
+    assert runner.options.tensor_split == (16, 16)
+    assert runner.prediction is not None and runner.prediction.n_reduces == 2 * runner.model.n_layer
+
+
+@pytest.mark.parametrize("options", [{"override_tensor": (("_exps", "CPU"),)}, {"n_gpu_layers": 3}], ids=str)
+@pytest.mark.parametrize("n", [1, 3])
+def test_experts_on_the_host(shared: Path, options: dict[str, Any], n: int) -> None:
+    name = "stories260K-moe8x-Q4_0"
+    logits, runner = run(shared, ["numpy"] * n, name, **options)
+    assert nmse(logits, reference(shared, "numpy", name)) <= 1e-9
+    assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
+
+
+def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fit, "budgets_of", lambda _: [fit.Budget("narrow", 1 << 40, (0,), max_binding=1 << 20)]
+    )
+    path = shared / "models" / "stories260K-F32.gguf"
+    with pytest.raises(OutOfDeviceMemory, match=r"reads 1 MiB at once.*-c (\d+)") as caught:
+        Runner(path, devices=["numpy"], n_ctx=1 << 16)
+    fitting = int(str(caught.value).split("(-c ")[1].split(")")[0])
+    Runner(path, devices=["numpy"], n_ctx=fitting).close()
+    with pytest.raises(OutOfDeviceMemory):
+        Runner(path, devices=["numpy"], n_ctx=2 * fitting)
+
+
+@cache
+def on_three(shared: Path, **how: Any) -> np.ndarray:
+    path = shared / "models" / "stories260K-Q8_0.gguf"
+    with LLM(path, devices=["numpy"] * 3, n_ctx=32, **how) as llm:
+        return llm.logits(TOKENS[:6])
+
+
+@pytest.mark.parametrize("provider", ["pages", "scatter", "host-sum"])
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+def test_how_devices_meet_changes_no_bit(shared: Path, provider: str, ahead: int | None) -> None:
+    logits = on_three(shared, reduce_provider=provider, submit_ahead=ahead)
+    assert np.array_equal(logits, on_three(shared))
+
+
+@pytest.mark.parametrize("options", [{"reduce_provider": "p2p"}, {"submit_ahead": -1}], ids=str)
+def test_unknown_ways_to_meet_are_refused(shared: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"p2p|submit_ahead=-1"):
+        LLM(shared / "models" / "stories260K-Q8_0.gguf", devices=["numpy"], **options)

@@ -1,0 +1,290 @@
+"""Recurrent state in slots: which cell holds what, going back to snapshots, saving and loading."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.fixture import N_VOCAB, Fixture, write
+from oracles.fixture import PROMPT as GOLDEN_PROMPT
+from oracles.fixtures import build
+from places import GOLDEN
+
+from vkbackend import LLM
+from vkbackend.errors import GGUFError, InvalidArgument, OutOfDeviceMemory, StateError, UnsupportedModel
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.recurrent_state import SlotStates, StatePlan
+from vkbackend.step import Run
+from vkbackend.tools.cli import main
+
+F32 = {"type_k": "f32", "type_v": "f32", "n_ctx": 96}
+PROMPT = np.random.default_rng(5).integers(0, N_VOCAB, 30).tolist()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(build("qwen35"), tmp_path_factory.mktemp("recurrent") / "qwen35.gguf")
+
+
+def open_llm(path: Path, n: int = 1, **options: Any) -> LLM:
+    return LLM(path, devices=["numpy"] * n, **{**F32, **options})
+
+
+# ---- cells ----
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(0, 3))
+def test_a_run_reads_what_its_sequence_left(data: st.DataObject, n_snapshots: int) -> None:
+    """Steps of several slots that go on, go back or begin anew, over cells that hold what was fed to them."""
+    n_slots = 2
+    slots = SlotStates(n_slots, n_snapshots)
+    cells: list[tuple[int, ...]] = [(-1,)] * (n_slots * (1 + n_snapshots))
+    held: list[tuple[int, ...]] = [()] * n_slots  # tokens of each slot
+    for number in range(data.draw(st.integers(1, 25))):
+        slot, n = data.draw(st.integers(0, 1)), data.draw(st.sampled_from([1, 1, 1, 2, 5]))
+        wanted = data.draw(st.integers(0, len(held[slot])))
+        at = slots.resumable(slot, wanted)
+        assert at <= wanted and slots.resumable(slot, at) == at
+        assert slots.resumable(slot, len(held[slot])) == len(held[slot])  # going on needs no snapshot
+        read, written = slots.advance(Run(slot, 0, n, at))
+        if at:
+            assert cells[read] == held[slot][:at]
+        held[slot] = held[slot][:at] + (number,) * n
+        cells[written] = held[slot]
+        for other in range(n_slots):
+            if held[other]:
+                assert cells[slots.cell(other, len(held[other]))] == held[other]
+
+
+def test_the_ends_of_a_prompt_and_of_its_steps_are_kept() -> None:
+    slots = SlotStates(1, 2)
+    at = 0
+    for n in (16, 16, 5, 1, 1, 1):
+        slots.advance(Run(0, 0, n, at))
+        at += n
+    assert [slots.resumable(0, position) for position in (40, 39, 37, 36, 32, 31)] == [40, 37, 37, 32, 32, 0]
+
+
+# ---- in the engine ----
+
+
+def test_going_back_gives_what_a_new_slot_gives(path: Path) -> None:
+    other = [*PROMPT, 7, 8, 9]
+    with open_llm(path) as llm:
+        want = llm.generate(other, 10, temperature=0).tokens
+        repeated, third = (llm.generate(PROMPT + more, 10, temperature=0).tokens for more in ([], [5]))
+    with open_llm(path, n_slots=1, n_ubatch=16) as llm:
+        assert llm.generate(PROMPT, 10, temperature=0, slot=0).tokens == repeated
+        back = llm.generate(other, 10, temperature=0, slot=0)  # goes on where the first prompt ended
+        assert back.tokens == want and back.timings["prompt_n"] == len(other) - len(PROMPT)
+        again = llm.generate([*PROMPT, 5], 10, temperature=0, slot=0)
+        assert again.tokens == third and again.timings["prompt_n"] == 1
+        new = llm.generate(PROMPT[:9], 10, temperature=0, slot=0)  # no snapshot before it
+        assert new.timings["prompt_n"] == 9
+
+
+def test_without_snapshots_a_slot_goes_on_or_begins_anew(path: Path) -> None:
+    with open_llm(path, n_snapshots=0) as llm:
+        first = llm.generate(PROMPT, 5, temperature=0, slot=0)
+        assert llm.generate(PROMPT + first.tokens, 5, temperature=0, slot=0).timings["prompt_n"] == 1
+        assert llm.generate([*PROMPT, 5], 5, temperature=0, slot=0).timings["prompt_n"] == len(PROMPT) + 1
+    with pytest.raises(InvalidArgument, match="n_snapshots=-1"):
+        open_llm(path, n_snapshots=-1)
+    few, many = (states_of(path, n) for n in (0, 2))
+    assert [3 * sum(plan.nbytes(0)) for plan in few] == [sum(plan.nbytes(0)) for plan in many]
+
+
+def test_snapshots_take_memory(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `plan --snapshots` counts, each as many bytes as the state itself."""
+    kv = []
+    for n in (0, 1, 2):
+        assert main(["plan", "-m", str(path), "-dev", "numpy", "--snapshots", str(n), "--json"]) == 0
+        kv.append(json.loads(capsys.readouterr().out)["devices"][0]["kv"])
+    assert kv[2] - kv[1] == kv[1] - kv[0] > 0
+
+
+def states_of(path: Path, n_snapshots: int) -> list[StatePlan]:
+    runner = Runner(path, devices=["numpy"], n_ctx=32, n_snapshots=n_snapshots)
+    try:
+        assert runner.memory()[0]["kv"] >= sum(sum(plan.nbytes(0)) for plan in runner.layout.memories()) > 0
+        return runner.layout.states
+    finally:
+        runner.close()
+
+
+def test_two_sequences_share_steps(path: Path) -> None:
+    with open_llm(path) as llm:
+        want = [llm.generate(PROMPT[i:], 12, temperature=0).tokens for i in range(3)]
+    with open_llm(path, n_slots=3, n_ubatch=16) as llm:
+        streams = [llm.stream(PROMPT[i:], 12, temperature=0, slot=i) for i in range(3)]
+        got: list[list[int]] = [[], [], []]
+        while any(len(tokens) < 12 for tokens in got):
+            for tokens, stream in zip(got, streams, strict=True):
+                chunk = next(stream, None)
+                tokens += [] if chunk is None or chunk.token is None else [chunk.token]
+    assert got == want
+
+
+# ---- what cannot be ----
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "error", "message"),
+    [
+        ("qwen35", {"ssm.time_step_rank": 10}, GGUFError, "10 value heads of 16 for 4 key heads"),
+        ("qwen35", {"ssm.state_size": 24, "ssm.inner_size": 288}, UnsupportedModel, "heads of 24"),
+        ("qwen35", {"ssm.conv_kernel": 1}, UnsupportedModel, "convolutions of 1"),
+        ("qwen35", {"rope.dimension_sections": [3, 1]}, GGUFError, "expected 3 or 4"),
+        ("qwen35", {"attention.recurrent_layers": [1, 0]}, GGUFError, "has 2 values for 5 layers"),
+        ("kimi-linear", {"attention.kv_lora_rank": 48}, GGUFError, "not a latent of 48"),
+        ("kimi-linear", {"kda.head_dim": 256}, UnsupportedModel, "heads of 256"),
+        ("qwen3", {"attention.head_count_kv": 0}, GGUFError, "head_count_kv is 0"),
+    ],
+)
+def test_hyper_parameters_that_do_not_fit(
+    tmp_path: Path, name: str, keys: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model = build(name)
+    model.keys |= keys
+    with pytest.raises(error, match=message):
+        Runner(write(model, tmp_path / "a.gguf"), devices=["numpy"])
+
+
+# ---- on the devices, and back ----
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear"])
+def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
+    """Segments of an axis, parts of a tensor, stacks of heads, axes of one element."""
+    file, copy = write(build(name), tmp_path / "a.gguf", quantize=True), tmp_path / "copy.gguf"
+    runner = Runner(file, devices=["numpy"] * 3, tensor_split=[2, 1, 1])
+    try:
+        with GGUF.open(file) as source:
+            write_gguf(copy, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
+        assert file.read_bytes() == copy.read_bytes()
+    finally:
+        runner.close()
+
+
+def older(made: Fixture) -> Fixture:
+    """qwen3next as its first files have it: of every key head the rows of q, k, v and the gate in ssm_in."""
+    n_k = made.keys["ssm.group_count"]
+    for prefix in [name.removesuffix("attn_qkv.weight") for name in made.tensors if "attn_qkv" in name]:
+        qkv, gate = (made.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
+        keys = n_k * made.keys["ssm.state_size"]
+        parts = [qkv[:keys], qkv[keys : 2 * keys], qkv[2 * keys :], gate]
+        heads = [part.reshape(n_k, -1, part.shape[-1]) for part in parts]
+        made.put(f"{prefix}ssm_in.weight", np.concatenate(heads, axis=1).reshape(-1, qkv.shape[-1]))
+    return made
+
+
+@pytest.mark.parametrize("quantize", [False, True], ids=["f32", "q8_0"])
+def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
+    """The same logits to the bit, and the file is written back as it was."""
+    new = write(build("qwen3next"), tmp_path / "new.gguf", quantize=quantize)
+    old = write(older(build("qwen3next")), tmp_path / "old.gguf", quantize=quantize)
+    for n, split in ((1, None), (3, (2, 1, 1))):
+        logits = []
+        for file in (new, old):
+            runner = Runner(file, devices=["numpy"] * n, tensor_split=split, n_ctx=32, n_ubatch=32)
+            try:
+                logits.append(runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy())
+                with GGUF.open(file) as source:
+                    copy, specs = tmp_path / "copy.gguf", runner.model.weights()
+                    write_gguf(copy, source, runner.mesh.devices, runner.mesh.weights, specs)
+                assert copy.read_bytes() == file.read_bytes()
+            finally:
+                runner.close()
+        assert np.array_equal(*logits)
+
+
+@pytest.mark.oracle
+def test_llama_cpp_reads_older_files_so(tmp_path: Path) -> None:
+    if find_spec("xllamacpp") is None:
+        pytest.skip("not installed: xllamacpp")
+    from oracles import llama_cpp
+
+    old = write(older(build("qwen3next")), tmp_path / "old.gguf")
+    golden = GOLDEN / "qwen3next.npz"
+    want = np.load(golden)["logits"]
+    assert nmse(llama_cpp.logits(old, [GOLDEN_PROMPT], N_VOCAB), want) <= 1e-9
+
+
+# ---- saved ----
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_split": [1, 0, 3]}, {"split_mode": "layer"}])
+def test_saved_on_two_devices_goes_on_on_three(path: Path, tmp_path: Path, options: Any) -> None:
+    file = tmp_path / "state"
+    with open_llm(path, 2) as llm:
+        begun = llm.generate(PROMPT, 8, temperature=0, slot=0)
+        llm.save_state(file)
+        want = llm.generate(PROMPT + begun.tokens, 12, temperature=0, slot=0).tokens
+    with open_llm(path, 3, n_slots=2, **options) as llm:
+        tokens = llm.load_state(file, slot=1)
+        rest = llm.generate(tokens, 12, temperature=0, slot=1)
+    assert rest.tokens == want and rest.timings["prompt_n"] == 1
+
+
+def test_a_part_is_refused(path: Path, tmp_path: Path) -> None:
+    with open_llm(path) as llm:
+        llm.generate(PROMPT, 4, temperature=0, slot=0)
+        for part in ({"first": 3}, {"last": 20}):
+            with pytest.raises(InvalidArgument, match="recurrent layers, whose state stands for all"):
+                llm.save_state(tmp_path / "part", slot=0, **part)
+
+
+def test_a_file_without_the_state_is_refused(path: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    file = tmp_path / "state"
+    with open_llm(path) as llm:
+        llm.generate(PROMPT, 4, temperature=0, slot=0)
+        llm.save_state(file)
+        tensors = load_file(file)
+        with safe_open(file, framework="numpy") as kept:
+            about = kept.metadata()
+        names = [name for name in tensors if name.startswith("state_")]
+        assert names
+        shorter = {**tensors, names[0]: tensors[names[0]][:-1]}
+        missing = {name: values for name, values in tensors.items() if name != names[0]}
+        for changed in (shorter, missing):
+            save_file(changed, file, about)
+            with pytest.raises(StateError, match=names[0]):
+                llm.load_state(file)
+
+
+def test_a_failed_step_leaves_a_slot_that_works(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_llm(path, n_slots=2) as llm:
+        engine = llm._mailbox.engine._engine  # type: ignore[union-attr]
+        run, calls = engine.runner.mesh.run, iter(range(100))
+
+        def failing(step: Any) -> None:
+            if next(calls) == 3:
+                raise OutOfDeviceMemory("injected", requested=1, budget=0)
+            run(step)
+
+        monkeypatch.setattr(engine.runner.mesh, "run", failing)
+        with pytest.raises(OutOfDeviceMemory, match="injected"):
+            llm.generate(PROMPT, max_tokens=8, temperature=0, ignore_eos=True, slot=0)
+        copied = llm.copy_slot(0, 1)
+        if copied:
+            llm.save_state(tmp_path / "after.safetensors", slot=0)
+        tokens = [
+            llm.generate(PROMPT, max_tokens=8, temperature=0, ignore_eos=True, slot=slot).tokens
+            for slot in (0, 1)
+        ]
+        assert tokens[0] == tokens[1]

@@ -1,0 +1,73 @@
+"""The automatic split under budgets counts scratch too; a refusal names shares that would fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vkbackend.errors import OutOfDeviceMemory
+from vkbackend.meta import balance
+from vkbackend.meta.speed import Speed
+from vkbackend.models.engine import runner
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.placement import fit
+
+BUDGET = 2_600_000  # for weights, caches and scratch: less than three quarters of the model need
+
+
+@pytest.fixture
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two devices with memory of their own, the first three times as fast."""
+    room = [1 << 40, 1 << 40]
+    speeds = {"numpy.0": Speed(3e9, 1e8), "numpy.1": Speed(1e9, 1e8)}
+
+    def of(_: object) -> list[fit.Budget]:
+        return [fit.Budget(f"gpu{d}", nbytes, (d,)) for d, nbytes in enumerate(room)]
+
+    for module in (fit, runner):
+        monkeypatch.setattr(module, "budgets_of", of)
+    monkeypatch.setattr(balance, "measure_speed", lambda device: speeds[device.name])
+    monkeypatch.setattr(balance, "measure_reduce", lambda devices, nbytes: 1e-6)
+    for name in ("class_of", "resource_of"):
+        monkeypatch.setattr(balance, name, lambda device: device.name)
+    return room
+
+
+def opened(shared: Path, **options: Any) -> Runner:
+    path = shared / "models" / "stories260K-F32.gguf"
+    return Runner(path, devices=["numpy"] * 2, n_ctx=1024, type_k="f32", type_v="f32", **options)
+
+
+def test_scratch_counts_in_the_automatic_split(shared: Path, budgets: list[int]) -> None:
+    free = opened(shared, auto_split=True)
+    first, second = free.options.tensor_split or ()
+    free.close()
+    budgets[0] = BUDGET
+    tight = opened(shared, auto_split=True)
+    fewer, others = tight.options.tensor_split or ()
+    held = tight.memory()[0]
+    tight.close()
+    assert fewer / others < first / second
+    assert held["weights"] + held["kv"] + held["scratch"] <= BUDGET
+
+
+def test_the_refusal_names_other_shares(shared: Path, budgets: list[int]) -> None:
+    budgets[:] = BUDGET, BUDGET
+    with pytest.raises(OutOfDeviceMemory, match=r"other shares \(-ts 1,1\)"):
+        opened(shared, tensor_split=(15, 1))
+    opened(shared, tensor_split=(1, 1)).close()
+
+
+def test_other_shares_follow_the_room_of_the_devices_alone(shared: Path, budgets: list[int]) -> None:
+    """However much the host has."""
+    free = opened(shared, tensor_split=(3, 1))
+    budgets[:] = (int(1.25 * sum(row[home] for home in fit.ON_DEVICE)) for row in free.memory())
+    free.close()
+    with pytest.raises(OutOfDeviceMemory, match=r"other shares \(-ts (\d+),(\d+)\)") as caught:
+        opened(shared, tensor_split=(1, 1))
+    first, second = map(int, re.findall(r"-ts (\d+),(\d+)", str(caught.value))[0])
+    assert first > second
+    opened(shared, tensor_split=(first, second)).close()

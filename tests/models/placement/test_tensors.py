@@ -1,0 +1,154 @@
+"""What of a file is read: off values, layers that predict further ahead, tensors that nothing reads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.fixture import Fixture, write
+from oracles.fixtures import build
+from tiny_models import Tiny, tensors, write_tiny
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.architectures.base import is_off
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.llm import LLM
+from vkbackend.tools.cli import main
+
+TOKENS = list(range(12))
+
+
+def logits(path: Path) -> np.ndarray:
+    with LLM(path, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
+        return llm.logits(TOKENS)
+
+
+def with_nextn(folder: Path, n_ahead: int = 1) -> Path:
+    """Four layers to use, and as many as a file may have behind them."""
+    tiny = Tiny("llama", "Q8_0", n_layer=5, keys={"nextn_predict_layers": n_ahead})
+    more = {
+        "blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32),
+        "blk.4.nextn.enorm.weight": np.ones(64, np.float32),
+    }
+    return write_tiny(folder / f"nextn{n_ahead}.gguf", tiny, more)
+
+
+def test_layers_that_predict_further_ahead_are_left_out_with_one_note(tmp_path: Path) -> None:
+    path = with_nextn(tmp_path)
+    same = dict(tensors(Tiny("llama", n_layer=5)))
+    four = write_tiny(
+        tmp_path / "four.gguf",
+        Tiny("llama", "Q8_0"),
+        {name: values for name, values in same.items() if not name.startswith("blk.4.")},
+    )
+    assert np.array_equal(logits(path), logits(four))
+    with LLM(path, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
+        [note] = llm.notes
+        assert "18 tensors" in note and "nextn" in note and "blk.4." in note
+    with LLM(four, devices=["numpy"], n_ctx=32, n_ubatch=16) as llm:
+        assert llm.notes == []
+    with LLM(four, devices=["numpy"], n_ctx=1 << 12, n_ubatch=16) as llm:
+        assert "context of 4096 tokens is longer than the" in llm.notes[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "-p", "0", "-n", "1", "-r", "1", "-d", "0"],
+        ["sweep", "-p", "4", "-n", "1", "-c", "8"],
+        ["export", "-o", "copy.gguf"],
+        ["generate", "-c", "8"],  # which then has no tokenizer
+        ["plan", "-ts", "1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_that_loads_a_model_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main([*words, "-m", str(with_nextn(tmp_path)), "-dev", "numpy"])
+    told = capsys.readouterr()
+    lines = [line for line in (told.out + told.err).splitlines() if "(nextn)" in line]
+    assert len(lines) == 1 and "18 tensors of layers that predict tokens further ahead" in lines[0], told
+
+
+def test_they_are_written_back(tmp_path: Path) -> None:
+    path, out = with_nextn(tmp_path), tmp_path / "out.gguf"
+    runner = Runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
+    try:
+        with GGUF.open(path) as source:
+            write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
+    finally:
+        runner.close()
+    assert out.read_bytes() == path.read_bytes()
+
+
+def test_without_the_key_they_are_tensors_that_nothing_reads(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"2 tensors that nothing of llama reads: blk.4.nextn.eh_proj"):
+        logits(with_nextn(tmp_path, n_ahead=0))
+    with pytest.raises(GGUFError, match="5 of 5 layers predict"):
+        logits(with_nextn(tmp_path, n_ahead=5))
+
+
+def test_an_unknown_architecture_is_named_with_what_is_supported(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"'gpt9' is not supported; supported are: llama, .*phi3"):
+        logits(write_tiny(tmp_path / "model.gguf", Tiny("gpt9")))
+
+
+@pytest.mark.parametrize("value", [0, 0.0, False, -math.inf, [], [0, 0], [-math.inf], ""])
+def test_off_values(value: Any) -> None:
+    assert is_off(value) and is_off(np.asarray(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("value", [1, -1.0, True, math.inf, math.nan, [0, 1], "none"])
+def test_values_that_are_on(value: Any) -> None:
+    assert not is_off(value)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"attention.scale": 0.0, "rope.scaling.factor": 0.0, "expert_count": 0},
+        {"attention.clamp_kqv": -math.inf, "attention.scale": -math.inf, "expert_weights_scale": 0.0},
+        {"attention.sliding_window": 0, "nextn_predict_layers": 0, "rope.scaling.attn_factor": 0.0},
+        {"rope.dimension_count": 0, "rope.scaling.type": ""},
+        {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},  # of no meaning in llama
+    ],
+)
+def test_keys_at_their_off_value_mean_absent(tmp_path: Path, keys: dict[str, Any]) -> None:
+    plain = write_tiny(tmp_path / "plain.gguf", Tiny("llama"))
+    assert np.array_equal(logits(write_tiny(tmp_path / "off.gguf", Tiny("llama", keys=keys))), logits(plain))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("qwen35", {"full_attention_interval": 0}),  # four, as the fixture has it
+        ("gemma4", {"attention.key_length_swa": 0}),
+    ],
+    ids=str,
+)
+def test_defaults_of_architectures(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
+    """A key at its off value reads as the file without it."""
+    off, absent = build(name), build(name)
+    off.keys |= keys
+    for key, value in keys.items():
+        if value:
+            absent.keys[key] = value
+        else:
+            absent.keys.pop(key, None)
+
+    def outcome(made: Fixture, path: str) -> str:
+        try:
+            with GGUF.open(write(made, tmp_path / path)) as gguf:
+                return repr([weight for weight in load_model(gguf).weights()])
+        except GGUFError as error:
+            return str(error).partition(": ")[2]
+
+    assert outcome(off, "off.gguf") == outcome(absent, "absent.gguf")

@@ -1,0 +1,62 @@
+"""Device sets for whole-model tests: one, two and three devices of the first driver, and two drivers both
+ways."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def device_infos() -> list:  # type: ignore[type-arg]
+    """Every Vulkan device present; empty without a loader or a driver."""
+    from vkbackend.errors import UnsupportedFeature
+
+    try:
+        from vkbackend.vulkan.instance import devices
+
+        return devices()
+    except UnsupportedFeature:
+        return []
+
+
+def device_params() -> list:  # type: ignore[type-arg]
+    """Every device present as a parameter; without any one that is skipped and says so."""
+    found = [pytest.param(i, id=f"{i.index}-{i.driver.split()[0].lower()}") for i in device_infos()]
+    none = pytest.param(None, id="none", marks=pytest.mark.skip(reason="no Vulkan device is present"))
+    return found or [none]
+
+
+_N = len(device_infos())
+_TWO = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
+_ONE = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
+DEVICE_SETS = [
+    pytest.param(spec.split(","), id=spec, marks=_TWO if "1" in spec else _ONE)
+    for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
+]
+MULTI = DEVICE_SETS[1:]
+
+
+def for_every_runtime(param: Any) -> Any:
+    """The parameter, marked for the runs with other runtimes."""
+    return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.runtimes])
+
+
+LAYER = [
+    folder / "VkLayer_khronos_validation.json"
+    for folder in map(Path, ("/usr/share/vulkan/explicit_layer.d", "/etc/vulkan/explicit_layer.d"))
+]
+needs_layer = pytest.mark.skipif(
+    not any(path.exists() for path in LAYER) and "VK_LAYER_PATH" not in os.environ,
+    reason="the Khronos validation layer is not installed (apt-get install vulkan-validationlayers)",
+)
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    """Normalised mean squared error; NaN and infinities count as wrong."""
+    assert got.shape == want.shape and np.isfinite(got).all(), "shape differs or values are not finite"
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    return float(((got - want) ** 2).sum() / (want**2).sum())

@@ -1,0 +1,108 @@
+"""The decoders in float64 numpy over the dequantized weights of a GGUF file: the whole-model oracle.
+
+Covers llama, qwen2, qwen3 and qwen3moe: RoPE by architecture, biases, head norms and experts by what the file
+has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vkbackend.formats import dequantize
+from vkbackend.models.gguf.reader import GGUF
+
+ADJACENT_PAIRS = ("llama",)  # the others rotate pairs half a head apart
+
+
+def forward(
+    path: Path,
+    tokens: list[int],
+    cache: type = np.float64,
+    ids: Sequence[np.ndarray] | None = None,
+    windows: Sequence[int] = (),
+    owners: Sequence[int] = (),
+    control: Mapping[int, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. `ids`: per layer the
+    experts to use instead of the likeliest, [n_tokens, n_used]. `windows`: per layer the positions that a
+    token sees, 0 for all. `owners`: per layer the one whose K and V it reads.
+    `control`: by layer what is added behind it."""
+    with GGUF.open(path) as gguf:
+        w = {
+            t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
+            for t in gguf.tensors.values()
+        }
+        arch = gguf.architecture
+        get = lambda key, *default: gguf.get(f"{arch}.{key}", *default)  # noqa: E731
+        n_layer, heads, kv_heads = (
+            get("block_count"),
+            get("attention.head_count"),
+            get("attention.head_count_kv"),
+        )
+        eps, base = get("attention.layer_norm_rms_epsilon"), get("rope.freq_base", 10_000.0)
+        n_used, expert_scale = get("expert_used_count", 0), get("expert_weights_scale", 1.0)
+    hd = w["blk.0.attn_q.weight"].shape[0] // heads
+    n = len(tokens)
+    angle = np.arange(n)[:, None] * base ** (-np.arange(0, hd, 2) / hd)
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]  # [n, 1, hd / 2]
+
+    def rms(x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return rms(x) * w[name + ".weight"]
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ w[name + ".weight"].T + w.get(name + ".bias", 0.0)
+
+    def rope(x: np.ndarray) -> np.ndarray:
+        a, b = (x[..., 0::2], x[..., 1::2]) if arch in ADJACENT_PAIRS else np.split(x, 2, -1)
+        turned = a * cos - b * sin, a * sin + b * cos
+        return np.stack(turned, -1).reshape(x.shape) if arch in ADJACENT_PAIRS else np.concatenate(turned, -1)
+
+    def swiglu(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+        return (x @ gate.T / (1 + np.exp(-x @ gate.T)) * (x @ up.T)) @ down.T
+
+    def experts(x: np.ndarray, p: str, chosen: np.ndarray | None) -> np.ndarray:
+        logits = linear(x, p + "ffn_gate_inp")
+        stacks = [w[f"{p}ffn_{name}_exps.weight"] for name in ("gate", "up", "down")]
+        y = np.zeros_like(x)
+        for r in range(len(x)):
+            e = np.argsort(-logits[r], kind="stable")[:n_used] if chosen is None else chosen[r]
+            weight = np.exp(logits[r, e] - logits[r].max())
+            weight *= expert_scale / weight.sum()
+            for u, share in zip(e, weight, strict=True):
+                y[r] += share * swiglu(x[r], *(stack[u] for stack in stacks))
+        return y
+
+    h = w["token_embd.weight"][tokens]
+    stored: list[tuple[np.ndarray, np.ndarray]] = []
+    for il in range(n_layer):
+        p = f"blk.{il}."
+        x = norm(h, p + "attn_norm")
+        q, k, v = (linear(x, f"{p}attn_{name}").reshape(n, -1, hd) for name in "qkv")
+        if f"{p}attn_q_norm.weight" in w:
+            q, k = norm(q, p + "attn_q_norm"), norm(k, p + "attn_k_norm")
+        q, k = rope(q), rope(k).astype(cache).astype(np.float64)
+        v = v.astype(cache).astype(np.float64)
+        stored.append((k, v))
+        k, v = (a.repeat(heads // kv_heads, 1) for a in stored[owners[il] if owners else il])
+        s = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0) / np.sqrt(hd)  # [heads, q, k]
+        seen = np.tril(np.ones((n, n), bool))
+        if windows and windows[il]:
+            seen &= ~np.tril(seen, -windows[il])
+        s = np.where(seen, s, -np.inf)
+        p_ = np.exp(s - s.max(-1, keepdims=True))
+        a = (p_ @ v.transpose(1, 0, 2) / p_.sum(-1, keepdims=True)).transpose(1, 0, 2).reshape(n, -1)
+        h = h + linear(a, p + "attn_output")
+        x = norm(h, p + "ffn_norm")
+        if n_used:
+            h = h + experts(x, p, None if ids is None else ids[il])
+        else:
+            gate, up = linear(x, p + "ffn_gate"), linear(x, p + "ffn_up")
+            h = h + linear(gate / (1 + np.exp(-gate)) * up, p + "ffn_down")
+        h = h + (control or {}).get(il, 0.0)
+    return norm(h, "output_norm") @ w.get("output.weight", w["token_embd.weight"]).T

@@ -1,0 +1,16 @@
+"""All fixtures by name: the architecture, then `+` and what is special."""
+
+from __future__ import annotations
+
+from oracles import decoders, gemma, recurrent
+from oracles.fixture import Fixture
+from oracles.parts import BUILDERS
+
+FIXTURES = tuple(BUILDERS)
+assert decoders and gemma and recurrent  # imported to register theirs
+
+
+def build(name: str) -> Fixture:
+    fixture = Fixture(name, name.split("+")[0])
+    BUILDERS[name](fixture)
+    return fixture

@@ -1,0 +1,133 @@
+"""Fixtures with windows, norms around every block and a soft-cap: gemma3, gemma4."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from oracles.fixture import N_VOCAB, Fixture
+from oracles.parts import (
+    EXPERTS,
+    HEAD_DIM,
+    N_EMBD,
+    N_EXPERT,
+    N_FF,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    fuse_experts,
+    mixture,
+)
+
+
+@fixture("gemma3")
+def gemma3(m: Fixture) -> None:
+    """Five layers with a window to one without, MQA, norms after attention and FFN, a soft-cap."""
+    base(
+        m, 7, n_kv=1, attention__sliding_window=12, rope__freq_base=20000.0, rope__scaling__type="linear",
+        rope__scaling__factor=4.0, final_logit_softcapping=4.0,
+    )  # fmt: skip
+    m.keys["rope.freq_base_swa"] = 500.0
+    del m.tensors["output.weight"]
+    m.tensors["token_embd.weight"] *= np.float32(0.2)
+    for il in range(7):
+        attention(m, il, head_norms=True)
+        m.norm(f"blk.{il}.post_attention_norm", N_EMBD)
+        feed_forward(m, il)
+        m.norm(f"blk.{il}.post_ffw_norm", N_EMBD)
+
+
+def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **keys: Any) -> None:
+    """Heads of 16 where there is a window, of 32 (a quarter of them rotated) where there is none."""
+    base(
+        m, len(windowed), n_kv=[n_kv if swa else n_kv_full for swa in windowed],
+        attention__sliding_window=12, attention__sliding_window_pattern=windowed,
+        attention__key_length=2 * HEAD_DIM, attention__value_length=2 * HEAD_DIM,
+        attention__key_length_swa=HEAD_DIM, attention__value_length_swa=HEAD_DIM,
+        attention__shared_kv_layers=0, embedding_length_per_layer_input=0, rope__freq_base=20000.0,
+        rope__freq_base_swa=500.0, rope__dimension_count=2 * HEAD_DIM, rope__dimension_count_swa=HEAD_DIM,
+        final_logit_softcapping=4.0,
+    )  # fmt: skip
+    m.keys |= keys
+    m.unread = (f"blk.{len(windowed) - 1}.layer_output_scale",)  # the last norm divides by it again
+    del m.tensors["output.weight"]
+    m.tensors["token_embd.weight"] *= np.float32(0.2)
+    m.put("rope_freqs.weight", np.array([1.0] * (HEAD_DIM // 4) + [1e30] * (HEAD_DIM * 3 // 4)))
+
+
+def gemma4_attention(m: Fixture, il: int, values: bool = True) -> None:
+    p, k = f"blk.{il}.", m.keys
+    windowed = k["attention.sliding_window_pattern"][il]
+    size = k["attention.key_length_swa" if windowed else "attention.key_length"]
+    n_head, n_kv = k["attention.head_count"], k["attention.head_count_kv"][il]
+    m.norm(p + "attn_norm", N_EMBD)
+    m.matrix(p + "attn_q", n_head * size, N_EMBD)
+    m.matrix(p + "attn_k", n_kv * size, N_EMBD)
+    if values:
+        m.matrix(p + "attn_v", n_kv * size, N_EMBD)
+    m.matrix(p + "attn_output", N_EMBD, n_head * size)
+    for name in ("attn_q_norm", "attn_k_norm"):
+        m.norm(p + name, size)
+        m.tensors[f"{p}{name}.weight"] *= np.float32(0.4)
+    m.norm(p + "post_attention_norm", N_EMBD)
+    m.put(p + "layer_output_scale.weight", np.array([1.5 if il % 2 else 0.5 + 0.06 * il]))
+
+
+def gemma4_feed_forward(m: Fixture, il: int, n_ff: int) -> None:
+    p = f"blk.{il}."
+    m.norm(p + "ffn_norm", N_EMBD)
+    m.matrix(p + "ffn_gate", n_ff, N_EMBD)
+    m.matrix(p + "ffn_up", n_ff, N_EMBD)
+    m.matrix(p + "ffn_down", N_EMBD, n_ff, gain=2.0)
+    m.norm(p + "post_ffw_norm", N_EMBD)
+
+
+@fixture("gemma4")
+def gemma4(m: Fixture) -> None:
+    """Layers without a window: one kv head, values are the keys before their norm and RoPE."""
+    gemma4_base(m, [True, True, False] * 2 + [False], 2, 1)
+    for il in range(7):
+        gemma4_attention(m, il, values=m.keys["attention.sliding_window_pattern"][il])
+        gemma4_feed_forward(m, il, N_FF)
+
+
+@fixture("gemma4+experts")
+def gemma4_experts(m: Fixture) -> None:
+    """A dense FFN beside eight experts, each with norms of its own; the router has one too."""
+    gemma4_base(m, [True, False] * 2, 2, 1, **EXPERTS)
+    for il in range(4):
+        gemma4_attention(m, il, values=m.keys["attention.sliding_window_pattern"][il])
+        gemma4_feed_forward(m, il, N_FF)
+        p = f"blk.{il}."
+        for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+            m.norm(p + name, N_EMBD)
+        mixture(m, il, norm="", gain=24.0)
+        fuse_experts(m, il)
+        m.put(p + "ffn_gate_inp.scale", 1 + 0.3 * m.normal(p + "ffn_gate_inp.scale", N_EMBD))
+        m.put(p + "ffn_down_exps.scale", 1 + 0.5 * m.normal(p + "ffn_down_exps.scale", N_EXPERT))
+
+
+@fixture("gemma4+shared")
+def gemma4_shared(m: Fixture) -> None:
+    """Per-layer embeddings; the last three layers use the cache of the last layer before them with a window
+    or without, as they have one or not, and have a wider FFN. Their own keys and values are in the file, as
+    they are in published ones, and nothing reads them."""
+    size, n_layer, owners = 16, 7, 4
+    gemma4_base(m, [True, False, True, False, True, True, False], 1, 1)
+    m.keys |= {
+        "attention.shared_kv_layers": n_layer - owners,
+        "embedding_length_per_layer_input": size,
+        "feed_forward_length": [N_FF] * owners + [2 * N_FF] * (n_layer - owners),
+    }
+    m.matrix("per_layer_token_embd", N_VOCAB, n_layer * size, gain=sqrt(n_layer))
+    m.matrix("per_layer_model_proj", n_layer * size, N_EMBD)
+    m.norm("per_layer_proj_norm", size)
+    for il in range(n_layer):
+        gemma4_attention(m, il)
+        gemma4_feed_forward(m, il, m.keys["feed_forward_length"][il])
+        m.matrix(f"blk.{il}.inp_gate", size, N_EMBD)
+        m.matrix(f"blk.{il}.proj", N_EMBD, size)
+        m.norm(f"blk.{il}.post_norm", N_EMBD)
+    m.unread += tuple(f"blk.{il}.attn_{name}" for il in range(owners, n_layer) for name in ("k", "v"))

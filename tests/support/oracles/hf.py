@@ -1,0 +1,62 @@
+"""Hugging Face `transformers` as an oracle: the tensors of a fixture in the model class that the architecture
+comes from, float32, eager attention.
+
+The builders undo what the conversion to GGUF did: names, the interleaving of llama's q and k rows, the one
+that norms of some families leave out, fused projections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from oracles import hf_decoders, hf_gemma, hf_recurrent
+from oracles.fixture import Fixture
+from oracles.hf_parts import BUILDERS
+
+assert hf_decoders and hf_gemma and hf_recurrent  # imported to register theirs
+
+
+def versions() -> str:
+    return f"transformers {version('transformers')}, torch {version('torch')}"
+
+
+def logits(
+    fixture: Fixture, batches: Sequence[Sequence[int]], steering: Mapping[int, np.ndarray] | None = None
+) -> np.ndarray:
+    """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
+    vectors behind layers."""
+    made = model(fixture)
+    for il, direction in (steering or {}).items():
+        made.model.layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
+    return run(made, batches)
+
+
+def _adder(direction: torch.Tensor) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
+    return lambda layer, inputs, output: output + direction
+
+
+def model(fixture: Fixture) -> Any:
+    config, state = BUILDERS[fixture.name](fixture)
+    config._attn_implementation = "eager"
+    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
+    if config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    missing = made.load_state_dict(tensors, strict=True)
+    assert not missing.missing_keys and not missing.unexpected_keys
+    return made
+
+
+@torch.no_grad()
+def run(made: Any, batches: Sequence[Sequence[int]]) -> np.ndarray:
+    cache, rows = None, []
+    for tokens in batches:
+        out = made(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        rows.append(out.logits[0].numpy())
+    return np.concatenate(rows)

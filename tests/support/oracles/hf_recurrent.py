@@ -1,0 +1,193 @@
+"""The fixtures of recurrent.py in `transformers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import transformers
+from oracles.fixture import Fixture
+from oracles.hf_parts import (
+    State,
+    builder,
+    common,
+    experts_of,
+    fused_experts,
+    gate_rows,
+    layers,
+    minus_one,
+    renamed,
+    rope,
+)
+
+
+def by_key_head(m: Fixture, il: int, values: np.ndarray) -> np.ndarray:
+    return values.reshape(m.keys["ssm.group_count"], -1, *values.shape[1:])
+
+
+def kinds_of(m: Fixture) -> list[str]:
+    return ["full_attention" if il % 2 else "linear_attention" for il in range(m.keys["block_count"])]
+
+
+def delta_net_sizes(m: Fixture) -> dict[str, Any]:
+    k = m.keys
+    return {
+        "linear_conv_kernel_dim": k["ssm.conv_kernel"],
+        "linear_key_head_dim": k["ssm.state_size"],
+        "linear_value_head_dim": k["ssm.state_size"],
+        "linear_num_key_heads": k["ssm.group_count"],
+        "linear_num_value_heads": k["ssm.time_step_rank"],
+        "layer_types": kinds_of(m),
+    }
+
+
+def delta_net_vectors(m: Fixture, state: State, il: int) -> None:
+    p, b = f"model.layers.{il}.linear_attn.", f"blk.{il}."
+    state[p + "conv1d.weight"] = m[b + "ssm_conv1d.weight"][:, None]
+    state[p + "dt_bias"] = m[b + "ssm_dt.bias"]
+    state[p + "A_log"] = np.log(-m[b + "ssm_a"])
+    state[p + "norm.weight"] = m[b + "ssm_norm.weight"]
+    state[p + "out_proj.weight"] = m[b + "ssm_out.weight"]
+
+
+@builder("qwen3next")
+def qwen3next(m: Fixture) -> tuple[Any, State]:
+    config = transformers.Qwen3NextConfig(
+        **common(m, rope_parameters=rope(m, partial_rotary_factor=0.5)),
+        **experts_of(m),
+        **delta_net_sizes(m),
+        shared_expert_intermediate_size=m.keys["expert_shared_feed_forward_length"],
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+    )
+    names = {"post_attention_norm": "post_attention_layernorm"}
+    state = renamed(m, names, r"_exps\.|ssm_|attn_qkv|attn_gate")
+    fused_experts(m, state)
+    gate_rows(m, state)
+    minus_one(state)
+    for il in layers(m, "ssm_a"):
+        delta_net_vectors(m, state, il)
+        width = m.keys["ssm.state_size"] * m.keys["ssm.group_count"]
+        q, k, v = np.split(m[f"blk.{il}.attn_qkv.weight"], [width, 2 * width])
+        z = m[f"blk.{il}.attn_gate.weight"]
+        parts = [by_key_head(m, il, part) for part in (q, k, v, z)]
+        p = f"model.layers.{il}.linear_attn."
+        state[p + "in_proj_qkvz.weight"] = np.concatenate(parts, 1).reshape(-1, z.shape[1])
+        state[p + "in_proj_ba.weight"] = m[f"blk.{il}.ssm_ba.weight"]
+    return config, state
+
+
+def grouped(m: Fixture, values: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Value heads from tiled (head h of key head h % n) to grouped (h // r), the order of transformers."""
+    n_k, n_v = m.keys["ssm.group_count"], m.keys["ssm.time_step_rank"]
+    values = np.moveaxis(values, axis, 0)
+    heads = values.reshape(n_v // n_k, n_k, -1, *values.shape[1:])
+    return np.moveaxis(heads.swapaxes(0, 1).reshape(values.shape), 0, axis)
+
+
+def qwen35_state(m: Fixture) -> State:
+    state = renamed(
+        m, {"post_attention_norm": "post_attention_layernorm"}, r"_exps\.|ssm_|attn_qkv|attn_gate"
+    )
+    minus_one(state)
+    keys = 2 * m.keys["ssm.state_size"] * m.keys["ssm.group_count"]
+    for il in layers(m, "ssm_a"):
+        p, b = f"model.layers.{il}.linear_attn.", f"blk.{il}."
+        both, taps = m[b + "attn_qkv.weight"], m[b + "ssm_conv1d.weight"]
+        state |= {
+            p + "in_proj_qkv.weight": np.concatenate([both[:keys], grouped(m, both[keys:])]),
+            p + "conv1d.weight": np.concatenate([taps[:keys], grouped(m, taps[keys:])])[:, None],
+            p + "in_proj_z.weight": grouped(m, m[b + "attn_gate.weight"]),
+            p + "in_proj_a.weight": grouped(m, m[b + "ssm_alpha.weight"]),
+            p + "in_proj_b.weight": grouped(m, m[b + "ssm_beta.weight"]),
+            p + "dt_bias": grouped(m, m[b + "ssm_dt.bias"]),
+            p + "A_log": np.log(-grouped(m, m[b + "ssm_a"])),
+            p + "norm.weight": m[b + "ssm_norm.weight"],
+            p + "out_proj.weight": grouped(m, m[b + "ssm_out.weight"], 1),
+        }
+    return state
+
+
+def qwen35_rope(m: Fixture) -> dict[str, Any]:
+    sections = m.keys["rope.dimension_sections"][:3]
+    return rope(m, partial_rotary_factor=0.5, mrope_section=sections, mrope_interleaved=True)
+
+
+@builder("qwen35")
+def qwen35(m: Fixture) -> tuple[Any, State]:
+    config = transformers.Qwen3_5TextConfig(
+        **common(m, rope_parameters=qwen35_rope(m)), **delta_net_sizes(m), partial_rotary_factor=0.5
+    )
+    return config, qwen35_state(m)
+
+
+@builder("qwen35moe")
+def qwen35moe(m: Fixture) -> tuple[Any, State]:
+    config = transformers.Qwen3_5MoeTextConfig(
+        **common(m, rope_parameters=qwen35_rope(m)),
+        **experts_of(m),
+        **delta_net_sizes(m),
+        shared_expert_intermediate_size=m.keys["expert_shared_feed_forward_length"],
+        partial_rotary_factor=0.5,
+    )
+    state = qwen35_state(m)
+    gate_rows(m, state)
+    for il in range(m.keys["block_count"]):
+        for name in ("gate_up", "down"):
+            state[f"model.layers.{il}.mlp.experts.{name}_proj"] = m[f"blk.{il}.ffn_{name}_exps.weight"]
+    return config, state
+
+
+@builder("kimi-linear")
+def kimi_linear(m: Fixture) -> tuple[Any, State]:
+    """The second half of the latent attention's up-projection is stored transposed in GGUF: values by latent,
+    but latent by keys, so that q can be multiplied with it."""
+    k = m.keys
+    size, rank, shared = (
+        k["attention.value_length_mla"],
+        k["attention.kv_lora_rank"],
+        k["rope.dimension_count"],
+    )
+    arguments = common(m, num_key_value_heads=k["attention.head_count"])
+    del arguments["rope_parameters"], arguments["head_dim"]
+    config = transformers.KimiLinearConfig(
+        **arguments,
+        num_local_experts=k["expert_count"],
+        num_experts_per_tok=k["expert_used_count"],
+        moe_intermediate_size=k["expert_feed_forward_length"],
+        n_shared_experts=k["expert_shared_count"],
+        routed_scaling_factor=k["expert_weights_scale"],
+        norm_topk_prob=True,
+        kv_lora_rank=rank,
+        qk_rope_head_dim=shared,
+        qk_nope_head_dim=k["attention.key_length_mla"] - shared,
+        v_head_dim=size,
+        linear_head_dim=k["kda.head_dim"],
+        linear_num_heads=k["attention.head_count"],
+        linear_conv_kernel_dim=k["ssm.conv_kernel"],
+        layer_types=kinds_of(m),
+        mlp_layer_types=["sparse" if il else "dense" for il in range(k["block_count"])],
+    )
+    shexp = {f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}
+    mine = {
+        f"ssm_{n}_{i}": f"self_attn.{g}{n}_{i}_proj"
+        for n, g in (("f", "forget_gate."), ("g", ""))
+        for i in "ab"
+    }
+    mine |= {"ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm"}
+    mine |= {"attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm"}
+    state = renamed(m, shexp | mine, r"_exps\.|ssm_a$|ssm_dt|ssm_conv1d|exp_probs_b|attn_[kv]_b")
+    fused_experts(m, state)
+    for il in range(k["block_count"]):
+        p, b = f"model.layers.{il}.", f"blk.{il}."
+        if il:
+            state[p + "mlp.gate.e_score_correction_bias"] = m[b + "exp_probs_b.bias"]
+        if il % 2:
+            up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
+            state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, rank)
+            continue
+        taps = [m[f"{b}ssm_conv1d_{name}.weight"][0, :, 0] for name in "qkv"]
+        state[p + "self_attn.conv1d.weight"] = np.concatenate(taps)[:, None]
+        state[p + "self_attn.forget_gate.A_log"] = np.log(-m[b + "ssm_a"])
+        state[p + "self_attn.forget_gate.dt_bias"] = m[b + "ssm_dt.bias"]
+    return config, state

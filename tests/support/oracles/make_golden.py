@@ -1,0 +1,87 @@
+"""Makes `golden/*.npz`: the logits of every fixture by two independent programs that must agree.
+
+    PYTHONPATH=tests python tests/support/oracles/make_golden.py [NAME ...]
+
+Needs torch, transformers and xllamacpp. Kept are transformers' logits; each file says which versions made it,
+how far the two programs are apart, and what the tensor that matters least does to the logits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+from oracles import hf, llama_cpp
+from oracles.fixture import N_PREFILL, N_STEERED, N_VOCAB, PROMPT, Fixture, write
+from oracles.fixtures import FIXTURES, build
+from places import GOLDEN
+
+STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
+# NMSE between the programs, and within one between all tokens at once and token by token. llama.cpp reads
+# GELU from a table of halves: 5e-4 of a value, and rounding decides which of two entries.
+BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
+MATTERS = 1e-2  # root mean square change, in units of the logits', when a tensor is neutral
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    return float(((got - want) ** 2).sum() / (want**2).sum())
+
+
+def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
+    """The logits, those of the last rows with control vectors, and what there is to say about them."""
+    fixture = build(name)
+    path = write(fixture, folder / "model.gguf")
+    theirs, theirs_stepped = (llama_cpp.logits(path, batches, N_VOCAB) for batches in ([PROMPT], STEPS))
+    ours, ours_stepped = (hf.logits(fixture, batches) for batches in ([PROMPT], STEPS))
+    steering = fixture.steering()
+    steered = hf.logits(fixture, [PROMPT], steering)
+    apart_steered = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB, steering), steered)
+    agree, same = WITH_GELU if fixture.arch.startswith("gemma") else BOUNDS
+    apart, stepped = nmse(theirs, ours), (nmse(theirs_stepped, theirs), nmse(ours_stepped, ours))
+    if not fixture.alone:
+        assert max(apart, apart_steered) <= agree, f"{name}: NMSE {apart:.1e}, steered {apart_steered:.1e}"
+    assert nmse(steered, ours) > MATTERS**2, f"{name}: control vectors change nothing"
+    assert max(stepped) <= same, f"{name}: steps differ from a batch, NMSE {stepped}"
+    least = min((change, tensor) for tensor, change in changes(fixture, theirs, folder).items())
+    assert least[0] > MATTERS, f"{name}: without {least[1]} the logits change by {least[0]:.1e} only"
+    return (
+        ours,
+        steered[-N_STEERED:],
+        {
+            "made by": hf.versions(),
+            "agrees with": f"nobody: {fixture.alone}" if fixture.alone else llama_cpp.versions(),
+            "nmse": [float(f"{x:.1e}") for x in (apart, apart_steered)],
+            "matters least": [least[1], float(f"{least[0]:.1e}")],
+        },
+    )
+
+
+def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, float]:
+    """By tensor: how much the logits change when it is replaced by zeros, or by ones where it multiplies."""
+    found = {}
+    for name, values in fixture.tensors.items():
+        if fixture.unread and name.startswith(fixture.unread):
+            continue
+        neutral = deepcopy(fixture)
+        multiplies = "norm" in name or "rope_" in name or "scale" in name
+        neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
+        path = write(neutral, folder / "neutral.gguf")
+        found[name] = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
+    return found
+
+
+def main() -> None:
+    for name in sys.argv[1:] or FIXTURES:
+        with tempfile.TemporaryDirectory() as folder:
+            logits, steered, about = golden(name, Path(folder))
+        np.savez_compressed(GOLDEN / f"{name}.npz", logits=logits, steered=steered, about=json.dumps(about))
+        print(f"{name:16} {about}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

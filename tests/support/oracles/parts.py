@@ -1,0 +1,105 @@
+"""What the fixtures are made of: the registry, keys that all have, attention, feed-forward, experts.
+
+More layers than one period of the pattern, windows shorter than the prompt, GQA and MQA, eight experts of
+which two are used, biases that matter: at sizes a software driver bears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from oracles.fixture import N_VOCAB, Fixture
+
+N_EMBD, HEAD_DIM, N_FF, N_EXPERT, N_FF_EXP = 64, 16, 96, 8, 32
+BUILDERS: dict[str, Callable[[Fixture], None]] = {}
+
+
+def fixture(name: str) -> Callable[[Callable[[Fixture], None]], Callable[[Fixture], None]]:
+    """Register a builder; the name is the architecture, then `+` and what is special."""
+
+    def register(make: Callable[[Fixture], None]) -> Callable[[Fixture], None]:
+        BUILDERS[name] = make
+        return make
+
+    return register
+
+
+# ---- parts ----
+
+
+def base(m: Fixture, n_layer: int, n_head: int = 4, n_kv: int | list[int] = 2, **keys: Any) -> None:
+    """The keys and tensors that every architecture has."""
+    m.keys |= {
+        "block_count": n_layer,
+        "context_length": 256,
+        "embedding_length": N_EMBD,
+        "feed_forward_length": N_FF,
+        "attention.head_count": n_head,
+        "attention.head_count_kv": n_kv,
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": HEAD_DIM,
+        "rope.freq_base": 1000.0,
+        **{key.replace("__", "."): value for key, value in keys.items()},
+    }
+    m.matrix("token_embd", N_VOCAB, N_EMBD, gain=sqrt(N_EMBD))
+    m.norm("output_norm", N_EMBD)
+    m.matrix("output", N_VOCAB, N_EMBD)
+
+
+def attention(
+    m: Fixture, il: int, *, bias: str = "", head_norms: bool = False, norm: str = "attn_norm"
+) -> None:
+    """Norm, q, k, v and output projections; `bias` names those that have one, of "qkvo"."""
+    p = f"blk.{il}."
+    n_head, n_kv = m.keys["attention.head_count"], m.keys["attention.head_count_kv"]
+    head_dim = m.keys["attention.key_length"]
+    m.norm(p + norm, N_EMBD)
+    m.matrix(p + "attn_q", n_head * head_dim, N_EMBD, gain=1.5, bias="q" in bias)
+    m.matrix(p + "attn_k", n_kv * head_dim, N_EMBD, gain=1.5, bias="k" in bias)
+    m.matrix(p + "attn_v", n_kv * head_dim, N_EMBD, bias="v" in bias)
+    m.matrix(p + "attn_output", N_EMBD, n_head * head_dim, bias="o" in bias)
+    if head_norms:
+        m.norm(p + "attn_q_norm", head_dim)
+        m.norm(p + "attn_k_norm", head_dim)
+
+
+def feed_forward(
+    m: Fixture, il: int, *, bias: bool = False, norm: str = "ffn_norm", suffix: str = ""
+) -> None:
+    p, n_ff = f"blk.{il}.", m.keys["feed_forward_length"]
+    if norm:
+        m.norm(p + norm, N_EMBD)
+    if suffix:
+        n_ff = m.keys.get("expert_shared_feed_forward_length", N_FF_EXP)
+    m.matrix(f"{p}ffn_gate{suffix}", n_ff, N_EMBD, bias=bias)
+    m.matrix(f"{p}ffn_up{suffix}", n_ff, N_EMBD, bias=bias)
+    m.matrix(f"{p}ffn_down{suffix}", N_EMBD, n_ff, gain=2.0, bias=bias)
+
+
+def mixture(m: Fixture, il: int, *, bias: bool = False, norm: str = "ffn_norm", gain: float = 3.0) -> None:
+    """A router that decides clearly and eight experts."""
+    p = f"blk.{il}."
+    if norm:
+        m.norm(p + norm, N_EMBD)
+    m.matrix(p + "ffn_gate_inp", N_EXPERT, N_EMBD, gain=gain, bias=bias)
+    m.matrix(p + "ffn_gate_exps", N_EXPERT, N_FF_EXP, N_EMBD, bias=bias)
+    m.matrix(p + "ffn_up_exps", N_EXPERT, N_FF_EXP, N_EMBD, bias=bias)
+    m.matrix(p + "ffn_down_exps", N_EXPERT, N_EMBD, N_FF_EXP, gain=2.0, bias=bias)
+
+
+EXPERTS: dict[str, Any] = {
+    "expert_count": N_EXPERT,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": N_FF_EXP,
+}
+
+
+def fuse_experts(m: Fixture, il: int) -> None:
+    p = f"blk.{il}.ffn_"
+    parts = [m.tensors.pop(f"{p}{name}_exps.weight") for name in ("gate", "up")]
+    m.put(p + "gate_up_exps.weight", np.concatenate(parts, 1))

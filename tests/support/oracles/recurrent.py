@@ -1,0 +1,170 @@
+"""Fixtures with recurrent layers: qwen3next, qwen35, qwen35moe, kimi-linear."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from oracles.fixture import Fixture
+from oracles.parts import (
+    EXPERTS,
+    HEAD_DIM,
+    N_EMBD,
+    N_EXPERT,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    fuse_experts,
+    mixture,
+)
+
+
+def delta_net(m: Fixture, il: int) -> tuple[str, int, int]:
+    """What qwen3next and qwen35 share; returns the prefix and the widths of all keys and of all values."""
+    p, size, n_v = f"blk.{il}.", m.keys["ssm.state_size"], m.keys["ssm.time_step_rank"]
+    keys, values = size * m.keys["ssm.group_count"], size * n_v
+    m.norm(p + "attn_norm", N_EMBD)
+    m.matrix(p + "attn_qkv", 2 * keys + values, N_EMBD)
+    m.matrix(p + "attn_gate", values, N_EMBD)
+    m.put(
+        p + "ssm_conv1d.weight",
+        0.6 * m.normal(p + "ssm_conv1d", 2 * keys + values, m.keys["ssm.conv_kernel"]),
+    )
+    m.bias(p + "ssm_dt", n_v, scale=0.5)
+    m.put(p + "ssm_a", -np.exp(0.7 * m.normal(p + "ssm_a", n_v) - 1.5))
+    m.norm(p + "ssm_norm", size)
+    m.matrix(p + "ssm_out", N_EMBD, values, gain=1.5)
+    return p, keys, values
+
+
+def gated_attention(m: Fixture, il: int) -> None:
+    """Attention whose q projection gives q and a gate, head by head."""
+    attention(m, il, head_norms=True)
+    n_head, head_dim = m.keys["attention.head_count"], m.keys["attention.key_length"]
+    del m.tensors[f"blk.{il}.attn_q.weight"]
+    m.matrix(f"blk.{il}.attn_q", n_head * 2 * head_dim, N_EMBD, gain=1.5)
+
+
+def gated_mixture(m: Fixture, il: int) -> None:
+    mixture(m, il, norm="")
+    feed_forward(m, il, norm="", suffix="_shexp")
+    m.put(f"blk.{il}.ffn_gate_inp_shexp.weight", m.normal(f"blk.{il}.shexp", N_EMBD) / 8)
+
+
+def ssm(n_k: int, n_v: int, size: int = 16) -> dict[str, Any]:
+    return {
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": size,
+        "ssm.group_count": n_k,
+        "ssm.time_step_rank": n_v,
+        "ssm.inner_size": n_v * size,
+        "full_attention_interval": 2,
+    }
+
+
+@fixture("qwen3next")
+def qwen3next(m: Fixture) -> None:
+    """Gated delta nets, two neighbouring value heads per key head; every second layer is gated attention."""
+    base(
+        m, 5, n_kv=1, **EXPERTS, **ssm(4, 8), rope__dimension_count=HEAD_DIM // 2,
+        expert_shared_feed_forward_length=48,
+    )  # fmt: skip
+    for il in range(5):
+        if il % 2:
+            gated_attention(m, il)
+        else:
+            p, _, _ = delta_net(m, il)
+            m.matrix(p + "ssm_ba", 2 * 8, N_EMBD)
+        m.norm(f"blk.{il}.post_attention_norm", N_EMBD)
+        gated_mixture(m, il)
+
+
+def qwen35_layers(m: Fixture) -> None:
+    for il in range(5):
+        if il % 2:
+            gated_attention(m, il)
+        else:
+            p, _, _ = delta_net(m, il)
+            m.matrix(p + "ssm_alpha", m.keys["ssm.time_step_rank"], N_EMBD)
+            m.matrix(p + "ssm_beta", m.keys["ssm.time_step_rank"], N_EMBD)
+        m.norm(f"blk.{il}.post_attention_norm", N_EMBD)
+
+
+QWEN35: dict[str, Any] = {
+    "rope__dimension_count": HEAD_DIM // 2,
+    "rope__dimension_sections": [2, 1, 1, 0],
+}
+
+
+@fixture("qwen35")
+def qwen35(m: Fixture) -> None:
+    """Three value heads per key head, tiled: value head h belongs to key head h % 4."""
+    base(m, 5, **QWEN35, **ssm(4, 12))
+    qwen35_layers(m)
+    for il in range(5):
+        feed_forward(m, il, norm="")
+
+
+@fixture("qwen35moe")
+def qwen35moe(m: Fixture) -> None:
+    """Four value heads to each of two key heads; gate and up of the experts fused."""
+    base(m, 5, n_kv=1, **QWEN35, **EXPERTS, **ssm(2, 8), expert_shared_feed_forward_length=48)
+    qwen35_layers(m)
+    for il in range(5):
+        gated_mixture(m, il)
+        fuse_experts(m, il)
+
+
+KDA_SIZE, LATENT, NOPE, SHARED_KEY = 16, 32, 16, 8
+
+
+@fixture("kimi-linear")
+def kimi_linear(m: Fixture) -> None:
+    """Delta nets with a decay per key channel; every second layer attends over a latent of 32 that all heads
+    share, without RoPE. A dense layer first."""
+    n_head = 4
+    base(
+        m, 5, n_kv=[0, 1, 0, 1, 0], **EXPERTS, expert_shared_count=1, leading_dense_block_count=1,
+        expert_gating_func=2, expert_weights_scale=2.5, ssm__conv_kernel=4, kda__head_dim=KDA_SIZE,
+        attention__kv_lora_rank=LATENT, attention__key_length=LATENT + SHARED_KEY,
+        attention__key_length_mla=NOPE + SHARED_KEY, attention__value_length_mla=HEAD_DIM,
+        rope__dimension_count=SHARED_KEY,
+    )  # fmt: skip
+    del m.keys["attention.value_length"]
+    for il in range(5):
+        (latent_attention if il % 2 else kimi_delta)(m, il, n_head)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        m.bias(f"blk.{il}.exp_probs_b", N_EXPERT)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+def kimi_delta(m: Fixture, il: int, n_head: int) -> None:
+    p, width = f"blk.{il}.", n_head * KDA_SIZE
+    m.norm(p + "attn_norm", N_EMBD)
+    for name in "qkv":
+        m.matrix(f"{p}attn_{name}", width, N_EMBD)
+        m.put(f"{p}ssm_conv1d_{name}.weight", 0.6 * m.normal(f"{p}ssm_conv1d_{name}", 1, width, 1, 4))
+    for name in ("ssm_f", "ssm_g"):
+        m.matrix(f"{p}{name}_a", KDA_SIZE, N_EMBD)
+        m.matrix(f"{p}{name}_b", width, KDA_SIZE)
+    m.matrix(p + "ssm_beta", n_head, N_EMBD)
+    m.put(p + "ssm_a", -np.exp(0.7 * m.normal(p + "ssm_a", 1, 1, n_head, 1) - 1.5))
+    m.bias(p + "ssm_dt", width)
+    m.norm(p + "ssm_norm", KDA_SIZE)
+    m.matrix(p + "attn_output", N_EMBD, width, gain=1.5)
+
+
+def latent_attention(m: Fixture, il: int, n_head: int) -> None:
+    p = f"blk.{il}."
+    m.norm(p + "attn_norm", N_EMBD)
+    m.matrix(p + "attn_q", n_head * (NOPE + SHARED_KEY), N_EMBD, gain=2.0)
+    m.matrix(p + "attn_kv_a_mqa", LATENT + SHARED_KEY, N_EMBD)
+    m.norm(p + "attn_kv_a_norm", LATENT)
+    m.matrix(p + "attn_k_b", n_head, LATENT, NOPE, gain=sqrt(NOPE / LATENT))
+    m.matrix(p + "attn_v_b", n_head, HEAD_DIM, LATENT)
+    m.matrix(p + "attn_output", N_EMBD, n_head * HEAD_DIM, gain=1.5)

@@ -1,0 +1,12 @@
+"""Where things lie: the checkout, what the tests bring along, the material beside the checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SUPPORT = Path(__file__).resolve().parent
+ROOT = SUPPORT.parents[1]
+DATA = ROOT / "tests" / "data"
+GOLDEN = DATA / "golden"
+SHARED = Path(os.environ.get("VKBACKEND_SHARED", ROOT.parent / "shared"))

@@ -1,0 +1,33 @@
+"""Models whose slots are saved and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vkbackend import LLM
+from vkbackend.models.engine.runner import Runner
+from vkbackend.step import Run
+
+F32 = {"type_k": "f32", "type_v": "f32"}
+PROMPT = [1, 403, 407, 261, 378]
+TOKENS = [1, *np.random.default_rng(7).integers(3, 500, 49).tolist()]
+
+
+def model(shared: Path, name: str = "stories260K-Q8_0") -> Path:
+    return shared / "models" / f"{name}.gguf"
+
+
+def open_llm(shared: Path, n: int = 1, name: str = "stories260K-Q8_0", **options: Any) -> LLM:
+    return LLM(model(shared, name), devices=["numpy"] * n, **{"n_ctx": 96, **F32, **options})
+
+
+def prefill(runner: Runner, tokens: list[int], slot: int = 0, first: int = 0) -> np.ndarray:
+    rows = [Run(slot, 0, len(tokens), first)]
+    return runner.step(tokens, rows, range(len(tokens))).copy()
+
+
+def open_runner(shared: Path, devices: list[str], name: str = "stories260K-Q8_0", **options: Any) -> Runner:
+    return Runner(model(shared, name), devices=devices, **{"n_ctx": 96, **F32, **options})

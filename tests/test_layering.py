@@ -1,0 +1,103 @@
+"""The folders are layers: imports point one way, wherever in a module they stand."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+pytestmark = pytest.mark.no_vulkan
+
+
+LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")  # each may import those before it and itself
+MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+PACKAGE = ROOT / "vkbackend" / "__init__.py"  # re-exports the public names, lazily: test_package_is_lazy
+COMMAND = ROOT / "vkbackend" / "__main__.py"  # nothing imports it: `python -m vkbackend`
+MAY_PRINT = ("tools/", "vkbackend/profiling.py")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def layer_of(module: str) -> str | None:
+    """The folder that `vkbackend.meta.plan` lies in; None for what is not ours."""
+    parts = module.split(".")
+    if parts[0] != "vkbackend":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "vkbackend"
+
+
+def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import statement, inside functions and TYPE_CHECKING blocks too, and of
+    import_module("...") with a literal name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join(filter(None, [*package.split(".")[: -node.level + 1 or None], base]))
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            first = node.args[0]
+            if isinstance(first, ast.JoinedStr):
+                first = first.values[0]
+            if isinstance(first, ast.Constant):
+                yield node.lineno, str(first.value)
+
+
+def wrong_arrows(source: str, layer: str) -> list[str]:
+    """Imports of a layer above."""
+    package = "vkbackend" if layer == "vkbackend" else f"vkbackend.{layer}"
+    allowed = LAYERS[: LAYERS.index(layer) + 1]
+    return [
+        f"line {line}: {layer} imports {module}"
+        for line, module in imported(ast.parse(source), package)
+        if (target := layer_of(module)) is not None and target not in allowed
+    ]
+
+
+@pytest.mark.parametrize("path", [m for m in MODULES if m not in (PACKAGE, COMMAND)], ids=name_of)
+def test_imports_point_one_way(path: Path) -> None:
+    assert not wrong_arrows(path.read_text(), path.relative_to(ROOT).parts[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "source"),
+    [
+        ("vkbackend", "from vkbackend.meta.plan import Plan"),
+        ("vkbackend", "def f():\n    from vkbackend import models"),
+        ("vkbackend", "import vkbackend.tools.cli"),
+        ("meta", "from ..models import llm"),
+        ("meta", "import importlib\nimportlib.import_module(f'vkbackend.models.{name}')"),
+        ("models", "if TYPE_CHECKING:\n    from vkbackend.tools import cli"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(layer: str, source: str) -> None:
+    assert wrong_arrows(source, layer)
+
+
+def test_package_is_lazy() -> None:
+    """At run time `import vkbackend` reaches no other layer: only type checkers follow those imports."""
+    tree = ast.parse(PACKAGE.read_text())
+    guarded = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    hidden = {id(node) for block in guarded for node in ast.walk(block)}
+    seen = ast.Module([n for n in tree.body if id(n) not in hidden], [])
+    assert {layer_of(module) for _, module in imported(seen, "vkbackend")} <= {None, "vkbackend"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_module_bears_a_standard_library_name(path: Path) -> None:
+    """Run by path, such a module would shadow the standard one for everything it imports."""
+    assert path.stem not in sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", [m for m in MODULES if not name_of(m).startswith(MAY_PRINT)], ids=name_of)
+def test_no_print_below_the_tools(path: Path) -> None:
+    calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+    assert not [c.lineno for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]

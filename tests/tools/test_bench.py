@@ -1,0 +1,278 @@
+"""bench, sweep and verify: what they print, what synthetic models hold, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import device_infos
+
+from vkbackend import shaderlib
+from vkbackend.errors import InvalidArgument
+from vkbackend.formats import dequantize
+from vkbackend.models.architectures.base import MATRIX_TYPES
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.step import Run
+from vkbackend.tools import verify
+from vkbackend.tools.cli import main
+from vkbackend.tools.measure import synthetic
+from vkbackend.tools.measure.synthetic import Synthetic
+
+needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+TINY = ("llama", 96, False, synthetic._dense(2, 256, 4, 2, 64, 512))
+TINY_EXPERTS = (
+    "qwen3moe",
+    96,
+    True,
+    synthetic._mixture(8, 2, 256, **synthetic._dense(2, 256, 4, 2, 64, 512)),
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(synthetic.SHAPES, "tiny", TINY)
+    monkeypatch.setitem(synthetic.SHAPES, "tiny-experts", TINY_EXPERTS)
+
+
+def bench(capsys: Any, *flags: str, command: str = "bench") -> str:
+    assert main([command, "-dev", "numpy,numpy", *flags]) == 0
+    return str(capsys.readouterr().out)
+
+
+def test_rows_in_every_format(shared: Path, capsys: Any) -> None:
+    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+    flags = ["-m", model, "-p", "6", "-n", "3", "-d", "0,5", "-pg", "4,2", "-r", "2"]
+    rows = json.loads(bench(capsys, *flags, "-o", "json"))
+    assert [(r["n_prompt"], r["n_gen"], r["n_depth"]) for r in rows] == [
+        (p, n, d) for d in (0, 5) for p, n in ((6, 0), (0, 3), (4, 2))
+    ]
+    for row in rows:
+        assert len(row["samples_ns"]) == 2 and row["us_per_reduce"] > 0
+        assert row["model_size"] / row["load_bytes_per_s"] < row["load_s"] and row["read_bytes_per_s"] > 0
+        n_tokens = row["n_prompt"] + row["n_gen"]
+        assert row["avg_ts"] == pytest.approx(
+            np.mean([1e9 * n_tokens / ns for ns in row["samples_ns"]]), rel=1e-3
+        )
+        assert (row["weight_bytes_per_s"] is None) == (row["n_prompt"] > 0)
+    lines = bench(capsys, *flags[:6], "-d", "0", "-d", "5", *flags[8:], "-o", "jsonl").splitlines()
+    assert [json.loads(line)["n_depth"] for line in lines] == [0, 0, 0, 5, 5, 5]
+    table = list(csv.DictReader(io.StringIO(bench(capsys, *flags, "-o", "csv"))))
+    assert [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in table] == [
+        (p, n, d) for d in "05" for p, n in (("6", "0"), ("0", "3"), ("4", "2"))
+    ]
+    for row in table:
+        n_tokens = int(row["n_prompt"]) + int(row["n_gen"])
+        assert float(row["avg_ts"]) == pytest.approx(1e9 * n_tokens / int(row["avg_ns"]), rel=0.9)
+        assert row["devices"] == row["drivers"] == "numpy.0/numpy.1" and float(row["stddev_ts"]) >= 0
+    text = bench(capsys, *flags)
+    tests = ["pp6", "tg3", "pp4+tg2", "pp6 @ d5", "tg3 @ d5", "pp4+tg2 @ d5"]
+    assert [line.split(" | ")[8] for line in text.splitlines() if line.startswith("| llama ")] == tests
+    assert "build: vkbackend" in text
+
+
+def test_weight_rate_counts_what_a_token_reads(shared: Path, capsys: Any) -> None:
+    model = shared / "models" / "stories260K-moe8x-Q4_0.gguf"
+    [row] = json.loads(bench(capsys, "-m", str(model), "-p", "0", "-n", "2", "-r", "1", "-o", "json"))
+    nbytes = row["weight_bytes_per_s"] * row["samples_ns"][0] / 2e9
+    assert 0 < nbytes < row["model_size"]  # two of eight experts
+
+
+@needs_device
+def test_sweep(shared: Path, capsys: Any) -> None:
+    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+    flags = ["-m", model, "-p", "16", "-n", "4", "-c", "52", "-o", "json"]
+    assert main(["sweep", "-dev", "0", *flags]) == 0
+    points = json.loads(capsys.readouterr().out)
+    assert [p["depth"] for p in points] == [0, 16, 32] and all(p["pp"] > 0 < p["tg"] for p in points)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_sweep_draws(shared: Path, capsys: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "rates.svg"
+    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+    bench(capsys, "-m", model, "-p", "4", "-n", "2", "-c", "12", "--plot", str(picture), command="sweep")
+    assert "</svg>" in picture.read_text()
+    for wrong in (tmp_path / "rates.gguf", tmp_path / "nowhere" / "rates.svg"):
+        assert main(["sweep", "-m", model, "-dev", "numpy", "--plot", str(wrong)]) == 2
+        assert str(wrong) in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
+def test_sweep_says_what_a_plot_needs(shared: Path, capsys: Any) -> None:
+    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+    assert main(["sweep", "-m", model, "-dev", "numpy", "--plot", "x.svg"]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", MATRIX_TYPES)
+def test_synthetic_weights_are_finite_and_of_the_type(tiny: None, dtype: str) -> None:
+    model = Synthetic(f"tiny:{dtype}")
+    for info in model.tensors.values():
+        raw = model.data(info.name)
+        assert raw.nbytes == info.nbytes
+        values = dequantize(raw, info.type, info.shape)
+        assert np.isfinite(values).all() and 0 < np.abs(values).max() <= 1
+    assert model.tensors["blk.0.ffn_up.weight"].type == dtype
+    assert model.data("blk.1.attn_q.weight").tobytes() == model.data("blk.1.attn_q.weight").tobytes()
+
+
+@pytest.mark.parametrize("spec", ["tiny:q4_0", "tiny-experts:q8_0"])
+def test_synthetic_models_run(tiny: None, spec: str) -> None:
+    runner = Runner(Synthetic(spec), devices=["numpy", "numpy"], n_ctx=32, n_ubatch=4)
+    logits = runner.step([1, 2, 3], [Run(0, 0, 3, 0)], [2])
+    assert np.isfinite(logits).all() and np.ptp(logits) > 0
+    runner.close()
+
+
+def test_shapes_have_the_published_sizes() -> None:
+    for spec, billions in (
+        ("llama-8b:Q4_0", 8.03), ("llama-70b:Q4_0", 70.55), ("qwen3-0.6b:Q4_0", 0.596),
+        ("qwen3-30b-a3b:Q8_0", 30.53), ("llama-1b:F16", 1.236),
+    ):  # fmt: skip
+        infos = Synthetic(spec).tensors.values()
+        assert sum(int(np.prod(i.shape)) for i in infos) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.mark.parametrize("spec", ["llama-9b:Q4_0", "llama-8b", "llama-8b:Q9_9", ""])
+def test_unknown_synthetic_models_are_refused(spec: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"SHAPE:TYPE.*llama-8b"):
+        Synthetic(spec)
+
+
+def test_a_synthetic_model_is_a_file_like_any(tiny: None, capsys: Any, tmp_path: Path) -> None:
+    path, made = tmp_path / "tiny.gguf", Synthetic("tiny-experts:q8_0")
+    path.write_text("what was there before")
+    assert main(["export", "--synthetic", "tiny-experts:q8_0", "-o", str(path)]) == 0
+    with GGUF.open(path) as gguf:
+        assert dict(gguf.metadata) == dict(made.metadata)
+        assert list(gguf.tensors) == list(made.tensors)
+        for name in made.tensors:
+            assert gguf.data(name).tobytes() == made.data(name).tobytes()
+    logits = []
+    for model in (path, made):
+        runner = Runner(model, devices=["numpy"], n_ctx=32, n_ubatch=4)
+        logits.append(runner.step([1, 2, 3], [Run(0, 0, 3, 0)], [2]).copy())
+        runner.close()
+    assert (logits[0] == logits[1]).all()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["-p", "0", "-n", "0"],
+        ["-p", "x"],
+        ["-pg", "5"],
+        ["-r", "0"],
+        ["--compare", "llama-cpp"],
+        ["--compare", "llama-cpp", "--control-vector", "happy.gguf"],
+        ["--compare", "llama-cpp", "-ot", "ffn=CPU"],
+    ],
+    ids=" ".join,
+)
+def test_bad_flags_end_in_one_line(tiny: None, capsys: Any, flags: list[str]) -> None:
+    model = ["--synthetic", "tiny:f32"] if flags else []
+    assert main(["bench", "-dev", "numpy", *model, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.splitlines()[-1].startswith("error: ")
+    if {"--control-vector", "-ot"} & set(flags):
+        assert "leave one of the two out" in err
+
+
+LLAMA_CPP = """
+import ctypes, json, os, types
+__version__, llama_token, LLAMA_SPLIT_MODE_NONE = "0", ctypes.c_int32, 0
+def tell(**what):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(json.dumps(what) + chr(10))
+def load(path, params):
+    magic, visible = open(path, "rb").read(4).decode(), os.environ["GGML_VK_VISIBLE_DEVICES"]
+    tell(magic=magic, visible=visible, **vars(params))
+    return 1
+def decode(context, n):
+    tell(decode=n)
+    return 0
+llama_backend_init = llama_synchronize = llama_get_memory = llama_memory_clear = lambda *_: None
+llama_model_default_params = llama_context_default_params = types.SimpleNamespace
+llama_max_devices = lambda: 16
+llama_supports_gpu_offload = lambda: True
+llama_model_load_from_file = load
+llama_init_from_model = lambda model, params: tell(**vars(params)) or 1
+llama_batch_get_one = lambda ids, n: n
+llama_decode = decode
+"""
+
+
+@needs_device
+def test_llama_cpp_runs_the_same_in_turn(
+    tiny: None, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of the same interface stands for it: what it is told to load and to compute."""
+    from vkbackend.vulkan.instance import position
+
+    (tmp_path / "llama_cpp.py").write_text(LLAMA_CPP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    flags = "--synthetic tiny:q8_0 -dev 0 -p 6 -n 2 -d 5 -r 2 -ngl 2 -nkvo -ub 4 --compare llama-cpp -o json"
+    assert main(["bench", *flags.split()]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert all(row["ratio"] == pytest.approx(row["avg_ts"] / row["llama_cpp_avg_ts"]) for row in rows)
+    loaded, context, *calls = map(json.loads, (tmp_path / "calls").read_text().splitlines())
+    visible = str(position(device_infos()[0]))  # in the loader's order
+    assert loaded == {"magic": "GGUF", "visible": visible, "n_gpu_layers": 2, "split_mode": 0}
+    assert context["offload_kqv"] is False and (context["n_ubatch"], context["n_ctx"]) == (4, 11)
+    once = [4, 1, 4, 2], [4, 1, 1, 1]  # five tokens in front, then six at once, or two one by one
+    assert [call["decode"] for call in calls] == [*(once[0] * 3), *(once[1] * 3)]  # a warm-up, two runs
+
+
+@pytest.mark.parametrize("flags", [[], ["-p", "0"], ["-c", "8"], ["-dev", "nothing"]], ids=" ".join)
+def test_bad_flags_of_a_sweep_leave_stdout_empty(tiny: None, capsys: Any, flags: list[str]) -> None:
+    model = ["--synthetic", "tiny:f32"] if flags else []
+    assert main(["sweep", "-dev", "numpy", *model, *flags]) == 2
+    assert not capsys.readouterr().out
+
+
+@needs_device
+def test_verify_reports_what_passed(capsys: Any) -> None:
+    assert main(["verify", "-dev", "0", "-c", "^(Rope|Add)\\(", "--json", "--seed", "7"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    results = {row["shader"]: row for row in found["results"]}
+    assert found["seed"] == 7 and found["devices"][0]["driver"]
+    assert results["rope.f32"]["result"] == "pass" and 0 < results["rope.f32"]["worst"] <= 1e-10
+    assert results["mat_mul.q8_0"]["result"] == "skipped"
+
+
+@needs_device
+def test_verify_says_why_variants_were_skipped(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "CASES", [case for case in verify.CASES if repr(case).startswith("Add(n=1)")])
+    assert main(["verify", "-dev", "0"]) == 0
+    *_, last = lines = capsys.readouterr().out.splitlines()
+    n = len(list(shaderlib.variants()))
+    assert last == f"shader variants on 1 devices: 1 pass, 0 FAIL, {n - 1} skipped"
+    reasons = {line.split(": ")[0] for line in lines if " skipped " in line}
+    assert any("no case used them here" in reason for reason in reasons)
+    lacking = "matrix_units" not in device_infos()[0].features
+    assert any("it lacks" in reason and "matrix_units" in reason for reason in reasons) == lacking
+
+
+@needs_device
+def test_verify_finds_a_wrong_twin(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vkbackend import twins
+
+    twin = twins.add
+
+    def off_by_one(a: np.ndarray, b: np.ndarray, y: np.ndarray, **push: Any) -> None:
+        twin(a, b, y, **push)
+        y.flat[0] += 1
+
+    monkeypatch.setattr(twins, "add", off_by_one)
+    assert main(["verify", "-dev", "0", "-c", "^Add\\("]) == 1
+    assert "FAIL" in capsys.readouterr().out

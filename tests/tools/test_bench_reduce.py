@@ -1,0 +1,115 @@
+"""bench-reduce times real all-reduces, and a wrong sum does not pass."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from device_sets import MULTI
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.meta import bench
+from vkbackend.meta.reduce import PROVIDERS, HostSum
+from vkbackend.models.engine.runner import open_devices
+from vkbackend.tools import cli
+from vkbackend.tools.bench_reduce import COLUMNS, parse_size
+from vkbackend.twins.device import NumpyDevice
+
+SMALL = ("--sizes", "4K", "--repetitions", "2")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0,0", "0,1")])
+@pytest.mark.parametrize(("ahead", "wire"), [(0, "f32"), (1, "bf16"), (4, "f32"), (None, "bf16")])
+def test_sums_are_exact(devices: list[str], provider: str, ahead: int | None, wire: str) -> None:
+    result = bench.time_reduce(
+        open_devices(devices), 12 << 10, repeats=2, length=7, provider=provider, ahead=ahead, wire=wire
+    )
+    assert result.exact and len(result.seconds) == 2 and min(result.seconds) > 0
+
+
+@pytest.mark.parametrize("wrong_at", [0, 5, 6])
+def test_one_wrong_value_in_one_sum_is_found(wrong_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, seen = HostSum.exchange, []
+
+    def tampered(self: HostSum, reduce: object) -> None:
+        exchange(self, reduce)  # type: ignore[arg-type]
+        if len(seen) % 7 == wrong_at:
+            parity = reduce.parity  # type: ignore[attr-defined]
+            for device, buffer in zip(self._devices, self._buffers, strict=True):
+                at = (2 + parity) * self._slot + 4
+                np.asarray(buffer.host)[at : at + 4].view(np.float32)[:] += 1
+                device.flush(buffer)
+        seen.append(reduce)
+
+    monkeypatch.setattr(HostSum, "exchange", tampered)
+    devices = [NumpyDevice("a"), NumpyDevice("b")]
+    assert not bench.time_reduce(devices, 4096, repeats=1, length=7, provider="host-sum").exact
+
+
+def test_stale_slots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostSum, "exchange", lambda self, reduce: None)
+    devices = [NumpyDevice("a"), NumpyDevice("b")]
+    assert not bench.time_reduce(devices, 4096, repeats=1, length=6, provider="host-sum").exact
+
+
+def test_every_step_has_an_even_number_of_reduces_within_bounds() -> None:
+    for size in range(12, 26):
+        length = bench.chain_length(1 << size)
+        assert 4 <= length <= 32 and length % 2 == 0
+
+
+def test_command_benches_every_count_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench-reduce", "-dev", "numpy,numpy,numpy", *SMALL]
+    assert cli.main([*command, "-o", "json", "--ahead", "0,all"]) == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out)
+    assert [len(row["devices"]) for row in rows] == [2] * len(rows[: len(rows) // 2]) + [3] * (len(rows) // 2)
+    assert {(row["provider"], row["wire"]) for row in rows} == {
+        (p, w) for p in PROVIDERS for w in ("f32", "bf16")
+    }
+    assert {(row["provider"], row["ahead"]) for row in rows} == {
+        (p, a) for p in PROVIDERS for a in ("0", "all")
+    }
+    for row in rows:
+        assert row["exact"] and row["nbytes"] == 4096 and 0 < row["us_min"] <= row["us"] <= row["us_max"]
+        assert row["gb_per_s"] == pytest.approx(4096 / row["us"] / 1e3)
+    assert f"[{len(rows)}/{len(rows)}]" in err
+
+
+def test_tables_and_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["bench-reduce", "-dev", "numpy,numpy", *SMALL, "--ahead", "all"]
+    command += ["--providers", "host-sum", "--wires", "bf16"]
+    assert cli.main([*command, "-o", "csv"]) == 0
+    [header, row] = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert tuple(header) == COLUMNS and row[-1] == "exact"
+    monkeypatch.setattr(HostSum, "exchange", lambda self, reduce: None)
+    assert cli.main(command) == 1
+    assert "| WRONG |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("-dev", "numpy"), "numpy"),
+        (("--providers", "pigeon"), "pigeon"),
+        (("--sizes", "5"), "'5'"),
+        (("--ahead", "some"), "some"),
+        (("-r", "0"), "0"),
+        (("--wires", ""), "empty"),
+    ],
+)
+def test_bad_values_are_named(args: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench-reduce", "-dev", "numpy,numpy", *args]) == 2
+    out, err = capsys.readouterr()
+    assert not out and named in err
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("4096", "4K", "32M", "12")] == [4096, 4096, 32 << 20, 12]
+    for text in ("0", "6", "20K", "1G", "512M", "-4", "K"):
+        with pytest.raises(InvalidArgument, match=text):
+            parse_size(text)

@@ -1,0 +1,107 @@
+"""`vkbackend models`: what the table says is what models of the architectures have, and tests prove it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from oracles.fixture import write
+from oracles.fixtures import FIXTURES, build
+from places import ROOT
+
+from vkbackend.models.architectures.base import KVSpec, StateSpec
+from vkbackend.models.architectures.registry import ARCHITECTURES, load_model
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.tools.architectures import DIMS, TESTS, proofs, row_of
+from vkbackend.tools.cli import main
+
+ROWS = {name: row_of(name) for name in ARCHITECTURES}
+
+
+def test_every_architecture_has_a_row_and_a_model_that_tests_run() -> None:
+    assert tuple(ROWS) == ARCHITECTURES
+    assert {name.split("+")[0] for name in FIXTURES} >= set(ROWS)
+    assert all(row.models and len(row.models) < 60 for row in ROWS.values()), ROWS
+
+
+def test_the_model_files_are_all_listed() -> None:
+    """A file with a Model of its own is an architecture."""
+    files = {
+        path.stem.replace("_", "-")
+        for path in (ROOT / "models" / "architectures").glob("*.py")
+        if "\nclass Model(" in path.read_text() and path.stem != "base"
+    }
+    assert {name.replace("_", "-") for name in ARCHITECTURES} == files
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_model_file_is_short_and_knows_roles_only(name: str) -> None:
+    text = (ROOT / "models" / "architectures" / f"{name.replace('-', '_')}.py").read_text()
+    assert text.count("\n") <= 200 and text.startswith(f'"""{name} (')
+    assert not re.search(r"device|reduce|partial|n_gpu|mesh|vulkan", text, re.I)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_flags_are_those_of_its_models(tmp_path: Path, name: str) -> None:
+    windows = recurrent = experts = False
+    dims: set[str] = set()
+    for fixture in (f for f in FIXTURES if f.split("+")[0] == name):
+        with GGUF.open(write(build(fixture), tmp_path / f"{fixture}.gguf")) as gguf:
+            model = load_model(gguf)
+            specs = [model.kv(il) for il in range(model.n_layer)]
+            windows |= any(isinstance(spec, KVSpec) and spec.window > 0 for spec in specs)
+            recurrent |= any(isinstance(spec, StateSpec) for spec in specs)
+            experts |= model.n_used > 0
+            dims |= {spec.role.dim for spec in model.weights()}
+            types = {spec.name: "f32" for spec in model.weights()}
+            for mode in ("tensor", "layer"):
+                lay_out(model, types, 2, Options(n_ctx=64, split_mode=mode))
+    row = ROWS[name]
+    assert (row.windows, row.recurrent, row.experts) == (windows, recurrent, experts)
+    assert {DIMS[dim] for dim in dims & set(DIMS)} <= set(row.split_by) and row.layer_split
+    assert row.control_vectors and row.whole_slots == recurrent
+
+
+@cache
+def loaded(path: Path) -> ModuleType:
+    spec = spec_from_file_location(f"named_{path.stem}", path)
+    assert spec and spec.loader, path
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tests_it_names_exist() -> None:
+    """Those of test_architectures.py take every architecture."""
+    columns = set(ROWS["llama"].cells()) - {"architecture", "models"}
+    assert set(proofs()) == columns
+    for tests in proofs().values():
+        assert tests
+        for test in tests:
+            file, _, name = test.partition("::")
+            module = loaded(ROOT / file)
+            assert callable(getattr(module, name)) and name.startswith("test_"), test
+            if file == TESTS:
+                marks = [m for m in getattr(module, name).pytestmark if m.name == "parametrize"]
+                assert any("name" in m.args[0] and list(m.args[1]) == list(FIXTURES) for m in marks), test
+
+
+def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in ROWS), lines
+    assert main(["models", "--json"]) == 0
+    told = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(told) == list(ROWS)
+    assert told["qwen3next"]["recurrent"] and told["qwen3next"]["state_save"] == "whole slots"
+    assert told["qwen3next"]["split_by"] == ["heads", "key heads", "ffn", "experts"]
+    assert told["gemma3"]["windows"] and not told["gemma3"]["recurrent"]
+    assert told["llama"]["tests"]["layer split"] == [f"{TESTS}::test_layers_on_different_devices"]

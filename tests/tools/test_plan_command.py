@@ -1,0 +1,206 @@
+"""The plan command tells what loading then does: same slices, same bytes, same all-reduces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vkbackend.buffer import Home
+from vkbackend.meta import speed
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.placement.memory_report import HOMES, ITEMS
+from vkbackend.tools import cli
+
+DENSE, MOE, QWEN2 = (f"stories260K-{name}.gguf" for name in ("w256-Q8_0", "moe8x-Q4_0", "qwen2-Q8_0"))
+
+
+@pytest.fixture(autouse=True)
+def known_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 GB/s, host memory 0.1 GB/s, 100 us per reduce, whatever is measured."""
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.setattr(speed, "_read_rate", lambda device, home: 1e9 if home is Home.WEIGHTS else 1e8)
+    monkeypatch.setattr("vkbackend.meta.balance.measure_reduce", lambda devices, n: 1e-4 * (len(devices) > 1))
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert cli.main(["plan", "--json", *args]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "flags", "options"),
+    [
+        (DENSE, (3.0, 1.0), (), {}),
+        (DENSE, (1.0, 1.0, 1.0, 1.0, 1.0), (), {}),
+        (DENSE, (1.0, 2.0), ("-ngl", "2"), {"n_gpu_layers": 2}),
+        (DENSE, (1.0, 1.0), ("-nkvo", "-ot", "ffn=CPU"), {"kv_offload": False, "ffn": True}),
+        (DENSE, (1.0, 1.0), ("-sm", "layer"), {"split_mode": "layer"}),
+        (MOE, (5.0, 3.0, 2.0), (), {}),
+        (QWEN2, (1.0, 3.0), ("--split-policy", "llama.cpp"), {"policy": "llama.cpp"}),
+    ],
+)
+def test_plan_is_what_loading_does(
+    model: str,
+    split: tuple[float, ...],
+    flags: tuple[str, ...],
+    options: dict[str, Any],
+    shared: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, n = str(shared / "models" / model), len(split)
+    devices = ",".join(["numpy"] * n)
+    shares = ",".join(map(str, split))
+    told = plan(capsys, "-m", path, "-dev", devices, "-ts", shares, "-c", "64", *flags)
+    if options.pop("ffn", False):
+        options["override_tensor"] = (("ffn", "CPU"),)
+    runner = Runner(path, devices=["numpy"] * n, tensor_split=split, n_ctx=64, n_ubatch=1, **options)
+    try:
+        layout, mesh = runner.layout, runner.mesh
+        for line, real in zip(told["plan"], [*layout.plans, layout.output_plan], strict=True):
+            assert all(line[dim] == [list(r) for r in ranges] for dim, ranges in real.ranges.items())
+        for row, device in zip(told["devices"], mesh.devices, strict=True):
+            for home in (Home.WEIGHTS, Home.KV, Home.HOST):
+                assert device.nbytes[home] == row[home.value]
+        real_reduces = mesh.step(1, 1).reduces
+        assert told["traffic"]["reduces"] == len(real_reduces)
+        assert told["traffic"]["bytes"] == sum(4 * r.elements for r in real_reduces)
+    finally:
+        runner.close()
+    totals = told["totals"]
+    assert totals["held"] == sum(row[home] for row in told["devices"] for home in HOMES)
+    assert totals["held"] == sum(totals[item] for item in ITEMS)
+    assert totals["padding"] == sum(row["padding"] for row in told["devices"]) > 0
+
+
+def test_prediction_adds_up(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(shared / "models" / DENSE)
+    told = plan(capsys, "-m", path, "-dev", "numpy,numpy", "-ngl", "3")
+    p, rows = told["prediction"], told["devices"]
+    assert p["tensor_split"] == [16, 16], "equal devices"
+    assert told["traffic"]["reduces"] == 10 and p["reduce_ms"] == pytest.approx(1.0)
+    # Two logical devices on one processor read in turn.
+    assert p["weights_ms"] == pytest.approx(sum(row["read_per_token"] for row in rows) / 1e6)
+    assert (
+        p["host_ms"] == pytest.approx(sum(row["host_read_per_token"] for row in rows) / 1e5) and p["host_ms"]
+    )
+    assert p["total_ms"] == pytest.approx(p["weights_ms"] + p["host_ms"] + p["reduce_ms"])
+    assert len(p["fewer"]) == 1 and p["fewer_total_ms"] < p["total_ms"], "one does without reduces"
+
+
+def test_what_is_placed_on_a_device_counts_without_a_share_too(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(shared / "models" / DENSE)
+    command = ["-m", path, "-dev", "numpy,numpy", "-ts", "1,1", "-ot", "blk=1"]
+    p = plan(capsys, *command)["prediction"]
+    alone = plan(capsys, "-m", path, "-dev", "numpy")["prediction"]
+    assert p["fewer"] and p["fewer_total_ms"] >= 0.99 * alone["total_ms"]
+
+
+def test_a_token_reads_the_experts_it_uses(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [row] = plan(capsys, "-m", str(shared / "models" / MOE), "-dev", "numpy")["devices"]
+    assert row["read_per_token"] < row["weights"] / 2
+
+
+def test_text(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(shared / "models" / DENSE)
+    assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", "-ts", "3,1", "-c", "64"]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "blk.0..4",
+        "output",
+        "0:384",
+        "384:512",
+        "numpy.0",
+        "split 3,1",
+        "ms per token",
+        "10 reduces",
+    ):
+        assert part in text, (part, text)
+
+
+def test_model_that_does_not_fit(shared: Path, capsys: pytest.CaptureFixture[str], device: object) -> None:
+    info = device.info  # type: ignore[attr-defined]
+    path, index = str(shared / "models" / DENSE), str(info.index)
+    command = ["plan", "-m", path, "-dev", index, "-c", "16000000", "-ctk", "f32", "-ctv", "f32"]
+    assert cli.main(command) == 1
+    assert "does not fit: " in (text := capsys.readouterr().out) and "-c " in text
+    assert cli.main([*command, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert not told["fits"] and info.name in told["advice"]
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("-ts", "1,2,3"), "3 shares"),
+        (("-ts", "x,1"), "'x'"),
+        (("--split-policy", "fair"), "fair"),
+        (
+            ("-ot", "nothing=CPU"),
+            "nothing=CPU: no tensor's name matches the pattern; names are such as output",
+        ),
+        (("-ctk", "q3"), "q3"),
+        (("-c", "-1"), "-1"),
+        (("-ts", "nan,1"), "nan"),
+        (("-ts", "1,inf"), "inf"),
+        (("-ts", "-1,2"), "-1"),
+        (("-ts", "0,0"), "above 0"),
+        (("-mg", "2"), "2 (-mg) is not one of the 2"),
+        (("-mg", "-1", "-sm", "none"), "-1"),
+        (("-sm", "row"), "'row' is unknown; there are: none, layer, tensor"),
+        (("-ngl", "most"), "'most'"),
+        (("-ngl", "-1"), "'-1'"),
+        (("-ot", "ffn"), "'ffn'"),
+        (("-ot", "(=CPU"), "'('"),
+        (("-ot", "ffn=CPU,nothing=CPU"), "nothing=CPU"),
+        (("-ot", "ffn=2"), "ffn=2"),
+        (("-ot", "ffn=CUDA0"), "ffn=CUDA0"),
+        (("--reduce-type", "f8"), "'f8' is unknown; there are: auto, f32, bf16"),
+        (("--reduce-provider", "nccl"), "nccl"),
+        (("--submit-ahead", "some"), "some"),
+        (("--runtime", "cuda"), "cuda"),
+        (("-dev", "numpy,"), "''"),
+        (("-m", "nowhere.gguf"), "nowhere.gguf"),
+    ],
+)
+def test_bad_values_are_named(
+    args: tuple[str, ...], named: str, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(shared / "models" / DENSE)
+    assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", *args]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1 and named in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("VKBACKEND_DISABLE", "timeline,warp_drive", "warp_drive"),
+        ("VKBACKEND_RUNTIME", "cuda", "cuda"),
+        ("VKBACKEND_TIMEOUT", "soon", "soon"),
+        ("VKBACKEND_FAULT", "Vulkan0:vkQueueSubmit:often:VK_ERROR_DEVICE_LOST", "often"),
+        ("VKBACKEND_FAULT", "Vulkan0", "Vulkan0"),
+    ],
+)
+def test_bad_variables_are_named_whatever_drives_the_devices(
+    variable: str, value: str, named: str, shared: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert cli.main(["plan", "-m", str(shared / "models" / DENSE), "-dev", "numpy"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and variable.removeprefix("VKBACKEND_").lower() in err.lower()
+    assert named in err
+
+
+def test_lists_of_overrides_and_words_for_layers(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", str(shared / "models" / DENSE), "-dev", "numpy,numpy", "-ts", "1,1"]
+    both = plan(capsys, *command, "-ot", r"attn=CPU,blk\.\d{1,2}\.ffn_(up|gate)=host")
+    apart = plan(capsys, *command, "-ot", r"blk\.\d{1,2}\.ffn_(up|gate)=host", "-ot", "attn=CPU")
+    none = plan(capsys, *command)
+    assert both["devices"] == apart["devices"] != none["devices"]
+    assert plan(capsys, *command, "-ngl", "all")["devices"] == none["devices"]
+    assert plan(capsys, *command, "-ngl", "auto")["devices"] == none["devices"], "all fit"

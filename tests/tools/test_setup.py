@@ -1,0 +1,301 @@
+"""The set-up scripts: they parse, take their options, say what fails, and change nothing a second time.
+
+Nothing is installed here: what would need root or the network is met by a PATH of stand-in system tools.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+pytestmark = pytest.mark.no_vulkan
+
+
+SCRIPTS = (
+    "tools/setup.sh",
+    "tools/drivers.sh",
+    "tools/glslang.sh",
+    "tools/demo.sh",
+    "tools/test.sh",
+    ".ci/run",
+)
+STAMP = ROOT / ".venv" / ".setup-stamp"
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="the set-up scripts need bash")
+
+# Lists the devices a driver manifest gives, with the driver's own description.
+ENUMERATE = """
+import json
+import vulkan as vk
+from vulkan import ffi, lib
+info = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
+instance = vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=info), None)
+found = []
+for device in vk.vkEnumeratePhysicalDevices(instance):
+    driver = ffi.new("VkPhysicalDeviceDriverProperties *")
+    driver.sType = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES
+    device_2 = ffi.new("VkPhysicalDeviceProperties2 *")
+    device_2.sType = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2
+    device_2.pNext = driver
+    lib.vkGetPhysicalDeviceProperties2(device, device_2)
+    name = ffi.string(device_2.properties.deviceName).decode()
+    found.append({"name": name, "driver": ffi.string(driver.driverName).decode(),
+                  "info": ffi.string(driver.driverInfo).decode()})
+print(json.dumps(found))
+"""
+
+
+def run(
+    *command: str, env: dict[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=100
+    )
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    """Path -> (size, mtime in ns) of every file below, __pycache__ aside."""
+    files = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            stat = path.stat()
+            files[str(path)] = (stat.st_size, stat.st_mtime_ns)
+    return files
+
+
+# ---- parsing and options ----
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_parses(script: str) -> None:
+    done = run("bash", "-n", script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ci_runs_the_test_script() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert lines[-1] == "exec bash tools/test.sh"
+
+
+def test_help_lists_every_option() -> None:
+    done = run("bash", "tools/setup.sh", "--help")
+    assert done.returncode == 0
+    assert all(option in done.stdout for option in ("--test", "--drivers", "--kompute")), done.stdout
+
+
+@pytest.mark.parametrize("options", ["--nope", "--test --drivers", "--drivers --kompute"])
+def test_wrong_options_are_refused(options: str) -> None:
+    done = run("bash", "tools/setup.sh", *options.split())
+    assert done.returncode == 2
+    assert done.stdout == "" and "usage:" in done.stderr
+
+
+# ---- a second run ----
+
+
+def test_second_run_changes_nothing() -> None:
+    if not STAMP.exists():
+        pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
+    first = run(
+        "bash", "tools/setup.sh"
+    )  # brings a changed pyproject.toml up to date, if that is what it takes
+    assert first.returncode == 0, first.stderr
+    before = snapshot(ROOT / ".venv")
+    second = run("bash", "tools/setup.sh")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout == ""
+    assert [line for line in second.stderr.splitlines() if not line.startswith("setup: ready")] == []
+    assert snapshot(ROOT / ".venv") == before
+
+
+# ---- failing steps ----
+
+
+@pytest.fixture
+def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
+    """A copy of the scripts, and a PATH of the few tools they need where dpkg knows of no package.
+
+    Returns the checkout, the environment, and the folder on PATH, to which a test adds apt-get and the like.
+    """
+    checkout, bin_dir = tmp_path / "checkout with space", tmp_path / "bin"
+    bin_dir.mkdir()
+    (checkout / "tools").mkdir(parents=True)
+    for name in ("setup.sh", "drivers.sh", "glslang.sh"):
+        shutil.copy(ROOT / "tools" / name, checkout / "tools" / name)
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    needed = "bash dirname flock id tr grep mktemp tail sed rm cat env sha256sum head find mkdir sort awk cut"
+    for name in (*needed.split(), "touch", "mv"):
+        path = shutil.which(name)
+        assert path is not None, f"{name} is not on PATH"
+        (bin_dir / name).symlink_to(path)
+    script(bin_dir / "python3", f'exec "{sys.executable}" "$@"')
+    script(bin_dir / "dpkg-query", "exit 1")
+    script(bin_dir / "ldconfig", "exit 0")
+    env = {
+        "PATH": str(bin_dir),
+        "HOME": str(tmp_path),
+        "XDG_DATA_DIRS": str(tmp_path),
+        "XDG_CONFIG_DIRS": str(tmp_path),
+    }
+    return checkout, env, bin_dir
+
+
+def script(path: Path, body: str) -> None:
+    path.write_text(f"#!{shutil.which('bash')}\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_without_apt_names_the_packages(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, _ = bare_checkout
+    done = run("bash", "tools/setup.sh", env=env, cwd=checkout)
+    assert done.returncode == 1
+    assert "no apt here to install: libvulkan1 glslang-tools" in done.stderr
+    assert "by hand" in done.stderr.splitlines()[-1]
+
+
+def test_without_root_or_sudo_says_what_to_run(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, bin_dir = bare_checkout
+    (bin_dir / "id").unlink()
+    script(bin_dir / "id", "echo 1000")
+    script(bin_dir / "apt-get", "echo must not be called >&2; exit 99")
+    done = run("bash", "tools/setup.sh", env=env, cwd=checkout)
+    assert done.returncode == 1
+    assert "neither root nor sudo" in done.stderr and "must not be called" not in done.stderr
+    assert "apt-get install -y --no-install-recommends libvulkan1 glslang-tools" in done.stderr
+
+
+def test_sudo_that_wants_a_password_does_not_hang(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, bin_dir = bare_checkout
+    (bin_dir / "id").unlink()
+    script(bin_dir / "id", "echo 1000")
+    script(bin_dir / "apt-get", "exit 99")
+    script(bin_dir / "sudo", '[ "$1" = -n ] && exit 1; read -r password')
+    done = run("bash", "tools/setup.sh", env=env, cwd=checkout)
+    assert done.returncode == 1
+    assert "wants a password" in done.stderr
+
+
+def test_failing_step_shows_its_log_and_advice(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, bin_dir = bare_checkout
+    (bin_dir / "id").unlink()
+    script(bin_dir / "id", "echo 0")
+    script(
+        bin_dir / "apt-get",
+        "for i in {1..50}; do echo line $i; done; echo E: no route to the mirror; exit 100",
+    )
+    done = run("bash", "tools/setup.sh", "--test", env=env, cwd=checkout)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert lines[0] == "setup: reading apt's package lists"
+    assert "    E: no route to the mirror" in lines and "    line 1" not in lines
+    assert lines[-2] == "setup: FAILED: reading apt's package lists"
+    assert "check the network" in lines[-1]
+
+
+def test_kompute_needs_a_python_that_kp_knows(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, bin_dir = bare_checkout
+    script(bin_dir / "python3", f'exec "{sys.executable}" -c "import sys; sys.version_info = (3, 13); $2"')
+    done = run("bash", "tools/setup.sh", "--kompute", env=env, cwd=checkout)
+    assert done.returncode == 3 and "no Python 3.11 or 3.12 found" in done.stderr, done.stderr
+
+
+def test_kompute_names_what_kp_is_built_with(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    if sys.version_info >= (3, 13):
+        pytest.skip("kp works with no Python as new as this one")
+    checkout, env, _ = bare_checkout
+    done = run("bash", "tools/setup.sh", "--kompute", env=env, cwd=checkout)
+    assert done.returncode == 1
+    assert "libvulkan-dev libfmt-dev pybind11-dev cmake make g++" in done.stderr
+
+
+def test_a_driver_already_there_is_left_alone(
+    bare_checkout: tuple[Path, dict[str, str], Path], tmp_path: Path
+) -> None:
+    checkout, env, _ = bare_checkout
+    (tmp_path / "vulkan" / "icd.d").mkdir(parents=True)
+    (tmp_path / "vulkan" / "icd.d" / "some_icd.json").write_text("{}")
+    found = run("bash", "tools/setup.sh", env=env, cwd=checkout)
+    named = run("bash", "tools/setup.sh", env=env | {"VK_DRIVER_FILES": "/elsewhere.json"}, cwd=checkout)
+    for done in (found, named):
+        assert done.returncode == 1 and "libvulkan1" in done.stderr
+        assert "mesa-vulkan-drivers" not in done.stderr
+
+
+# ---- test drivers ----
+
+
+def test_drivers_that_cannot_be_had_are_left_out(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, _ = bare_checkout
+    done = run("bash", "tools/setup.sh", "--drivers", env=env, cwd=checkout)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    for name in ("lavapipe", "swiftshader"):
+        assert f"setup: left out {name}: " in done.stderr
+
+
+def test_no_mirror_is_not_remembered(bare_checkout: tuple[Path, dict[str, str], Path]) -> None:
+    checkout, env, bin_dir = bare_checkout
+    script(bin_dir / "apt-get", "exit 100")
+    script(bin_dir / "dpkg-deb", "exit 1")
+    for _ in range(2):
+        done = run("bash", "tools/setup.sh", "--drivers", env=env, cwd=checkout)
+        assert done.returncode == 0, done.stderr
+        assert "left out lavapipe: none of apt's mirrors answers" in done.stderr
+    script(bin_dir / "apt-get", 'echo asked again >&2; echo asked >>"$HOME/asked"; exit 100')
+    run("bash", "tools/setup.sh", "--drivers", env=env, cwd=checkout)
+    assert Path(env["HOME"], "asked").exists()
+
+
+@pytest.fixture(scope="module")
+def drivers() -> dict[str, Path]:
+    """NAME -> manifest, as printed by a run that finds everything unpacked."""
+    if not (ROOT / ".drivers").exists():
+        pytest.skip("no .drivers/ here: run `bash tools/setup.sh --drivers`")
+    done = run("bash", "tools/setup.sh", "--drivers")
+    assert done.returncode == 0, done.stderr
+    pairs = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert all(len(pair) == 2 for pair in pairs), done.stdout
+    return {name: Path(path) for name, path in pairs}
+
+
+def test_drivers_output_names_manifests(drivers: dict[str, Path]) -> None:
+    assert set(drivers) <= {"lavapipe", "swiftshader"}
+    for manifest in drivers.values():
+        library = Path(json.loads(manifest.read_text())["ICD"]["library_path"])
+        assert manifest.is_absolute() and library.is_absolute() and library.is_file()
+
+
+def test_drivers_second_run_unpacks_nothing(drivers: dict[str, Path]) -> None:
+    if not drivers:
+        pytest.skip("no test driver could be had here")
+
+    def libraries() -> dict[str, tuple[int, int]]:
+        return {path: state for path, state in snapshot(ROOT / ".drivers").items() if ".so" in path}
+
+    before = libraries()
+    done = run("bash", "tools/setup.sh", "--drivers")
+    assert "unpacked" not in done.stderr and libraries() == before
+
+
+@pytest.mark.parametrize(("name", "reported"), [("lavapipe", "llvmpipe"), ("swiftshader", "SwiftShader")])
+def test_driver_works_in_an_empty_environment(drivers: dict[str, Path], name: str, reported: str) -> None:
+    if name not in drivers:
+        pytest.skip(f"{name} could not be had here: `bash tools/setup.sh --drivers` says why")
+    manifest = str(drivers[name])
+    env = {"VK_DRIVER_FILES": manifest, "VK_ICD_FILENAMES": manifest}
+    done = run(sys.executable, "-c", ENUMERATE, env=env)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    assert found["name"].startswith(reported), found
+    if name == "lavapipe":
+        version = (ROOT / ".drivers" / "lavapipe" / "version").read_text().strip()
+        assert version in found["info"], (
+            f"the loader opened another Mesa: {found['info']}, unpacked {version}"
+        )

@@ -1,0 +1,59 @@
+"""Off switches and measured choices reach the limits of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vkbackend import ops
+from vkbackend.buffer import Home
+from vkbackend.ops import measured
+from vkbackend.tools import cli, tune
+
+
+@pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic", "int_dot"])
+def test_off_switch_reaches_the_limits(device: object, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vkbackend.vulkan.device import VulkanDevice
+
+    assert isinstance(device, VulkanDevice)
+    if off not in device.limits.features:
+        pytest.skip(f"{device.name} lacks {off} anyway")
+    monkeypatch.setenv("VKBACKEND_DISABLE", off)
+    other = VulkanDevice(device.info)
+    try:
+        assert off not in other.limits.features and other.limits.features < device.limits.features
+        address = other.buffer(256, Home.SCRATCH, "x").address
+        assert (address == 0) == (off == "buffer_address")
+    finally:
+        other.close()
+
+
+def test_tune_writes_what_devices_read(
+    device: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vkbackend.vulkan.device import VulkanDevice
+
+    assert isinstance(device, VulkanDevice)
+    info, spec = device.info, str(device.info.index)
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "TYPES", ("f32",))
+    monkeypatch.setattr(tune, "SHAPES", ((8, 32),))
+    assert cli.main(["tune", "-dev", spec]) == 0
+    shown = capsys.readouterr().out
+    table = measured.load(info)
+    assert set(table) == set(measured.ROWS) and all(op in shown for found in table.values() for op in found)
+    other = VulkanDevice(info)
+    try:
+        assert other.limits.choices == tuple(table.items())
+        for name, rows in (("one", 1), ("few", 5), ("many", 9)):
+            assert ops.mat_op(other.limits, rows, "f32") == table[name][0]
+    finally:
+        other.close()
+    path = measured.path_of(info)
+    for damaged in ("", "[]", '{"format": 2, "ops": [1]}', '{"format": 1, "ops": {"one": "mat_lane"}}'):
+        path.write_text(damaged)
+        assert measured.load(info) == {}
+    path.write_text('{"format": 2, "ops": {"one": ["mat_mul"], "many": ["add", "mat_lane"], "x": ["add"]}}')
+    assert measured.load(info) == {"many": ("mat_lane",)}
+    assert cli.main(["tune", "-dev", spec, "--forget"]) == 0 and not path.exists()

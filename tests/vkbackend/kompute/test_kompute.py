@@ -1,0 +1,265 @@
+"""What the kompute runtime promises beside the seam: order, checks of what kp ignores, deadlines."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import device_infos, needs_layer
+from places import ROOT
+
+from vkbackend import ops, shaderlib
+from vkbackend.buffer import Home, View
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature
+from vkbackend.kompute.device import KomputeDevice
+from vkbackend.kompute.spirv import storage_only
+from vkbackend.meta import mesh as mesh_module
+from vkbackend.models.engine.runner import Runner
+from vkbackend.open_device import open_device
+from vkbackend.recording import Recording
+from vkbackend.step import Run
+from vkbackend.vulkan.capabilities import compute_family
+from vkbackend.vulkan.instance import position
+
+pytestmark = [
+    pytest.mark.runtimes,
+    pytest.mark.skipif(
+        importlib.util.find_spec("kp") is None, reason="no kp here: bash tools/setup.sh --kompute --test"
+    ),
+    pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present"),
+]
+
+# A chain of copies to and fro, in which each dispatch reads what the one before wrote and overwrites what it
+# read. sys.argv[1] == "bare": with nothing where the recording has barriers.
+CHAIN = """
+import sys
+import numpy as np
+from vkbackend import instance, ops
+from vkbackend.buffer import Home, View
+from vkbackend.recording import Recording
+from vkbackend.open_device import open_device
+device = open_device(instance.devices()[0], runtime="kompute")
+commands = device.commands
+if sys.argv[1] == "bare":
+    device.commands = lambda part: [command for command in commands(part) if command is not None]
+a, b = (View(device.buffer(4096, Home.SCRATCH, name), 0, (1024,), "u32") for name in "ab")
+want = np.arange(1024, dtype=np.uint32)
+device.write(a, want)
+recording = Recording("chain")
+for _ in range(8):
+    ops.copy_words(recording, device.limits, a, b)
+    ops.copy_words(recording, device.limits, b, a)
+device.run(recording)
+assert np.array_equal(device.read(b).view(np.uint32), want)
+device.close()
+"""
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
+    opened = open_device(request.param, runtime="kompute")
+    assert isinstance(opened, KomputeDevice)
+    yield opened
+    opened.close()
+    assert not opened.counts
+
+
+@needs_layer
+@pytest.mark.parametrize("order", ["bare", "word", "submit"])
+def test_order(order: str) -> None:
+    """The hazards that synchronization validation finds: of execution and of memory in a bare chain, none of
+    execution where a word is synced, none at all between submissions. (It takes a buffer barrier to cover
+    that buffer alone, so it goes on reporting what the word leaves to drivers: see kompute.py.)"""
+    env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
+    done = subprocess.run(
+        [sys.executable, "-c", CHAIN, order],
+        env=os.environ | env, cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    after_read = done.stderr.count("vkCmdDispatch: Hazard WRITE_AFTER_READ")
+    after_write = done.stderr.count("vkCmdDispatch: Hazard READ_AFTER_WRITE")
+    if order == "bare":
+        assert after_read >= 14 and after_write >= 14, done.stderr
+    else:
+        assert after_read == 0, done.stderr
+    if order == "submit":
+        assert "Hazard" not in done.stderr, done.stderr
+
+
+def test_what_does_not_fit_is_refused(device: KomputeDevice) -> None:
+    limit = device.limits.max_allocation_nbytes
+    assert limit <= device.limits.max_storage_range  # kp binds whole tensors
+    with pytest.raises(OutOfDeviceMemory, match="can be bound at once") as raised:
+        device.buffer(limit + 256, Home.WEIGHTS, "too large")
+    assert (raised.value.requested, raised.value.budget) == (limit + 256, limit)
+    device.nbytes[Home.KV] += (heap := max(h.nbytes for h in device.info.heaps if h.device_local))
+    with pytest.raises(OutOfDeviceMemory, match="left of the heap"):
+        device.buffer(4096, Home.WEIGHTS, "one too many")
+    device.nbytes[Home.KV] -= heap
+    device.buffer(4096, Home.WEIGHTS, "fits")
+
+
+def test_canary(device: KomputeDevice) -> None:
+    """Words that are not what was loaded, as where an allocation failed, are found when loading ends."""
+    view = View(device.buffer(4096, Home.WEIGHTS, "weights"), 0, (1000,), "u32")
+    other = View(device.buffer(4096, Home.WEIGHTS, "other"), 0, (1000,), "u32")
+    for target in (view, other):
+        device.write(target, np.arange(1000, dtype=np.uint32))
+    device.drop_upload()  # all there
+    device.write(other, np.zeros(1000, np.uint32))
+    device.write(view, np.arange(1000, dtype=np.uint32))
+    recording = Recording("clobber")
+    ops.copy_words(recording, device.limits, other, view)
+    device.call("once", device.commands(recording.accesses()), [], [])  # behind the runtime's back
+    with pytest.raises(OutOfDeviceMemory, match="weights of 4096 bytes does not hold what was written"):
+        device.drop_upload()
+
+
+def test_a_submission_that_does_not_run() -> None:
+    """The number that the device should carry over does not arrive: here the wrong place is looked at."""
+    from vkbackend.kompute.worker import BEAT_OUT, Worker
+
+    ours, theirs = socket.socketpair()
+    info = device_infos()[0]
+    with ours, theirs:
+        worker = Worker(theirs)
+        code = storage_only(shaderlib.spirv("copy_words", "f32"))
+        worker.open(position(info), compute_family(info.physical)[0], code)
+        worker.once([], [], [])
+        worker._mapped[BEAT_OUT] = worker._mapped[BEAT_OUT].copy()
+        with pytest.raises(RuntimeError, match="did not run to its end"):
+            worker.once([], [], [])
+        worker.close()
+
+
+def test_an_interrupted_request_does_not_answer_the_next(
+    device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab")
+    recording = Recording("copy")
+    ops.copy_words(recording, device.limits, a, b)
+    executable = device.build(recording, timed=True)
+    device.queue.submit(executable, 0, 1)
+    assert device.queue.wait(1, 10)
+
+    def interrupt(timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(device, "answers", interrupt)
+        device.call("module", 99, b"")
+    assert [command.op for command, _ in executable.durations()] == ["copy_words"]
+    device.queue.submit(executable, 0, 1)
+    assert device.queue.wait(2, 10) and device.queue.completed() == 2
+    executable.close()
+
+
+def test_an_allocation_that_fails_leaves_the_worker_in_step(
+    device: KomputeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptor that comes with a request is not taken for the next one."""
+    call, before = device.call, (dict(device.nbytes), dict(device.counts))
+
+    def impossible(name: str, *args: Any, **options: Any) -> Any:
+        return call(name, args[0], -1, *args[2:], **options) if name == "tensor" else call(name, *args)
+
+    for home in (Home.STAGING, Home.WEIGHTS):
+        with monkeypatch.context() as patch, pytest.raises(OutOfDeviceMemory, match="negative dimensions"):
+            patch.setattr(device, "call", impossible)
+            device.buffer(4096, home, "impossible")
+    assert (dict(device.nbytes), dict(device.counts)) == before
+    view = View(device.buffer(4096, Home.STAGING, "after it"), 0, (1024,), "u32")
+    words = np.arange(1024, dtype=np.uint32)
+    device.write(view, words)
+    assert np.array_equal(device.read(view).view(np.uint32), words)
+
+
+def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
+    a, b = (View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab")
+    recording = Recording("copy")
+    ops.copy_words(recording, device.limits, a, b)
+    device.info = replace(device.info, limits=device.info.limits | {"max_storage_buffers": 1})
+    with pytest.raises(UnsupportedFeature, match=r"copy_words needs 2 storage buffers.* may bind 1 "):
+        device.build(recording)
+
+
+def test_a_device_that_is_held_up_holds_up_no_other() -> None:
+    """Whichever of two workers stands still: handing it work does not wait, the other's work ends meanwhile
+    and again and again, and it does its own as soon as it goes on."""
+    devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
+    executables = []
+    try:
+        for device in devices:
+            views = [View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab"]
+            recording = Recording("copy")
+            ops.copy_words(recording, device.limits, *views)
+            executables.append(device.build(recording))
+        for held, free in ((0, 1), (1, 0)):
+            pid = devices[held].pid  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                devices[held].queue.submit(executables[held], 0, 1)
+                before = devices[held].queue.completed()
+                for _ in range(3):
+                    devices[free].queue.submit(executables[free], 0, 1)
+                    assert devices[free].queue.wait(devices[free].queue.submitted, 30)
+                assert devices[held].queue.completed() == before < devices[held].queue.submitted
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert devices[held].queue.wait(devices[held].queue.submitted, 30)
+    finally:
+        for device in devices:
+            device.close()
+
+
+def step(runner: Runner, pos: int = 0) -> np.ndarray:
+    return runner.step([5], [Run(0, 0, 1, pos)], [0])
+
+
+def load(shared: Path) -> Runner:
+    path = shared / "models" / "stories260K-F32.gguf"
+    return Runner(path, devices=["0", "0"], n_ctx=64, n_ubatch=1, runtime="kompute")
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"), [(signal.SIGSTOP, Timeout), (signal.SIGKILL, DeviceLost)], ids=["stops", "dies"]
+)
+def test_a_worker_that(
+    shared: Path, sent: signal.Signals, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "DRAIN_S", 1.0)
+    runner = load(shared)
+    want = step(runner).copy()
+    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
+    began = time.monotonic()
+    os.kill(runner.mesh.devices[1].pid, sent)
+    with pytest.raises(error, match=r"Vulkan0\.1"):
+        step(runner, 1)
+    with pytest.raises(DeviceLost, match="load it again"):
+        step(runner, 2)
+    runner.close()
+    assert time.monotonic() - began < 20
+    assert all(not d.counts for d in runner.mesh.devices)
+    monkeypatch.setenv("VKBACKEND_TIMEOUT", "60")
+    again = load(shared)
+    assert np.array_equal(step(again), want)
+    again.close()
+
+
+def test_closing_ends_the_workers(shared: Path) -> None:
+    runner = load(shared)
+    pids = [device.pid for device in runner.mesh.devices]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    runner.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -1,0 +1,196 @@
+"""Which op a matrix runs on, by what the device can do; every optional feature has its off switch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vkbackend import ops
+from vkbackend.buffer import Home, View
+from vkbackend.limits import Limits
+from vkbackend.ops import measured as choices
+from vkbackend.recording import Dispatch, Recording
+from vkbackend.tools import cli, tune
+from vkbackend.tools.op_cases.quantized import QuantizeQ8
+from vkbackend.twins.device import NullDevice
+
+pytestmark = pytest.mark.no_vulkan
+
+
+ALL = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
+LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
+SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
+GPU = Limits(subgroup_size=32, features=ALL - {"buffer_address", "matrix_units", "float16"})
+HALVES = replace(GPU, features=GPU.features | {"float16"})
+UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
+FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
+
+
+def view(*shape: int, dtype: str = "f32") -> View:
+    return View(NullDevice("null").buffer(1 << 20, Home.SCRATCH, "x"), 0, shape, dtype)
+
+
+def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
+    recording = Recording("choice")
+    x = view(rows, 64, dtype=ops.operand_type(limits, rows, dtype))
+    ops.mat(recording, limits, view(64, 64, dtype=dtype), x, view(rows, 64))
+    (dispatch,) = recording.accesses()
+    assert isinstance(dispatch, Dispatch)
+    return dispatch.op
+
+
+@pytest.mark.parametrize(
+    ("limits", "few", "many"),
+    [
+        (Limits.floor(), "mat_vec", "mat_mul"),
+        (LAVAPIPE, "mat_lane", "mat_lane"),
+        (SWIFTSHADER, "mat_vec", "mat_mul"),
+        (GPU, "mat_wave", "mat_tile"),
+        (replace(GPU, subgroup_size=8), "mat_vec", "mat_tile"),
+        (HALVES, "mat_wave", "mat_tile"),
+        (replace(HALVES, choices=(("many", ("mat_mul_f16",)),)), "mat_wave", "mat_mul_f16"),
+        (UNITS, "mat_wave", "mat_mul_coop"),
+        (replace(UNITS, is_cpu=True), "mat_vec", "mat_mul"),
+    ],
+)
+def test_matrix(limits: Limits, few: str, many: str) -> None:
+    assert [chosen(limits, rows) for rows in (1, 8)] == [few] * 2
+    assert [chosen(limits, rows) for rows in (9, 100)] == [many] * 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "off", "then"),
+    [
+        (LAVAPIPE, "buffer_address", "mat_vec"),
+        (LAVAPIPE, "subgroup_shuffle", "mat_vec"),
+        (GPU, "subgroup_arithmetic", "mat_vec"),
+        (UNITS, "subgroup_arithmetic", "mat_vec"),
+    ],
+)
+def test_without_a_feature(limits: Limits, off: str, then: str) -> None:
+    assert chosen(replace(limits, features=limits.features - {off}), 1) == then
+
+
+@pytest.mark.parametrize(("rows", "grouped"), [(7, False), (8, True), (200, True)])
+@pytest.mark.parametrize(
+    ("limits", "single", "tiled", "tile"),
+    [
+        (Limits.floor(), "mat_vec_id", "mat_mul_id", {8: 16, 200: 32}),
+        (GPU, "mat_vec_id", "mat_mul_id", {8: 16, 200: 32}),
+        (LAVAPIPE, "mat_lane_id", "mat_lane_id", {8: 8, 200: 8}),
+        (SWIFTSHADER, "mat_vec_id", "mat_vec_id", {8: 0, 200: 0}),
+    ],
+)
+def test_experts(
+    limits: Limits, single: str, tiled: str, tile: dict[int, int], rows: int, grouped: bool
+) -> None:
+    n_experts, used = 8, 2
+    size = ops.tile_size(limits, rows * used, n_experts)
+    assert size == (tile[rows] if grouped else 0)
+    groups = None
+    if size:
+        n_tiles = ops.tile_count(rows * used, n_experts, size)
+        groups = ops.Groups(view(rows * used, dtype="u32"), view(n_tiles, 3, dtype="u32"), size)
+    recording = Recording("choice")
+    x, y = view(rows, 64, dtype=ops.experts_operand_type(limits, rows, "f32", groups)), view(rows, used, 32)
+    ids, starts = view(rows, used, dtype="u32"), view(n_experts + 1, dtype="u32")
+    w = view(32 * n_experts, 64)
+    ops.mat_id(recording, limits, w, x, ids, starts, y, axis=ops.ROWS, groups=groups)
+    (dispatch,) = recording.accesses()
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.op == (tiled if grouped else single)
+
+
+def test_experts_meet_halves_on_matrix_units() -> None:
+    groups = ops.Groups(view(400, dtype="u32"), view(33, 3, dtype="u32"), 32)
+    assert ops.experts_operand_type(UNITS, 200, "q4_0", groups) == "f16s"
+    assert ops.experts_operand_type(UNITS, 200, "q4_0", replace(groups, tile=24)) == "f32"
+    assert ops.experts_operand_type(UNITS, 200, "q4_0", groups, whole_rows=False) == "f32"
+    assert ops.experts_operand_type(UNITS, 200, "q4_0") == "f32"
+    assert ops.experts_operand_type(UNITS.exact(), 200, "q4_0", groups) == "f32"
+    recording = Recording("choice")
+    x, y, w = view(200, 64, dtype="f16s"), view(200, 2, 32), view(32 * 8, 64)
+    args = view(200, 2, dtype="u32"), view(9, dtype="u32"), y
+    ops.mat_id(recording, UNITS, w, x, *args, axis=ops.ROWS, groups=groups)
+    (dispatch,) = recording.accesses()
+    assert isinstance(dispatch, Dispatch) and dispatch.op == "mat_mul_id_coop"
+
+
+def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:
+    fast = "mat_dot", "mat_dot", "mat_mul_dot"
+    assert tuple(chosen(FAST_DOTS, rows, "q4_0") for rows in (1, 8, 9)) == fast
+    plain = "mat_wave", "mat_wave", "mat_tile"
+    assert tuple(chosen(FAST_DOTS, rows) for rows in (1, 8, 9)) == plain
+    assert tuple(chosen(GPU, rows, "q4_0") for rows in (1, 8, 9)) == plain
+    for off in ("int_dot", "int_dot_accelerated"):
+        without = replace(FAST_DOTS, features=FAST_DOTS.features - {off})
+        assert tuple(chosen(without, rows, "q4_0") for rows in (1, 8, 9)) == plain
+
+
+def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:
+    measured = (("one", ("mat_dot",)), ("many", ("mat_mul_dot",)))
+    for limits, wanted in ((FAST_DOTS, "q8"), (GPU, "f32"), (replace(GPU, choices=measured), "q8")):
+        found = {ops.experts_operand_type(limits, n, dtype) for n, dtype in ((1, "q4_0"), (9, "mxfp4"))}
+        assert found == {wanted}
+        assert ops.experts_operand_type(limits, 1, "f16") == "f32"
+        assert ops.experts_operand_type(limits.exact(), 1, "q4_0") == "f32"
+
+
+# ---- measured choices ----
+
+
+def test_what_was_measured_comes_before_the_rules() -> None:
+    measured = (("one", ("mat_lane",)), ("many", ("mat_lane",)))
+    swift = replace(SWIFTSHADER, choices=measured)
+    assert [chosen(swift, rows) for rows in (1, 2, 8, 9)] == ["mat_lane", "mat_vec", "mat_vec", "mat_lane"]
+    unable = replace(swift, features=frozenset())
+    assert [chosen(unable, rows) for rows in (1, 9)] == ["mat_vec", "mat_mul"]
+
+
+def test_the_rules_op_stays_unless_another_is_clearly_faster() -> None:
+    def times(**us: float) -> tune.Times:
+        return {
+            name: {op: {"f16": us[op]} for op in ops_ if op in us}
+            for name, ops_ in choices.CANDIDATES.items()
+        }
+
+    first = times(mat_vec=10.0, mat_wave=9.5, mat_mul=10.0, mat_lane=5.0)
+    other = times(mat_vec=10.0, mat_wave=9.1, mat_mul=1.0, mat_lane=14.8)
+    assert tune.ranked([first], SWIFTSHADER)["one"] == ("mat_lane", "mat_vec", "mat_wave")
+    assert tune.ranked([first], SWIFTSHADER)["many"] == ("mat_lane", "mat_mul")
+    assert tune.ranked([first, other], SWIFTSHADER)["one"] == ("mat_vec", "mat_wave", "mat_lane")
+    assert tune.ranked([first, other], SWIFTSHADER)["many"] == ("mat_mul", "mat_lane")
+
+
+def test_ops_that_lack_types_are_compared_by_those_they_have() -> None:
+    slow = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 19.0}}}
+    assert tune.ranked([slow], GPU)["one"] == ("mat_wave", "mat_dot")
+    fast = {"one": {"mat_wave": {"f16": 30.0, "q8_0": 20.0}, "mat_dot": {"q8_0": 17.0}}}
+    table = tune.ranked([fast], GPU)
+    assert table == {"one": ("mat_dot", "mat_wave")}
+    measured = replace(GPU, choices=tuple(table.items()))
+    assert [chosen(measured, 1, dtype) for dtype in ("q8_0", "f32")] == ["mat_dot", "mat_wave"]
+
+
+def test_tune_counts_what_rounding_activations_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(device: object, case: object, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(us_cpu=None, us_min=7.0 if isinstance(case, QuantizeQ8) else 100.0)
+
+    monkeypatch.setattr(tune, "time_case", timed)
+    device: Any = SimpleNamespace(limits=FAST_DOTS)
+    times = tune.times_of(device)
+    assert times["one"]["mat_dot"]["q4_0"] == pytest.approx(len(tune.SHAPES) * (100 + 7 * 4 / 7))
+    assert times["one"]["mat_vec"]["q4_0"] == len(tune.SHAPES) * 100
+
+
+def test_tune_takes_devices_of_one_driver(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", "-dev", "numpy"]) == 2
+    assert "give one of" in capsys.readouterr().err
+
+
+def test_verify_takes_devices_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "-dev", "numpy"]) == 2
+    assert "give one of" in capsys.readouterr().err

@@ -1,0 +1,283 @@
+"""Fused dispatches give what the ops one by one give, and only where nobody else needs the value between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from oracles.fixture import write
+from oracles.fixtures import build
+
+from vkbackend import ops
+from vkbackend.buffer import Buffer, Home, View, Virtual
+from vkbackend.hazards import check
+from vkbackend.limits import Limits
+from vkbackend.memory import ALIGN
+from vkbackend.models.engine.runner import Runner
+from vkbackend.ops import OPS
+from vkbackend.ops.fusion import fuse
+from vkbackend.recording import Dispatch, Recording
+from vkbackend.step import STEP_NBYTES, Run
+from vkbackend.tools.studies import bench_fusing
+
+TOKENS = np.random.default_rng(3).integers(0, 128, 11).tolist()
+LIMITS = Limits()
+
+
+def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
+    """Of a prompt and of a token more, and the ops of a decode step on the first device."""
+    settings = {"n_ctx": 32, "n_ubatch": 16, "wire": "f32"} | options
+    runner = Runner(path, devices=["numpy"] * n, **settings)
+    try:
+        first = runner.step(TOKENS[:-1], [Run(0, 0, 10, 0)], [9]).copy()
+        second = runner.step(TOKENS[-1:], [Run(0, 0, 1, 10)], [0]).copy()
+        recording = runner.mesh.step(1, 1).executables[0].recording
+        assert all(hazard.kind == "in-place" for hazard in check(recording))  # biases of experts
+        return np.concatenate([first, second]), [
+            c.op for c in recording.accesses() if isinstance(c, Dispatch)
+        ]
+    finally:
+        runner.close()
+
+
+# Rotated pairs of both kinds; norms of q and k; values normed without weights, k that is also v; biases;
+# sinks; a mixture; a delta net with partial rotation.
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"])
+def test_fused_equals_one_by_one(name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(build(name), tmp_path / "model.gguf")
+    fused, few = logits(path, n, type_k="f32", type_v="f32")
+    monkeypatch.setenv("VKBACKEND_FUSE", "0")
+    plain, many = logits(path, n, type_k="f32", type_v="f32")
+    assert nmse(fused, plain) <= 1e-12
+    assert few.count("rms_norm") + few.count("rope") < many.count("rms_norm") + many.count("rope")
+    assert few.count("kv_store") == many.count("kv_store")
+
+
+# ---- what must stay as it is ----
+
+
+def of_values(*shape: int) -> View:
+    return View(Virtual(4 * int(np.prod(shape)), "value"), 0, shape)
+
+
+def kept(nbytes: int, *shape: int, dtype: str = "f32") -> View:
+    return View(Buffer(nbytes, Home.KV, "kept"), 0, shape, dtype)
+
+
+class Chain:
+    """Head norm, RoPE and store of 3 rows of 2 heads of 8."""
+
+    def __init__(self, dtype: str = "f16", w: bool = True) -> None:
+        self.rec = Recording("chain")
+        self.x, self.normed, self.turned = (of_values(3, 16) for _ in range(3))
+        self.w = kept(32, 8) if w else None
+        self.cos_sin, self.cells = kept(1 << 10, 3, 4, 2), kept(256, 1, 2, dtype="u32")
+        self.cache, self.step = (
+            kept(1 << 14, 64, 32, dtype=dtype),
+            kept(STEP_NBYTES, STEP_NBYTES // 4, dtype="u32"),
+        )
+        self.cache = replace(self.cache, shape=(64, 16))
+        self.rec.dispatch(Dispatch("copy_words", "f32", (self.cos_sin, self.x), (1,), (), (), (1, 1, 1)))
+
+    def norm(self) -> None:
+        heads = self.x.reshape(6, 8), self.w, self.normed.reshape(6, 8)
+        ops.rms_norm(self.rec, LIMITS, *heads, eps=1e-5)
+
+    def rope(self) -> None:
+        x, y = self.normed.reshape(3, 2, 8), self.turned.reshape(3, 2, 8)
+        ops.rope(self.rec, LIMITS, x, self.cos_sin, y, half_split=True)
+
+    def store(self, x: View | None = None) -> None:
+        ops.kv_store(self.rec, LIMITS, x or self.turned, self.cells, self.cache, self.step)
+
+    def fused(self) -> list[Dispatch]:
+        return [c for c in list(fuse(self.rec, LIMITS).accesses())[1:] if isinstance(c, Dispatch)]
+
+
+def ops_of(dispatches: list[Dispatch]) -> list[str]:
+    return [d.op for d in dispatches]
+
+
+@pytest.mark.parametrize("w", [True, False])
+def test_norm_rope_and_store_become_one(w: bool) -> None:
+    chain = Chain(w=w)
+    chain.norm()
+    chain.rope()
+    chain.store()
+    [one] = chain.fused()
+    named = dict(zip(OPS[one.op].arg_names, one.args, strict=True))
+    assert one.op == "kv_store" and named["x"].buffer is chain.x.buffer and named["cos_sin"] == chain.cos_sin
+    assert dict(one.consts)["NORM"] == (2 if w else 1) and dict(one.push)["half_split"] == 1
+    assert dict(one.push)["eps"] == 1e-5 and dict(one.push)["n_rot"] == dict(one.push)["head_dim"] == 8
+
+
+def test_blocks_are_stored_as_they_are() -> None:
+    chain = Chain()
+    chain.cache = replace(chain.cache, dtype="q8_0", shape=(64, 32))
+    chain.x, chain.normed, chain.turned = (of_values(3, 32) for _ in range(3))
+    ops.rope(chain.rec, LIMITS, chain.x.reshape(3, 4, 8), chain.cos_sin, chain.turned, half_split=False)
+    chain.store()
+    assert ops_of(chain.fused()) == ["rope", "kv_store"]
+
+
+def test_a_value_that_others_read_stays() -> None:
+    chain = Chain()
+    chain.norm()
+    chain.rope()
+    chain.store()
+    chain.store(chain.normed)
+    assert ops_of(chain.fused()) == ["rms_norm", "kv_store", "kv_store"]
+
+
+def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
+    chain = Chain()
+    chain.normed = kept(192, 3, 16)  # others may read it behind the step
+    chain.norm()
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+    chain = Chain()
+    chain.rec.copy(chain.x, chain.normed)
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rope"]
+
+
+def test_heads_are_not_normed_or_rotated_for_two() -> None:
+    norm, cos_sin = ops.HeadNorm(None, 1e-5), Chain().cos_sin
+    chain = Chain()
+    chain.norm()
+    x, y = chain.normed.reshape(3, 2, 8), chain.turned.reshape(3, 2, 8)
+    ops.rope(chain.rec, LIMITS, x, cos_sin, y, half_split=True, norm=norm)
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+    for how in ({"norm": norm}, {"rotation": ops.Rotation(cos_sin, half_split=True)}):
+        chain = Chain()
+        chain.rope()
+        store: tuple[View, ...] = chain.turned, chain.cells, chain.cache, chain.step
+        ops.kv_store(chain.rec, LIMITS, *store, head_dim=8, **how)  # type: ignore[arg-type]
+        assert ops_of(chain.fused()) == ["rope", "kv_store"]
+
+
+def test_what_a_maker_reads_must_still_be_there() -> None:
+    chain = Chain()
+    chain.norm()
+    ops.scale(chain.rec, LIMITS, chain.w or chain.x, View(chain.x.buffer, 0, (8,)), c=2.0)
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "scale", "rope"]
+
+
+def test_nothing_is_fused_across_an_exchange() -> None:
+    chain = Chain()
+    chain.norm()
+    chain.rec.exchange("meet")
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+
+
+def test_a_norm_of_more_than_a_head_stays() -> None:
+    chain = Chain()
+    ops.rms_norm(chain.rec, LIMITS, chain.x, None, chain.normed, eps=1e-5)
+    chain.rope()
+    assert ops_of(chain.fused()) == ["rms_norm", "rope"]
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
+    """The sum is there for whoever reads it later."""
+    chain = Chain()
+    a, b, y, z = kept(192, 3, 16), kept(192, 3, 16), of_values(3, 16), of_values(3, 16)
+    ops.add(chain.rec, LIMITS, a, b, chain.normed)
+    if read_before:
+        ops.scale(chain.rec, LIMITS, chain.normed, z, c=2.0)
+    ops.rms_norm(chain.rec, LIMITS, chain.normed, kept(64, 16), y, eps=1e-5)
+    ops.add(chain.rec, LIMITS, chain.normed, y, z)
+    want = ["add", "scale", "rms_norm", "add"] if read_before else ["add_partials", "add"]
+    assert ops_of(chain.fused()) == want
+
+
+def test_gate_and_up_become_one() -> None:
+    x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
+    matrices = kept(4096, 24, 32)
+    for first in (16, 8):  # the other order first: that one is left alone
+        rec = Recording("products")
+        for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
+            ops.mat_vec(rec, LIMITS, matrices.rows(at, at + 8), x, out)
+        ops.glu(rec, LIMITS, gate, up, y, act="gelu")
+        found = [c for c in fuse(rec, LIMITS).accesses() if isinstance(c, Dispatch)]
+        assert ops_of(found) == (["mat_vec"] if first == 8 else ["mat_vec", "mat_vec", "glu"])
+    named = dict(found[0].push)
+    assert named["up_at"] == 8 * 32 and named["act"] == 3 and found[0].args[0].nbytes == 4 * 16 * 32
+    assert ops_of([c for c in fuse(rec, replace(LIMITS, is_cpu=True)).accesses()]) == [
+        "mat_vec",
+        "mat_vec",
+        "glu",
+    ]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("limit", "fused"), [(3072 + ALIGN, True), (3071 + ALIGN, False)])
+def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
+    rec, matrices = Recording("products"), kept(4096, 32, 32)  # rows of 128 bytes
+    limits = replace(LIMITS, max_storage_range=limit, is_cpu=True, features=frozenset(OPS["mat_lane"].needs))
+    x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
+    ops.mat_lane(rec, limits, matrices.rows(8, 16), x, gate)
+    ops.mat_lane(rec, limits, matrices.rows(24, 32), x, up)
+    ops.glu(rec, limits, gate, up, y)
+    found = ops_of(list(fuse(rec, limits).accesses()))  # type: ignore[arg-type]
+    assert found == (["mat_lane"] if fused else ["mat_lane", "mat_lane", "glu"])
+
+
+@pytest.mark.parametrize("what", ["bias", "stride", "gated", "x", "buffer", "type"])
+def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
+    x, other, matrices = kept(256, 2, 32), kept(256, 2, 32), kept(4096, 32, 32)
+    n = 17 if what == "stride" else 16
+    gate, up, y = (of_values(n) for _ in range(3))
+    how: dict[str, Any] = {"label": "gate"}
+    how |= {"bias": {"bias": kept(32, 8)}, "stride": {"y_stride": 9}}.get(what, {})
+    how |= {"up": matrices.rows(8, 16), "act": "silu"} if what == "gated" else {}
+    rec = Recording("products")
+    ops.mat_vec(rec, LIMITS, matrices.rows(0, 8), x, gate, **how)
+    how = {"y_stride": 9} if what == "stride" else {}
+    how |= {"up": matrices.rows(24, 32), "act": "silu"} if what == "gated" else {}
+    w = kept(1024, 8, 32) if what == "buffer" else matrices.rows(16, 24)
+    w = replace(w, dtype="q8_0") if what == "type" else w
+    ops.mat_vec(rec, LIMITS, w, other if what == "x" else x, up, **how)
+    ops.glu(rec, LIMITS, gate, up, y)
+    assert ops_of(list(fuse(rec, LIMITS).accesses())) == ["mat_vec", "mat_vec", "glu"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
+    """Where the norm is: its residual may be read before the quantization."""
+    rec, part, h, y = Recording("q8"), kept(256, 64), of_values(2, 32), of_values(2, 32)
+    out, z = replace(of_values(2, 40), shape=(2, 32), dtype="q8"), of_values(2, 32)
+    how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}
+    ops.add_partials(rec, LIMITS, kept(256, 2, 32), None, part, kept(128, 32), h, y, **how)
+    ops.scale(rec, LIMITS, h, z, c=2.0)
+    ops.quantize_q8(rec, LIMITS, y, out)
+    if read:
+        ops.scale(rec, LIMITS, y, z, c=2.0)
+    found = [c for c in fuse(rec, LIMITS).accesses() if isinstance(c, Dispatch)]
+    if read:
+        assert ops_of(found) == ["add_partials", "scale", "quantize_q8", "scale"]
+    else:
+        assert ops_of(found) == ["add_partials", "scale"]
+        assert found[0].variant == "q8" and found[0].args[-1] == out and found[0].args[-2] == h
+
+
+def test_the_tool_that_measures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(build("qwen3"), tmp_path / "model.gguf")
+    monkeypatch.setattr("sys.argv", ["bench_fusing", "-m", str(path), "-dev", "numpy", "-r", "1"])
+    assert bench_fusing.main() == 0
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    rows = {
+        name: list(map(int, values))
+        for name, *values in lines
+        if name in bench_fusing.WAYS and len(values) == 7
+    }
+    fused, plain = rows["fused"], rows["one by one"]
+    assert (fused[4:6], plain[4:6]) == ([12, 8], [17, 13]) and fused[3] <= plain[3] + 1

@@ -1,0 +1,90 @@
+"""Matrix units: which of a device's sizes is used, and how products are cut into them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkbackend import ops, shaderlib, twins
+from vkbackend.formats import dequantize, row_nbytes
+from vkbackend.limits import Limits, MatrixUnits
+from vkbackend.ops.half import coop_tile, usable
+from vkbackend.vulkan import cooperative
+from vkbackend.vulkan.device import VulkanDevice
+
+pytestmark = pytest.mark.no_vulkan
+
+
+# As their drivers report them: NVIDIA, AMD RDNA3, two of Intel, lavapipe.
+REPORTED = {
+    "nvidia": ([(16, 16, 16), (16, 8, 16), (16, 8, 8)], 32),
+    "amd": ([(16, 16, 16)], 64),
+    "intel dg2": ([(8, 8, 16)], 8),
+    "intel bmg": ([(8, 16, 16)], 16),
+    "lavapipe": ([(8, 8, 8)], 8),
+}
+UNITS = {name: cooperative.best("khr", sizes, lanes) for name, (sizes, lanes) in REPORTED.items()}
+
+
+def test_the_usual_size_comes_first() -> None:
+    assert UNITS["nvidia"] == MatrixUnits("khr", 16, 16, 16, 32)
+    assert UNITS["intel bmg"] == MatrixUnits("khr", 8, 16, 16, 16)
+    assert cooperative.best("nv", [(16, 8, 8), (16, 8, 16)], 32) == MatrixUnits("nv", 16, 8, 16, 32)
+    assert cooperative.best("khr", [], 32) is None
+
+
+@pytest.mark.parametrize("size", [(64, 64, 16), (16, 16, 64), (16, 12, 16), (32, 64, 16)])
+def test_sizes_that_do_not_fit_stay_unused(size: tuple[int, int, int]) -> None:
+    assert not usable(MatrixUnits("khr", *size))
+    assert cooperative.best("khr", [size, (8, 8, 8)], 32) == MatrixUnits("khr", 8, 8, 8, 32)
+
+
+@pytest.mark.parametrize(("lanes", "choice", "used"), [(32, False, True), (8, True, True), (8, False, False)])
+def test_units_of_other_subgroups_need_a_choice_of_size(
+    lanes: int, choice: bool, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shaderlib, "is_available", lambda *_: True)
+    able = dict.fromkeys((*cooperative.BESIDES, "cooperative_matrix"), True)
+    units = MatrixUnits("khr", lanes=lanes)
+    info = SimpleNamespace(matrix_units=(units,), limits={"subgroup_size": 32})
+    probe: Any = SimpleNamespace(name="probe", features=able | {"subgroup_size_control": choice}, info=info)
+    assert VulkanDevice._matrix_units(probe) == (units if used else None)
+
+
+@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_invocations=1024, max_shared_nbytes=49_152)])
+@pytest.mark.parametrize(("n", "rows"), [(1, 1), (64, 33), (4096, 32), (4096, 512), (14_336, 65)])
+def test_tiles_are_whole_matrices_within_the_limits(
+    units: MatrixUnits, limits: Limits, n: int, rows: int
+) -> None:
+    tile_m, tile_n, across, down = coop_tile(replace(limits, matrix_units=units), n, rows)
+    assert tile_m % (units.m * across) == 0 == tile_n % (units.n * down)
+    assert across * down * units.lanes <= limits.max_invocations
+    # Rows of 80 bytes in both tiles, and a matrix of sums for each subgroup.
+    assert (tile_m + tile_n) * 80 + 4 * across * down * units.m * units.n <= limits.max_shared_nbytes
+    largest = limits.max_invocations > 128 and rows > 64 and -(-n // 128) * -(-rows // 128) >= 64
+    assert (tile_m, tile_n) == ((128, 128) if largest else (64, 64) if rows > 32 else (64, 32))
+
+
+@pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
+def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
+    """A product of packed rows is within the tolerance of mat_mul_coop, whatever is not a half in x."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((5, 300)) * span).astype(np.float32)
+    x[:, 0] *= 1000  # an outlier
+    raw = np.zeros((5, row_nbytes("f16s", 300)), np.uint8)
+    twins.pack_f16(x, raw, k=300, n_rows=5)
+    w = rng.standard_normal((300, 64))
+    got, want = dequantize(raw.reshape(-1), "f16s", x.shape).astype(np.float64) @ w, x.astype(np.float64) @ w
+    assert np.sum((got - want) ** 2) / np.sum(want**2) < 1e-7
+
+
+def test_operands_by_op() -> None:
+    floor = Limits(subgroup_size=32)
+    units = replace(floor, features=frozenset(ops.OPS["mat_mul_coop"].needs))
+    assert [ops.operand_type(units, rows, "q4_0") for rows in (1, 8, 9)] == ["f32", "f32", "f16s"]
+    assert ops.operand_type(floor, 9, "q4_0") == "f32"

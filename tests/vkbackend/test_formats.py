@@ -1,0 +1,79 @@
+"""Element and block formats: sizes as GGUF stores them, and the oracle against `gguf`'s own quantizers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+
+from vkbackend import codebooks, shaderlib
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.formats import block_of, dequantize, row_nbytes
+from vkbackend.tools.op_cases.setup import weights
+
+pytestmark = pytest.mark.no_vulkan
+
+
+# (elements, bytes) per block, from the GGML struct definitions: scale f16 plus quants
+BLOCKS = {"f32": (1, 4), "u32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "u8": (1, 1), "q8_0": (32, 34),
+          "q4_0": (32, 18), "q6_k": (256, 210)}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", BLOCKS)
+def test_block_sizes(dtype: str) -> None:
+    elements, nbytes = BLOCKS[dtype]
+    assert block_of(dtype) == (elements, nbytes)
+    assert row_nbytes(dtype, 3 * elements) == 3 * nbytes
+
+
+def test_unknown_and_broken_rows_are_refused() -> None:
+    with pytest.raises(KeyError):
+        block_of("q9_9")
+    with pytest.raises(AssertionError, match="whole q8_0 blocks"):
+        row_nbytes("q8_0", 33)
+
+
+@pytest.mark.parametrize("dtype", shaderlib.weight_types())
+@pytest.mark.parametrize("padding", [0, 2, 5])
+def test_dequantize_ignores_padding(dtype: str, padding: int) -> None:
+    width = 3 * max(32, block_of(dtype)[0])
+    raw = weights(np.random.default_rng(1), dtype, 3, width).raw
+    assert raw is not None
+    stored = raw.reshape(3, -1)
+    if dtype not in ("f32", "f16"):
+        stored = stored.view(np.uint8)
+    want = gguf_dequantize(stored, GGMLQuantizationType[dtype.upper()])
+    padded = np.concatenate([raw.reshape(-1).view(np.uint8), np.full(padding, 0xFF, np.uint8)])
+    np.testing.assert_array_equal(dequantize(padded, dtype, (3, width)), want)
+
+
+@pytest.mark.parametrize("dtype", codebooks.FORMATS)
+def test_codebook_entries_stand_for_the_grid(dtype: str) -> None:
+    name = codebooks.codebook_of("mat_vec", dtype)
+    assert name == ("iq1_s" if dtype == "iq1_m" else dtype)
+    kind = getattr(quants, dtype.upper())
+    kind.init_grid()
+    n = kind.grid_shape[1]
+    codes = (codebooks.entries(name)[:, None] >> np.arange(0, 16, 16 // n)) & (1 << 16 // n) - 1
+    np.testing.assert_array_equal(np.array(kind.grid_map)[codes], kind.grid.reshape(kind.grid_shape))
+
+
+def test_formats_without_a_codebook() -> None:
+    assert [t for t in shaderlib.weight_types() if codebooks.codebook_of("embed", t)] == sorted(
+        codebooks.FORMATS, key=shaderlib.weight_types().index
+    )
+    assert codebooks.codebook_of("add", "f32") is None
+
+
+def test_views_round_up_to_words() -> None:
+    buffer = Buffer(64, Home.WEIGHTS, "w")
+    assert View(buffer, 0, (32,), "q4_0").nbytes == 20  # 18 bytes of block
+    assert View(buffer, 4, (3,), "f16").end == 12
+    assert View(buffer, 0, (0, 8)).nbytes == 0
+    assert View(buffer, 0, (4, 4)).rows(1, 3) == View(buffer, 16, (2, 4))
+    with pytest.raises(AssertionError, match="multiple of 4"):
+        View(buffer, 2, (1,))
+    with pytest.raises(AssertionError, match="exceeds"):
+        View(buffer, 4, (4, 4))

@@ -1,0 +1,151 @@
+"""Packing, liveness-planned scratch, and host pages that devices may import."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import buffer, dispatch, recordings
+
+from vkbackend.buffer import Home, View, Virtual
+from vkbackend.errors import OutOfDeviceMemory
+from vkbackend.hazards import check, check_placement
+from vkbackend.limits import Limits
+from vkbackend.memory import ALIGN, HostPages, aligned, allocate, lifetimes, pack, plan_scratch
+from vkbackend.recording import Recording, derive_barriers
+from vkbackend.twins.device import NullDevice
+
+pytestmark = pytest.mark.no_vulkan
+
+
+@given(st.lists(st.integers(0, 5000), max_size=40), st.integers(5120, 20_000))
+def test_packing(sizes: list[int], limit: int) -> None:
+    """Aligned, in order, without overlap, no chunk above the limit, none begun before the last is full."""
+    packing = pack(sizes, limit)
+    assert len(packing.places) == len(sizes)
+    used = [0] * len(packing.chunks)
+    for (chunk, offset), nbytes in zip(packing.places, sizes, strict=True):
+        assert offset % ALIGN == 0 and offset == used[chunk]
+        used[chunk] = offset + aligned(nbytes)
+    assert used == list(packing.chunks) and all(n <= limit for n in used)
+    firsts = [
+        next(n for (c, _), n in zip(packing.places, sizes, strict=True) if c == i) for i in range(len(used))
+    ]
+    assert all(a + aligned(n) > limit for a, n in zip(used, firsts[1:], strict=False))
+
+
+def test_allocation_in_chunks() -> None:
+    device = NullDevice("null", Limits(max_allocation_nbytes=1024))
+    views = allocate(
+        device, [((4, 32), "f32"), ((0, 8), "f32"), ((4, 32), "f32"), ((3,), "f16")], Home.WEIGHTS, "w"
+    )
+    assert [(v.offset, v.nbytes) for v in views] == [(0, 512), (512, 0), (512, 512), (0, 8)]
+    assert views[0].buffer is views[2].buffer is not views[3].buffer
+    assert device.counts["buffer"] == 2 and device.nbytes[Home.WEIGHTS] == 1024 + ALIGN
+
+
+@settings(max_examples=150, deadline=None)
+@given(recordings(virtual=True))
+def test_scratch_plan_on_random_recordings(recording: Recording) -> None:
+    offsets, total = plan_scratch(recording)
+    lives = lifetimes(recording)
+    assert offsets.keys() == lives.keys()
+    assert all(offset % ALIGN == 0 and offset + v.nbytes <= total for v, offset in offsets.items())
+    assert not check_placement(recording, offsets)
+    busiest = max(
+        sum(aligned(v.nbytes) for v, (first, last) in lives.items() if first <= i <= last)
+        for i in range(len(recording.commands))
+    )
+    assert busiest <= total <= sum(aligned(v.nbytes) for v in lives)
+    # Reused bytes conflict like any others: the placed recording gets the barriers that this takes.
+    arena = buffer()
+    arena.nbytes = total
+    placed = recording.place({v: View(arena, at, (v.nbytes // 4,)) for v, at in offsets.items()})
+    assert not check(derive_barriers(placed))
+
+
+@settings(max_examples=50, deadline=None)
+@given(recordings(virtual=True))
+def test_without_reuse_every_value_keeps_its_bytes(recording: Recording) -> None:
+    offsets, total = plan_scratch(recording, reuse=False)
+    spans = sorted((at, at + aligned(v.nbytes)) for v, at in offsets.items())
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    assert total == sum(aligned(v.nbytes) for v in offsets)
+
+
+def test_a_chain_needs_two_places() -> None:
+    """Each value lives until the next is written: two of them at a time, whatever the length."""
+    values = [Virtual(1024, str(i)) for i in range(20)]
+    recording = Recording("chain")
+    for a, b in pairwise(values):
+        recording.dispatch(dispatch([View(a, 0, (256,))], [View(b, 0, (256,))]))
+    assert plan_scratch(recording)[1] == 2048
+    assert plan_scratch(recording, reuse=False)[1] == 20 * 1024
+
+
+def test_the_placement_check_sees_a_clash() -> None:
+    a, b = Virtual(512, "a"), Virtual(512, "b")
+    recording = Recording("r", [dispatch([View(a, 0, (128,))], [View(b, 0, (128,))])])
+    assert not check_placement(recording, {a: 0, b: 512})
+    [clash] = check_placement(recording, {a: 0, b: 508})
+    assert "<virtual a 512 B>" in clash and "<virtual b 512 B>" in clash
+
+
+# ---- host pages ----
+
+
+@pytest.mark.parametrize("align", [4096, 16_384, 1 << 16])
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 100_000])
+def test_host_pages_are_aligned(nbytes: int, align: int) -> None:
+    pages = HostPages(nbytes, align)
+    assert pages.address % align == 0 == pages.nbytes % align
+    assert max(nbytes, 1) <= pages.nbytes == pages.bytes.size < nbytes + align + 1
+    pages.bytes[:] = 7
+    assert np.all(pages.bytes == 7)
+
+
+def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
+    """As the kernel sees them: `p` of private, no file, and `dc` (do not copy on fork)."""
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("the kernel shows no /proc/self/smaps")
+    pages = HostPages(1 << 20)
+    header, flags = "", []
+    for line in smaps.read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(part, 16) for part in first.split("-"))
+            header = line if begin <= pages.address < end else ""
+        elif header and first == "VmFlags:":
+            flags = line.split()[1:]
+            break
+    assert header.split()[1] == "rw-p" and header.split()[4] == "0", header
+    assert "dc" in flags, flags
+
+
+def test_a_forked_child_has_no_such_pages() -> None:
+    """Touching them there would move the parent's pages: the child must not even have them mapped."""
+    pages = HostPages(4096)
+    pages.bytes[:] = 5
+    pid = os.fork()
+    if not pid:
+        # Reading unmapped memory through the kernel fails with EFAULT instead of killing the child.
+        try:
+            with open("/proc/self/mem", "rb", buffering=0) as memory:
+                memory.seek(pages.address)
+                found = len(memory.read(1))
+        except OSError:
+            found = 0
+        os._exit(found)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the child inherited the pages"
+    assert np.all(pages.bytes == 5)
+
+
+def test_more_pages_than_there_are() -> None:
+    with pytest.raises(OutOfDeviceMemory, match="use a smaller model or context"):
+        HostPages(1 << 62)

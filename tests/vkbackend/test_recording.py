@@ -1,0 +1,227 @@
+"""Derived barriers order every conflict, none is superfluous, and the checker misses each that is dropped."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import buffer, dispatch, recordings, view, without_each_barrier
+
+from vkbackend import ops
+from vkbackend.buffer import Home, View, Virtual
+from vkbackend.hazards import check
+from vkbackend.limits import Limits
+from vkbackend.recording import (
+    SLOW_FLOPS,
+    SUBMISSION_S,
+    Barrier,
+    Copy,
+    Cut,
+    Dispatch,
+    Exchange,
+    Recording,
+    Scope,
+    cut_long,
+    derive_barriers,
+    push_constants,
+)
+from vkbackend.schedule import by_depth
+
+pytestmark = pytest.mark.no_vulkan
+
+
+def scopes(recording: Recording) -> list[Scope]:
+    return [c.scope for c in recording.commands if isinstance(c, Barrier)]
+
+
+def of(*commands: Dispatch | Copy | Exchange) -> Recording:
+    return derive_barriers(Recording("by hand", list(commands)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(recordings())
+def test_derived_barriers_order_everything(recording: Recording) -> None:
+    placed = derive_barriers(recording)
+    assert not check(placed)
+    assert [c for c in placed.commands if not isinstance(c, Barrier)] == recording.commands
+
+
+@settings(max_examples=100, deadline=None)
+@given(recordings())
+def test_dropping_any_derived_barrier_is_caught(recording: Recording) -> None:
+    for barrier, crippled in without_each_barrier(derive_barriers(recording)):
+        assert check(crippled), f"nobody misses the barrier {barrier.scope}"
+
+
+@settings(max_examples=100, deadline=None)
+@given(recordings())
+def test_recordings_without_any_barrier_are_caught(recording: Recording) -> None:
+    assert check(recording)
+
+
+@settings(max_examples=100, deadline=None)
+@given(recordings())
+def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
+    """Same commands per segment, every conflicting pair in its old order, never more barriers."""
+    sorted_ = by_depth(recording)
+    for before, after in zip(recording.segments(), sorted_.segments(), strict=True):
+        place = {id(command): i for i, command in enumerate(after)}
+        assert sorted(place) == sorted(map(id, before))
+        for i, a in enumerate(before):
+            for b in before[i + 1 :]:
+                assert isinstance(a, Dispatch | Copy) and isinstance(b, Dispatch | Copy)
+                pairs = [(x, y) for x in a.writes for y in (*b.reads, *b.writes)]
+                pairs += [(x, y) for x in a.reads for y in b.writes]
+                if any(x.overlaps(y) for x, y in pairs):
+                    assert place[id(a)] < place[id(b)]
+    assert not check(derive_barriers(sorted_))
+    assert len(scopes(derive_barriers(sorted_))) <= len(scopes(derive_barriers(recording)))
+
+
+def test_independent_dispatches_need_no_barrier() -> None:
+    x, a, b = buffer(), buffer(), buffer()
+    commands = [
+        dispatch([view(x)], [view(a, 0, 32)]),
+        dispatch([view(x)], [view(a, 32)]),
+        dispatch([view(x)], [view(b)]),
+    ]
+    assert scopes(of(*commands)) == [Scope.FROM_HOST]
+    assert scopes(of(*commands, dispatch([view(a)], [view(x)]))) == [Scope.FROM_HOST, Scope.DEVICE]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (([], ["a"]), (["a"], ["b"]), "read-after-write"),
+        (([], ["a"]), ([], ["a"]), "write-after-write"),
+        ((["a"], ["b"]), ([], ["a"]), "write-after-read"),
+    ],
+)
+def test_each_conflict_gets_one_barrier_and_a_name(
+    first: tuple[list[str], list[str]], second: tuple[list[str], list[str]], kind: str
+) -> None:
+    buffers = {"a": buffer(), "b": buffer()}
+    one, two = (
+        dispatch([view(buffers[n]) for n in reads], [view(buffers[n]) for n in writes], label)
+        for (reads, writes), label in ((first, "one"), (second, "two"))
+    )
+    placed = of(one, two)
+    assert scopes(placed) == [Scope.FROM_HOST, Scope.DEVICE]
+    [hazard] = check(Recording("", [c for c in placed.commands if c != Barrier(Scope.DEVICE)]))
+    assert hazard.kind == kind and "one" in hazard.first and "two" in hazard.second and kind in str(hazard)
+
+
+def test_bytes_that_do_not_overlap_do_not_conflict() -> None:
+    a = buffer()
+    assert scopes(of(dispatch([], [view(a, 0, 8)]), dispatch([view(a, 8, 16)], []))) == [Scope.FROM_HOST]
+    assert len(scopes(of(dispatch([], [view(a, 0, 9)]), dispatch([view(a, 8, 16)], [])))) == 2
+
+
+def test_an_update_in_place_is_a_hazard() -> None:
+    a = buffer()
+    assert [h.kind for h in check(of(dispatch([view(a, 0, 8)], [view(a, 7, 9)])))] == ["in-place"]
+
+
+@pytest.mark.parametrize("home", [Home.STAGING, Home.PAGES])
+def test_host_memory_around_an_exchange(home: Home) -> None:
+    host, local = buffer(home), buffer()
+    write, read = dispatch([view(local)], [view(host)]), dispatch([view(host)], [view(local)])
+    placed = of(write, Exchange("reduce"), read)
+    assert [type(c).__name__ if isinstance(c, Dispatch | Exchange) else c.scope for c in placed.commands] == [
+        Scope.FROM_HOST, "Dispatch", Scope.TO_HOST, "Exchange", Scope.FROM_HOST, "Dispatch",
+    ]  # fmt: skip
+    kinds = {
+        b.scope: {h.kind for h in check(crippled)} for b, crippled in list(without_each_barrier(placed))[1:]
+    }
+    assert kinds[Scope.TO_HOST] == {"host-read-after-device-write"}
+    assert "device-access-after-host-write" in kinds[Scope.FROM_HOST]
+
+
+def test_a_barrier_towards_the_host_orders_nothing_on_the_device() -> None:
+    """Also between segments: what segment 1 reads of segment 0's scratch waits for FROM_HOST alone."""
+    host, local, other = buffer(Home.PAGES), buffer(), buffer()
+    placed = of(dispatch([], [view(host), view(local)]), Exchange(), dispatch([view(local)], [view(other)]))
+    assert not check(placed)
+    *_, (barrier, crippled) = without_each_barrier(placed)
+    assert barrier.scope is Scope.FROM_HOST and [h.kind for h in check(crippled)] == ["read-after-write"]
+
+
+def test_the_step_block_counts_as_read() -> None:
+    a, params, y = buffer(), buffer(), buffer()
+    reader = Dispatch("op", "f32", (view(y),), (0,), (), (), (1, 1, 1), step=view(params))
+    assert scopes(of(Copy(view(a), view(params)), reader)) == [Scope.FROM_HOST, Scope.DEVICE]
+
+
+# ---- cuts ----
+
+
+def heavy(seconds: float) -> Dispatch:
+    return dispatch([view(buffer())], [view(buffer())], flops=int(seconds * SLOW_FLOPS))
+
+
+@given(st.lists(st.floats(0.01, 1.5), max_size=30))
+def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
+    """Unless a single command is; every command keeps its place."""
+    recording = Recording("long", [heavy(cost) for cost in costs])
+    cut = cut_long(recording)
+    assert [c for c in cut.commands if not isinstance(c, Cut)] == recording.commands
+    parts: list[list[Dispatch]] = [[]]
+    for command in cut.commands:
+        if isinstance(command, Cut):
+            parts.append([])
+        else:
+            assert isinstance(command, Dispatch)
+            parts[-1].append(command)
+    for part in parts:
+        assert len(part) <= 1 or sum(c.flops for c in part) <= SUBMISSION_S * SLOW_FLOPS * (1 + 1e-9)
+    for before, after in pairwise(parts):  # and no cut was needless
+        assert sum(c.flops for c in before) + after[0].flops > SUBMISSION_S * SLOW_FLOPS * (1 - 1e-9)
+
+
+def test_an_exchange_starts_a_new_submission() -> None:
+    recording = Recording("", [heavy(0.3), Exchange(), heavy(0.3), heavy(0.3)])
+    assert [type(c) for c in cut_long(recording).commands] == [Dispatch, Exchange, Dispatch, Cut, Dispatch]
+
+
+@settings(max_examples=50, deadline=None)
+@given(recordings())
+def test_a_cut_orders_nothing(recording: Recording) -> None:
+    """Barriers reach over the command buffers of a queue; a cut needs none and replaces none."""
+    commands: list = []  # type: ignore[type-arg]
+    for command in recording.commands:
+        commands += [Cut(), command] if commands and isinstance(command, Dispatch) else [command]
+    placed = derive_barriers(Recording("", commands))
+    assert not check(placed) and scopes(placed) == scopes(derive_barriers(recording))
+    assert all(check(crippled) for _, crippled in without_each_barrier(placed))
+
+
+# ---- placing ----
+
+
+def test_place_moves_views_and_nothing_else() -> None:
+    value, arena, fixed = Virtual(256, "v"), buffer(), buffer(label="fixed")
+    recording = Recording("r")
+    recording.copy(view(fixed, 0, 4), View(value, 8, (4,)))
+    recording.dispatch(dispatch([View(value, 4, (2,))], [view(fixed)]))
+    recording.exchange()
+    placed = recording.place({value: View(arena, 64, (1,))})
+    copy, moved, exchange = placed.commands
+    assert isinstance(copy, Copy) and copy.src == view(fixed, 0, 4) and copy.dst == View(arena, 72, (4,))
+    assert isinstance(moved, Dispatch) and moved.args == (View(arena, 68, (2,)), view(fixed))
+    assert isinstance(exchange, Exchange) and len(placed.segments()) == 2
+
+
+def test_a_copy_of_different_sizes_is_refused() -> None:
+    with pytest.raises(AssertionError, match="copy of 16 B into 20 B"):
+        Recording("r").copy(view(buffer(), 0, 4), view(buffer(), 0, 5))
+
+
+def test_a_float_push_constant_may_be_given_as_an_int() -> None:
+    recording, both = Recording("scale"), view(buffer(), 0, 64)
+    ops.scale(recording, Limits.floor(), both, both, c=2)
+    (dispatched,) = recording.accesses()
+    assert isinstance(dispatched, Dispatch)
+    assert push_constants(dispatched, [0, 0])[-4:] == struct.pack("f", 2.0)

@@ -1,0 +1,66 @@
+"""StepParams: the numpy view and the GLSL block describe the same bytes."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from places import ROOT
+
+from vkbackend import ops
+from vkbackend.step import MAX_ROWS, MAX_RUNS, STEP_NBYTES, STEP_WORDS, Run, StepParams
+
+pytestmark = pytest.mark.no_vulkan
+
+
+GLSL = (ROOT / "shaders" / "lib" / "step.glsl").read_text()
+
+
+def glsl_fields() -> dict[str, tuple[int, int]]:
+    """(first word, words) of each member of the std140 block, whose members are all uvec4 or arrays of it."""
+    block = re.search(r"std140\) uniform StepParams \{(.*?)\}", GLSL, re.DOTALL)
+    assert block
+    fields, at = {}, 0
+    for line in filter(None, (line.partition("//")[0].strip() for line in block[1].splitlines())):
+        member = re.fullmatch(r"uvec4 (\w+)(?:\[(\d+)\])?;", line)
+        assert member, f"std140 lays out {line!r} in a way this test does not know"
+        words = 4 * int(member[2] or 1)
+        fields[member[1]], at = (at, words), at + words
+    return fields
+
+
+def test_layout_equals_the_shaders() -> None:
+    step = StepParams()
+    fields = glsl_fields()
+    assert list(fields) == ["header", "runs", "rows", "outputs"]
+    base = step.words.ctypes.data
+    for name, (first, words) in fields.items():
+        array = getattr(step, name)
+        assert (array.ctypes.data - base, array.size) == (4 * first, words), name
+    assert sum(words for _, words in fields.values()) == STEP_WORDS
+
+
+def test_block_fits_any_device() -> None:
+    assert STEP_NBYTES == 4 * STEP_WORDS <= 16_384
+
+
+def test_cell_block_equals_the_shaders() -> None:
+    found = re.search(r"const uint CELL_BLOCK = (\d+);", GLSL)
+    assert found and int(found[1]) == ops.CELL_BLOCK
+
+
+def test_fill_describes_runs_rows_and_outputs() -> None:
+    step = StepParams(np.full(STEP_WORDS, 0xDEADBEEF, np.uint32))
+    step.fill([11, 12, 13, 14], [Run(2, 0, 3, 7), Run(0, 3, 1, 40)], [2, 3])
+    assert (step.n_rows, step.n_runs, step.n_outputs) == (4, 2, 2)
+    assert step.header.tolist() == [4, 2, 2, 0]
+    assert step.runs[:2].tolist() == [[2, 0, 3, 7], [0, 3, 1, 40]]
+    assert step.rows[:4, :3].tolist() == [[7, 2, 11], [8, 2, 12], [9, 2, 13], [40, 0, 14]]
+    assert step.outputs[:2].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(("rows", "runs"), [(MAX_ROWS + 1, 1), (1, MAX_RUNS + 1)])
+def test_more_than_the_block_holds_is_refused(rows: int, runs: int) -> None:
+    with pytest.raises(AssertionError):
+        StepParams().fill([0] * rows, [Run(0, 0, 1, 0)] * runs, [])

@@ -1,0 +1,67 @@
+"""Loading through the staging buffer, as on GPUs whose memory the host cannot map: pieces, strides,
+read-back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from device_sets import device_params
+
+from vkbackend import env, transfers
+from vkbackend.buffer import Home, View
+from vkbackend.vulkan.capabilities import DeviceInfo
+from vkbackend.vulkan.device import VulkanDevice
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(params=device_params())
+def unmapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VulkanDevice]:
+    """Each device present with its memory left unmapped and a staging buffer of one page."""
+    monkeypatch.setenv("VKBACKEND_DISABLE", "device_map")
+    monkeypatch.setattr(transfers, "UPLOAD_NBYTES", 4096)
+    device = VulkanDevice(request.param)
+    yield device
+    device.close()
+    assert not device.counts
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "stored"),
+    [
+        (1, 17, 17),
+        (5, 102, 102),
+        (7, 1000, 1300),
+        (3, 5000, 9000),
+        (64, 256, 512),
+        (2, 4096, 4096),
+        (1, 3, 3),
+    ],
+)
+def test_rows_of_a_wider_matrix(unmapped: VulkanDevice, rows: int, columns: int, stored: int) -> None:
+    source = np.random.default_rng(rows).integers(0, 256, (rows, stored), np.uint8)[:, stored - columns :]
+    n_words = -(-rows * columns // 4)
+    buffer = unmapped.buffer(4 * n_words + 8, Home.WEIGHTS, "target")
+    assert buffer.host is None
+    around = View(buffer, 0, (n_words + 2,), "u32")
+    unmapped.fill(around, 0xA5A5A5A5)
+    unmapped.write(View(buffer, 4, (n_words,), "u32"), source)
+    got = unmapped.read(around)
+    assert np.array_equal(got[4 : 4 + rows * columns], source.reshape(-1))
+    assert (got[:4] == 0xA5).all() and (got[4 + 4 * n_words :] == 0xA5).all()
+    unmapped.free(buffer)
+
+
+@pytest.mark.parametrize("info", device_params())
+def test_every_feature_off(info: DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKBACKEND_DISABLE", ",".join(env.FEATURES))
+    device = VulkanDevice(info)
+    assert device.free_nbytes() is None
+    words = np.arange(1000, dtype=np.uint32)
+    view = View(device.buffer(words.nbytes, Home.WEIGHTS, "words"), 0, words.shape, "u32")
+    device.write(view, words)
+    assert (device.read(view).view(np.uint32) == words).all()
+    device.close()
+    assert not device.counts

@@ -1,0 +1,142 @@
+"""Devices without a driver: the order in which their queue runs segments, and what executing means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vkbackend import ops
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.errors import UnsupportedFeature
+from vkbackend.memory import HostPages
+from vkbackend.recording import Recording
+from vkbackend.runtime import Device
+from vkbackend.twins.device import HostDevice, NullDevice, NumpyDevice, array_of
+
+pytestmark = pytest.mark.no_vulkan
+
+
+class Logging(HostDevice):
+    """Notes the label of every exchange-free segment's one copy as it runs."""
+
+    def __init__(self) -> None:
+        super().__init__("log")
+        self.ran: list[str] = []
+
+    def execute(self, command: Any) -> None:
+        self.ran.append(command.label)
+
+
+def steps(device: Device, name: str, n: int) -> Any:
+    """An executable of n segments with one copy each, labelled name0, name1, ..."""
+    a = device.buffer(64, Home.SCRATCH, "a")
+    recording = Recording(name)
+    for i in range(n):
+        if i:
+            recording.exchange()
+        recording.copy(View(a, 0, (1,)), View(a, 32, (1,)), f"{name}{i}")
+    return device.build(recording)
+
+
+def test_a_segment_runs_when_it_is_allowed_and_no_sooner() -> None:
+    device = Logging()
+    queue, executable = device.queue, steps(device, "a", 4)
+    queue.submit(executable, 0, 4)
+    assert device.ran == ["a0"] and queue.submitted == 4 and queue.completed() == 1
+    assert queue.wait(1, 0.0) and not queue.wait(2, 0.0)
+    queue.allow(2)
+    assert device.ran == ["a0", "a1"]
+    queue.allow(1)  # a counter: never goes back
+    assert queue.completed() == 2
+    queue.allow(4)
+    assert device.ran == ["a0", "a1", "a2", "a3"] and queue.wait(4, 0.0)
+
+
+def test_allowed_before_it_is_submitted() -> None:
+    device = Logging()
+    executable = steps(device, "a", 3)
+    device.queue.submit(executable, 0, 1)
+    device.queue.allow(2)
+    assert device.ran == ["a0"]
+    device.queue.submit(executable, 1, 2)
+    assert device.ran == ["a0", "a1"]
+
+
+def test_a_first_segment_waits_its_turn() -> None:
+    device = Logging()
+    a, b = steps(device, "a", 2), steps(device, "b", 2)
+    device.queue.submit(a, 0, 2)
+    device.queue.submit(b, 0, 2)
+    assert device.ran == ["a0"]
+    device.queue.allow(2)
+    assert device.ran == ["a0", "a1", "b0"]
+    device.queue.allow(4)
+    assert device.ran == ["a0", "a1", "b0", "b1"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 20)), min_size=1, max_size=6))
+def test_order_is_submission_order_whatever_the_host_does(plan: list[tuple[int, int]]) -> None:
+    device, want = Logging(), []
+    for i, (n, allowed) in enumerate(plan):
+        device.queue.submit(steps(device, f"{i}.", n), 0, n)
+        want += [f"{i}.{s}" for s in range(n)]
+        device.queue.allow(allowed)
+        done = device.queue.completed()
+        assert device.ran == want[:done] and done >= min(allowed, len(want))
+        if done < len(want):  # the next one is held back for a reason: no first segment, and not allowed
+            assert done + 1 > max(a for _, a in plan[: i + 1]) and not want[done].endswith(".0")
+
+
+def test_numpy_runs_the_twins() -> None:
+    device = NumpyDevice("numpy")
+    a, b, y = (View(device.buffer(64, Home.SCRATCH, name), 0, (2, 8)) for name in "aby")
+    device.write(a, np.arange(16, dtype=np.float32))
+    device.write(b, np.full(16, 0.5, np.float32))
+    recording = Recording("add twice")
+    ops.add(recording, device.limits, a, b, y)
+    ops.add(recording, device.limits, y, b, a)
+    device.run(recording)
+    np.testing.assert_array_equal(device.read(a).view(np.float32), np.arange(16) + 1.0)
+    np.testing.assert_array_equal(device.read(y).view(np.float32), np.arange(16) + 0.5)
+
+
+def test_memory_begins_as_nan_and_is_counted() -> None:
+    device = NumpyDevice("numpy")
+    buffer = device.buffer(100, Home.KV, "b")
+    assert np.isnan(array_of(View(buffer, 0, (25,)))).all() and buffer.nbytes == 256
+    assert (device.counts["buffer"], device.created, device.nbytes[Home.KV]) == (1, 1, 256)
+    device.free(buffer)
+    assert (device.counts["buffer"], device.nbytes[Home.KV], buffer.host) == (0, 0, None)
+    device.close()
+    assert not device.counts and not device.nbytes
+
+
+def test_imported_pages_are_the_same_bytes() -> None:
+    pages = HostPages(4096)
+    first, second = NumpyDevice("a"), NumpyDevice("b")
+    one, two = (d.import_pages(pages, "pages") for d in (first, second))
+    first.write(View(one, 8, (2,)), np.array([1.5, 2.5], np.float32))
+    assert second.read(View(two, 8, (2,))).view(np.float32).tolist() == [1.5, 2.5]
+    assert pages.bytes[8:16].view(np.float32).tolist() == [1.5, 2.5]
+
+
+def test_null_counts_what_it_is_asked_to_run() -> None:
+    device = NullDevice("null")
+    a, b, y = (View(device.buffer(64, Home.SCRATCH, name), 0, (16,)) for name in "aby")
+    recording = Recording("r")
+    recording.copy(a, b)
+    ops.add(recording, device.limits, a, b, y)
+    ops.add(recording, device.limits, y, b, a)
+    device.run(recording)
+    assert device.executed == {"add": 2, "copy": 1, "barrier": 3}  # one in front, one before each add
+    assert np.isnan(array_of(y)).all(), "nothing was computed"
+
+
+def test_a_runtime_without_import_says_so() -> None:
+    with pytest.raises(UnsupportedFeature, match="null cannot import host memory"):
+        Device.import_pages(NullDevice("null"), HostPages(1), "pages")
+    assert isinstance(NullDevice("n").buffer(1, Home.SCRATCH, "b"), Buffer)

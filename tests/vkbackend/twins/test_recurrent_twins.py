@@ -1,0 +1,113 @@
+"""The twins of the recurrent ops against loops over scalars and one another: chunks give what tokens give."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkbackend import twins
+from vkbackend.ops.recurrent import CHUNK, CHUNK_KDA
+from vkbackend.step import Run, StepParams
+
+pytestmark = pytest.mark.no_vulkan
+
+
+RNG = np.random.default_rng(20240917)
+
+
+def nmse(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.sum((got - want) ** 2) / np.sum(want.astype(np.float64) ** 2))
+
+
+def one_run(n: int, first_pos: int, states: tuple[int, int]) -> StepParams:
+    step = StepParams()
+    step.fill([0] * n, [Run(0, 0, n, first_pos, states)], [])
+    return step
+
+
+def scalar_delta(a: dict[str, np.ndarray], heads: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and state by the gated delta rule as written in its paper, head by head, token by token."""
+    n_rows, _, size = a["v"].shape
+    out, states = np.zeros(a["v"].shape), a["state"].astype(np.float64)
+    for h, key_head in enumerate(heads):
+        for t in range(n_rows):
+            q, k = a["q"][t, key_head].astype(np.float64), a["k"][t, key_head].astype(np.float64)
+            alpha = np.exp(a["g"][t, h].astype(np.float64)) * np.ones(size)
+            beta = float(a["beta"][t, h])
+            # S_t = (I - beta k k^T) diag(alpha) S_t-1 + beta k v^T
+            erase = np.eye(size) - beta * np.outer(k, k)
+            states[h] = erase @ (alpha[:, None] * states[h]) + beta * np.outer(k, a["v"][t, h])
+            out[t, h] = states[h].T @ q / math.sqrt(size)
+    return out, states
+
+
+@pytest.mark.parametrize("kda", [False, True])
+@pytest.mark.parametrize(("n_k", "size", "repeat"), [(4, 64, 1), (2, 32, 2), (1, 16, 3)])
+@pytest.mark.parametrize("n_rows", [1, 4, 33, 64, 65, 127, 200])
+def test_chunks_are_recurrent(n_rows: int, n_k: int, size: int, repeat: int, kda: bool) -> None:
+    n_heads, c = n_k * repeat, CHUNK_KDA if kda else CHUNK
+    unit = RNG.uniform(-1, 1, (2, n_rows, n_k, size))
+    unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
+    least = -20 if n_rows < 50 else -2
+    arrays = {
+        "q": unit[0],
+        "k": unit[1],
+        "v": RNG.uniform(-0.3, 5, (n_rows, n_heads, size)),
+        "g": RNG.uniform(least, -1e-4, (n_rows, n_heads, size if kda else 1)),
+        "beta": RNG.uniform(0, 1, (n_rows, n_heads)),
+        "state": RNG.uniform(-1, 1, (n_heads, size, size)),
+    }
+    a = {name: value.astype(np.float32) for name, value in arrays.items()}
+    step = one_run(n_rows, 7, (1, 0))
+    inputs = [a[name] for name in ("q", "k", "v", "g", "beta")]
+    shape: dict[str, Any] = {"n_heads": n_heads, "n_rows": n_rows, "s": size}
+    how = shape | {"n_k": n_k, "q_stride": n_k * size, "v_stride": n_heads * size, "kda": int(kda)}
+    how |= {"scale": size**-0.5}
+    for tiled in (0, 1):
+        heads = [h % n_k if tiled else h // repeat for h in range(n_heads)]
+        want, want_state = scalar_delta(a, heads)
+        states = np.full((2, 2, n_heads, size, size), np.nan, np.float32)
+        states[:, 1] = a["state"]
+        y = np.full((2, n_rows, n_heads, size), np.nan, np.float32)
+        work = np.full((n_rows, n_heads, 5 * size + c), np.nan, np.float32)
+        twins.delta_net(*inputs, states[0], y[0], step, tiled=tiled, **how)
+        twins.delta_chunk(*inputs, work, step, tiled=tiled, c=c, **how)
+        twins.delta_scan(work, states[1], y[1], step, c=c, **shape)
+        for i in range(2):
+            assert nmse(y[i], want) < 1e-12 and nmse(states[i, 0], want_state) < 1e-12, i
+
+
+def test_conv_in_two_steps_is_conv_in_one() -> None:
+    x, w = (RNG.uniform(-1, 1, shape).astype(np.float32) for shape in ((11, 3), (3, 4)))
+    want = np.zeros((11, 3))
+    for t in range(11):
+        for c in range(3):
+            total = sum(float(w[c, j]) * float(x[t - 3 + j, c]) for j in range(4) if t - 3 + j >= 0)
+            want[t, c] = total / (1 + math.exp(-total))
+    state, y = np.full((3, 3, 3), np.nan, np.float32), np.full((11, 3), np.nan, np.float32)
+    at, read = 0, 2
+    for n, written in ((2, 1), (1, 1), (8, 0)):  # two shorter than the state
+        step = one_run(n, at, (read, written))
+        twins.ssm_conv(x[at : at + n], w, state, y[at : at + n], step, width=3, n_rows=n, d_conv=4)
+        at, read = at + n, written
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(state[0], x[-3:].T)
+
+
+def test_gates() -> None:
+    a, dt, decay = np.array([[-40, -1, 0, 50]], np.float32), np.zeros(4, np.float32), np.array([-2, -1])
+    b, g, beta = np.array([[-200, 3]], np.float32), np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32)
+    twins.delta_gates(a, dt, decay, b, g, beta, n_heads=2, width=2, n_rows=1)
+    want = [-2 * math.exp(-40), -2 * math.log1p(math.exp(-1)), -math.log(2), -50]
+    np.testing.assert_allclose(g[0], want, rtol=1e-6)
+    np.testing.assert_allclose(beta[0], [math.exp(-200), 1 / (1 + math.exp(-3))], rtol=1e-6, atol=1e-45)
+
+
+def test_l2_norm_has_unit_length() -> None:
+    x, y = RNG.uniform(-1, 1, (3, 20)).astype(np.float32), np.zeros((3, 2, 8), np.float32)
+    twins.l2_norm(x, y, n=8, n_heads=2, x_stride=20, n_rows=3, eps=0.0)
+    np.testing.assert_allclose(np.linalg.norm(y, axis=2), 1, rtol=1e-6)
+    np.testing.assert_allclose(y[1, 1] / y[1, 1, 0], x[1, 8:16] / x[1, 8], rtol=1e-5)

@@ -1,0 +1,145 @@
+"""Where a buffer goes on GPUs that are not here: their memory types as drivers report them, heaps that are
+full."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vkbackend.buffer import Home
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.vulkan.memory_types import suitable
+
+pytestmark = pytest.mark.no_vulkan
+
+
+MIB, GIB = 1 << 20, 1 << 30
+# (flags, heap) by type, and what of it is taken for weights, for staging and for the host's weights.
+DEVICES: dict[str, tuple[list[tuple[int, int]], list[int], list[int], list[int]]] = {
+    "nvidia": ([(0, 1), (1, 0), (6, 1), (14, 1), (7, 2)], [1, 4], [3, 4], [2, 4]),
+    "nvidia, rdma type first": ([(0x101, 0), (1, 0), (6, 1), (14, 1), (7, 0)], [1], [3, 4], [2, 4]),
+    "amd": ([(1, 0), (1, 0), (6, 1), (7, 2), (7, 2), (14, 1), (14, 1)], [0, 3], [5, 3], [2, 3]),
+    "amd, device coherent": (
+        [(0x1, 0), (0x6, 1), (0x7, 0), (0xE, 1), (0xC1, 0), (0xC6, 1), (0xC7, 0), (0xCE, 1)],
+        [0],
+        [3, 2],
+        [1, 2],
+    ),
+    "intel, integrated": ([(7, 0), (15, 0)], [0], [1], [0]),
+    "intel, discrete": ([(1, 0), (6, 1), (14, 1), (7, 0)], [0], [2, 3], [1, 3]),
+    "moltenvk, discrete": ([(1, 0), (14, 1), (10, 1), (0x11, 0)], [0], [1], [1]),
+    "moltenvk, integrated": ([(1, 0), (15, 0), (11, 0), (0x11, 0)], [0], [1], [1]),
+    "adreno": ([(1, 0), (3, 0), (7, 0), (11, 0), (15, 0), (0x20, 0), (0x21, 0)], [0], [4], [2]),
+    "two local heaps": ([(1, 0), (1, 1), (14, 2)], [0, 1], [2], [2]),
+    "lavapipe": ([(15, 0)], [0], [0], [0]),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_best_type_of_every_heap(name: str) -> None:
+    types, *want = DEVICES[name]
+    every = (1 << len(types)) - 1
+    for homes, found in zip(((Home.WEIGHTS, Home.KV, Home.SCRATCH), (Home.STAGING,), (Home.HOST,)), want,
+                            strict=True):  # fmt: skip
+        for home in homes:
+            assert suitable(types, every, home) == found, home
+
+
+def test_what_a_buffer_may_not_have_is_left_out() -> None:
+    types = DEVICES["nvidia"][0]
+    assert suitable(types, 0b10000, Home.WEIGHTS) == [4]
+    assert suitable(types, 0b01100, Home.WEIGHTS) == [2]
+    assert suitable(types, 0b00010, Home.STAGING) == []
+    assert suitable([(0x20, 0), (0x10, 0)], 0b11, Home.WEIGHTS) == []
+
+
+class Probe:
+    """What `VulkanDevice._allocate` asks of a device; `room` is what the driver still gives by heap."""
+
+    def __init__(self, types: list[tuple[int, int]], heaps: list[int], room: list[int]) -> None:
+        self.name, self._types, self._room = "probe", types, room
+        self.info = SimpleNamespace(
+            name="GPU",
+            heaps=[SimpleNamespace(nbytes=n, budget=0) for n in heaps],
+            limits={"max_allocation_nbytes": 4 * GIB},
+        )
+        self.asked: list[int] = []
+
+    def _memory_flags(self) -> None:
+        return None
+
+    def _vk_memory(self, info: Any, what: str, nbytes: int, heap: int) -> str:
+        assert info.allocationSize == nbytes and self._types[info.memoryTypeIndex][1] == heap
+        self.asked.append(heap)
+        if nbytes > self._room[heap]:
+            raise OutOfDeviceMemory(f"vkAllocateMemory of {what}", requested=nbytes)
+        return f"memory of heap {heap}"
+
+    def allocate(self, nbytes: int, home: Home = Home.WEIGHTS, allowed: int = -1) -> tuple[Any, int]:
+        from vkbackend.vulkan.device import VulkanDevice
+
+        requirements = SimpleNamespace(size=nbytes, memoryTypeBits=allowed & (1 << len(self._types)) - 1)
+        probe: Any = self
+        return VulkanDevice._allocate(probe, requirements, home, "weights[0]")
+
+
+@pytest.fixture(autouse=True)
+def binding() -> None:
+    try:
+        import vkbackend.vulkan.vk  # noqa: F401
+    except UnsupportedFeature as error:
+        pytest.skip(f"no Vulkan loader on this machine: {error}")
+
+
+def nvidia(*room: int) -> Probe:
+    return Probe(DEVICES["nvidia"][0], [8 * GIB, 16 * GIB, 256 * MIB], list(room))
+
+
+def test_the_next_heap_takes_what_the_first_refuses() -> None:
+    probe = nvidia(GIB, 16 * GIB, 256 * MIB)
+    assert probe.allocate(GIB) == ("memory of heap 0", 1)
+    full = nvidia(MIB, 16 * GIB, 256 * MIB)
+    assert full.allocate(100 * MIB) == ("memory of heap 2", 4) and full.asked == [0, 2]
+
+
+def test_a_heap_too_small_is_not_asked() -> None:
+    window_first = Probe([(7, 1), (1, 0)], [8 * GIB, 256 * MIB], [8 * GIB, 256 * MIB])
+    assert window_first.allocate(GIB, allowed=0b11) == ("memory of heap 0", 1)
+    probe = Probe([(1, 1), (1, 0)], [8 * GIB, 256 * MIB], [8 * GIB, 256 * MIB])
+    assert probe.allocate(GIB) == ("memory of heap 0", 1) and probe.asked == [0]
+
+
+def test_no_heap_with_room_is_named_each() -> None:
+    probe = nvidia(GIB, 16 * GIB, MIB)
+    with pytest.raises(OutOfDeviceMemory) as raised:
+        probe.allocate(2 * GIB)
+    assert f"no room in heap 0 of {8 * GIB}, heap 2 has {256 * MIB};" in str(raised.value)
+    assert (raised.value.requested, raised.value.heap, raised.value.budget) == (2 * GIB, 0, 8 * GIB)
+    assert probe.asked == [0] and "vkAllocateMemory" in str(raised.value.__cause__)
+
+
+def test_more_than_one_allocation_may_take() -> None:
+    probe = nvidia(8 * GIB, 16 * GIB, 256 * MIB)
+    with pytest.raises(OutOfDeviceMemory, match=f"one allocation may take {4 * GIB};"):
+        probe.allocate(5 * GIB)
+    assert not probe.asked
+
+
+def test_a_lost_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = nvidia(0, 0, 0)
+
+    def lost(*_: Any) -> None:
+        probe.asked.append(0)
+        raise DeviceLost("gone")
+
+    monkeypatch.setattr(probe, "_vk_memory", lost)
+    with pytest.raises(DeviceLost):
+        probe.allocate(MIB)
+    assert len(probe.asked) == 1
+
+
+def test_no_type_at_all_is_told() -> None:
+    with pytest.raises(UnsupportedFeature, match="no memory type suits weights"):
+        Probe([(1, 0)], [GIB], [GIB]).allocate(MIB, Home.STAGING)

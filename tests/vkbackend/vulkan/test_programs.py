@@ -1,0 +1,261 @@
+"""Pipelines compiled side by side: that they are, what a failing one leaves, what the cache file keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_sets import device_infos
+
+from vkbackend import env, faults, ops, shaderlib
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.limits import Limits
+from vkbackend.models.engine.runner import Runner
+from vkbackend.ops.elementwise import ACTS
+from vkbackend.recording import Dispatch, Recording
+from vkbackend.tools.studies import bench_compile
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder; modules that are read from now on come from the usual one."""
+    for dispatch in some_dispatches():
+        shaderlib.spirv(dispatch.op, dispatch.variant)
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    monkeypatch.setenv(env.COMPILE_THREADS, "2")
+    return tmp_path
+
+
+@pytest.fixture
+def programs(device: Any, caches: Path) -> Iterator[Any]:
+    """Those of a device, with nothing compiled; whatever a test does to them, they leave nothing."""
+    from vkbackend.vulkan.program import Programs
+
+    device.programs.layout(1, False)  # codebooks take it of their device
+    before = dict(device.counts)
+    made = Programs(device)
+    yield made
+    made.close()
+    assert dict(device.counts) == before
+
+
+def some_dispatches() -> list[Dispatch]:
+    """Pipelines of two modules, one of them specialized in several ways."""
+    rec, (x, y) = Recording("some"), (View(Buffer(256, Home.SCRATCH, name), 0, (64,)) for name in "xy")
+    for act in ACTS:
+        ops.glu(rec, Limits(), x, x, y, act=act)
+    ops.scale(rec, Limits(), x, y, c=2.0)
+    return [c for c in rec.accesses() if isinstance(c, Dispatch)]
+
+
+class Driver:
+    """The binding's `lib` with another vkCreateComputePipelines."""
+
+    def __init__(self, lib: Any, create: Any) -> None:
+        self._lib, self.vkCreateComputePipelines = lib, create
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+
+def test_two_are_compiled_at_once(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call waits until another one has begun, so that one after another would never end."""
+    from vkbackend.vulkan import program
+
+    real, meeting = program.lib.vkCreateComputePipelines, threading.Barrier(2)
+
+    def create(*args: Any) -> int:
+        meeting.wait(20)
+        return int(real(*args))
+
+    monkeypatch.setattr(program, "lib", Driver(program.lib, create))
+    dispatches = some_dispatches()
+    found = programs.pipelines(dispatches)
+    assert len(found) == len(dispatches) == 6 and len({p for p, _ in found}) == 6
+    monkeypatch.undo()
+    assert [p for p, _ in programs.pipelines(dispatches[::-1])] == [p for p, _ in found[::-1]], "made again"
+
+
+@pytest.mark.parametrize("nth", [1, 3, 6])
+def test_one_that_the_driver_refuses(
+    programs: Any, device: Any, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vkbackend.vulkan import program
+
+    real, began = program.lib.vkCreateComputePipelines, []
+
+    def create(*args: Any) -> int:
+        began.append(1)
+        return int(program.C.VK_ERROR_OUT_OF_HOST_MEMORY if len(began) == nth else real(*args))
+
+    monkeypatch.setattr(program, "lib", Driver(program.lib, create))
+    dispatches = some_dispatches()
+    with pytest.raises(OutOfDeviceMemory, match=f"{device.name}.* vkCreateComputePipelines of (glu|scale)"):
+        programs.pipelines(dispatches)
+    assert len(programs._pipelines) == len(began) - 1 < len(dispatches)
+    monkeypatch.undo()
+    assert len(programs.pipelines(dispatches)) == len(dispatches)
+
+
+@pytest.mark.parametrize("call", ["vkCreateShaderModule", "vkCreateComputePipelines"])
+def test_injected_into_one(programs: Any, device: Any, call: str) -> None:
+    with faults.inject(faults.Fault(device.name, call, 2, "VK_ERROR_OUT_OF_HOST_MEMORY")):
+        with pytest.raises(OutOfDeviceMemory, match=call):
+            programs.pipelines(some_dispatches())
+    assert len(programs._pipelines) == 1
+    programs.pipelines(some_dispatches())
+
+
+def test_a_module_that_is_not_there(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shaderlib.spirv
+
+    def spirv(op: str, variant: str) -> bytes:
+        if op == "glu":
+            raise UnsupportedFeature("no compiled form of glu")
+        return real(op, variant)
+
+    monkeypatch.setattr(shaderlib, "spirv", spirv)
+    with pytest.raises(UnsupportedFeature, match="no compiled form of glu"):
+        programs.pipelines(some_dispatches())
+    monkeypatch.undo()
+    assert len(programs.pipelines(some_dispatches())) == 6
+
+
+def test_an_interrupt(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vkbackend.vulkan import program
+
+    def interrupted(futures: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(program, "as_completed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        programs.pipelines(some_dispatches())
+
+
+def test_what_took_long_is_saved_at_once(
+    programs: Any, device: Any, caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed later loses nothing; what is in the file already is not written again."""
+    from vkbackend.vulkan import pipeline_cache, program
+
+    path = pipeline_cache.cache_path(device)
+    programs.pipelines(some_dispatches()[:1])
+    assert not path.exists()
+    if not programs._cache.data():
+        pytest.skip("the driver keeps nothing, or nothing whole")
+    monkeypatch.setattr(program, "SAVE_AFTER_S", 0.0)
+    programs.pipelines(some_dispatches())
+    again = pipeline_cache.PipelineCache(device)
+    assert again._stored == path.read_bytes()[pipeline_cache._HEAD_NBYTES :]
+    again.save()
+    path.unlink(missing_ok=True)
+    again.save()
+    again.close()
+    assert not path.exists()
+
+
+def test_foreign_data_in_a_sound_file(device: Any, caches: Path) -> None:
+    """Right checksum, right device, but another driver's data: the driver does not see it."""
+    from vkbackend.vulkan import pipeline_cache
+
+    path, identity = pipeline_cache.cache_path(device), pipeline_cache._identity(device)
+    for body in (b"\x20\0\0\0\x01\0\0\0", bytes(32), b"\xff" * 5000):
+        pipeline_cache.write_cache(path, identity, body)
+        cache = pipeline_cache.PipelineCache(device)
+        assert cache._stored == b""
+        whole = cache.data()
+        cache.save()  # replaces it, if the driver has anything to keep
+        cache.close()
+        assert pipeline_cache.read_cache(path, identity) == (whole or body)
+
+
+def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(device, "compiled", lambda: told.append(1))
+    programs.pipelines(some_dispatches())
+    programs.pipelines(some_dispatches())
+    assert len(told) == 6
+
+
+def test_loading_tells_of_it(shared: Path) -> None:
+    """The last bytes are reported again for every shader, which keeps a process apart trusted."""
+    told: list[tuple[int, int]] = []
+    runner = Runner(
+        shared / "models" / "stories260K-F32.gguf",
+        devices=["0"],
+        n_ctx=64,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    n_pipelines = runner.mesh.devices[0].counts["VkPipeline"]
+    runner.close()
+    assert n_pipelines > 5 and told[-n_pipelines:] == [(told[-1][1],) * 2] * n_pipelines
+
+
+@pytest.mark.parametrize("call", ["vkCreateDescriptorSetLayout", "vkCreatePipelineLayout"])
+@pytest.mark.parametrize(("nth", "codebook"), [(1, None), (1, "iq2_xxs"), (2, "iq2_xxs")])
+def test_a_layout_that_fails_leaves_nothing(
+    programs: Any, device: Any, call: str, nth: int, codebook: str | None
+) -> None:
+    """A codebook takes a layout of its own, made first and kept."""
+    with faults.inject(faults.Fault(device.name, call, nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
+        with pytest.raises(OutOfDeviceMemory, match=call):
+            programs.layout(3, True, codebook)
+    assert len(programs._layouts) == nth - 1
+    assert programs.layout(3, True, codebook).n_storage == 3
+
+
+@pytest.mark.parametrize(
+    "call", ["vkCreateBuffer", "vkAllocateMemory", "vkCreateDescriptorPool", "vkAllocateDescriptorSets"]
+)
+def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: str) -> None:
+    before, nbytes = dict(device.counts), dict(device.nbytes)
+    with faults.inject(faults.Fault(device.name, call, 1, "VK_ERROR_OUT_OF_HOST_MEMORY")):
+        with pytest.raises(OutOfDeviceMemory, match=call):
+            programs.codebooks.descriptor_set("iq2_xxs")
+    assert (dict(device.counts), dict(device.nbytes)) == (before, nbytes)
+    programs.codebooks.descriptor_set("iq2_xxs")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_queue_that_fails_leaves_nothing(device: Any, nth: int) -> None:
+    from vkbackend.vulkan.queues import TimelineQueue
+
+    if not device.features.get("timeline"):
+        pytest.skip(f"{device.name} has no timeline semaphores")
+    before = dict(device.counts)
+    with faults.inject(faults.Fault(device.name, "vkCreateSemaphore", nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
+        with pytest.raises(OutOfDeviceMemory, match="vkCreateSemaphore"):
+            TimelineQueue(device)
+    assert dict(device.counts) == before
+    TimelineQueue(device).close()
+    assert dict(device.counts) == before
+
+
+def test_the_tool_that_measures_it(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not device_infos():
+        pytest.skip("no Vulkan device is present")
+    model = str(shared / "models" / "stories260K-F32.gguf")
+    asked = ["bench_compile", "-m", model, "-dev", "0", "-r", "1", "-p", "2", "-t", "2"]
+    monkeypatch.setattr("sys.argv", asked)
+    assert bench_compile.main() == 0
+    title, *lines = capsys.readouterr().out.strip().splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines[3:]]
+    rows = {way: [float(x.strip("()")) for x in values] for way, *values in cells}
+    assert int(title.split()[0]) > 5 and set(rows) == {"1", "2", bench_compile.CACHED}
+    assert all(least > 0 and ratio > 0 for least, _, ratio in rows.values()), rows
+
+
+def test_the_tool_says_what_it_cannot_measure(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(shared / "models" / "stories260K-F32.gguf")
+    monkeypatch.setattr("sys.argv", ["bench_compile", "-m", model, "-dev", "numpy", "-r", "1"])
+    with pytest.raises(SystemExit, match=r"^error: .*numpy compiles no pipelines"):
+        bench_compile.main()

@@ -1,0 +1,1 @@
+"""What commands that measure share: clocks, turns, other programs, synthetic models."""

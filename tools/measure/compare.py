@@ -1,0 +1,163 @@
+"""llama.cpp beside us: the same file, devices and tests in turn, so that a busy machine slows both."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from vkbackend.errors import InvalidArgument, Timeout, UnsupportedFeature
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.header import TENSOR_TYPES
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.tools.measure.synthetic import Synthetic
+from vkbackend.tools.measure.timing import Test, Timer, Timing
+
+WORKER = "vkbackend.tools.measure.llama_cpp_worker"
+WAIT_S = 1800.0  # for one answer: a model loaded, or a test run; software devices compile for minutes
+
+
+def check_comparable(args: argparse.Namespace) -> None:
+    """Raise, before anything is loaded, where llama.cpp would not do the same work or is missing."""
+    for flag, given in (
+        ("control vectors", args.control_vector or args.control_vector_scaled),
+        ("--override-tensor", args.override_tensor),
+    ):
+        if given:
+            raise InvalidArgument(
+                f"--compare llama-cpp hands no {flag} on to llama.cpp, which would not do the same work; "
+                "leave one of the two out"
+            )
+    if importlib.util.find_spec("llama_cpp") is None:
+        raise UnsupportedFeature(
+            "--compare llama-cpp needs the llama-cpp-python package: pip install llama-cpp-python (with "
+            "CMAKE_ARGS=-DGGML_VULKAN=ON for its Vulkan backend)"
+        )
+
+
+class LlamaCpp:
+    """llama-cpp-python in a process of its own, with the model of `runner` loaded as the runner has it.
+
+    A synthetic model is written to a temporary file first. `build` says which llama.cpp it is. Raises
+    UnsupportedFeature where the package has no Vulkan backend or does not load the file.
+    """
+
+    def __init__(self, gguf: GGUF, runner: Runner, n_ctx: int) -> None:
+        visible = positions(runner)
+        self._folder = tempfile.TemporaryDirectory(prefix="vkbackend-compare-")
+        try:
+            path = gguf.paths[0]
+            if isinstance(gguf, Synthetic):
+                path = Path(self._folder.name) / f"{path.name}.gguf"
+                write_gguf(path, gguf, (), {}, ())
+            self._log = open(Path(self._folder.name) / "log", "w+", errors="replace")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", WORKER, json.dumps(wanted(path, runner, n_ctx))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env={**os.environ, "GGML_VK_VISIBLE_DEVICES": visible},
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        try:
+            self.build = self._answer()
+            if not self.build["gpu"]:
+                raise UnsupportedFeature(
+                    "--compare llama-cpp: the llama-cpp-python that is installed has no Vulkan backend; "
+                    "build it with CMAKE_ARGS=-DGGML_VULKAN=ON"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def beside(self, timer: Timer, test: Test, repetitions: int) -> tuple[Timing, Timing]:
+        """(ours, theirs), run in turn A B A B after one warm-up of theirs."""
+        self._run(timer, test)
+        before = timer.runner.reduce_stats()
+        ours, theirs = [], []
+        for _ in range(repetitions):
+            ours.append(timer.once(test))
+            theirs.append(self._run(timer, test))
+        return timer.timing(test, ours, *before), Timing(test, tuple(theirs), None)
+
+    def _run(self, timer: Timer, test: Test) -> float:
+        ask = {
+            "tokens": timer.tokens[: test.n_depth + test.n_tokens],
+            "n_depth": test.n_depth,
+            "n_prompt": test.n_prompt,
+            "n_gen": test.n_gen,
+        }
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the missing answer tells
+            self._process.stdin.write(json.dumps(ask) + "\n")
+            self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        """The next line; a process that does not answer in time is ended."""
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(WAIT_S, self._process.kill)
+        watchdog.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            in_time = watchdog.is_alive()
+            watchdog.cancel()
+        if not in_time:
+            raise Timeout(f"llama.cpp did not answer within {WAIT_S:.0f} s")
+        if not line:
+            self._process.wait()
+            self._log.seek(0)
+            said = [line.strip() for line in self._log if line.strip()][-3:]
+            raise UnsupportedFeature(f"llama.cpp ended without an answer; it said: {' | '.join(said)}")
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+        self._folder.cleanup()
+
+
+def positions(runner: Runner) -> str:
+    """The runner's devices as llama.cpp numbers them: their places in the Vulkan loader's order."""
+    if any(not hasattr(device, "info") for device in runner.mesh.devices):
+        raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is none")
+    from vkbackend.vulkan.instance import position  # needs the Vulkan loader
+
+    return ",".join(str(position(device.info)) for device in runner.mesh.devices)  # type: ignore[attr-defined]
+
+
+def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
+    """What llama.cpp is to load, and how."""
+    options, ids = runner.options, {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+    return {
+        "path": str(path),
+        "n_ctx": n_ctx,
+        "n_ubatch": runner.n_ubatch,
+        "n_gpu_layers": options.n_gpu_layers,
+        "split_mode": options.split_mode if len(runner.mesh.devices) > 1 else "none",
+        "tensor_split": list(options.tensor_split or ()),
+        "kv_offload": options.kv_offload,
+        "type_k": ids[options.type_k],
+        "type_v": ids[options.type_v],
+    }

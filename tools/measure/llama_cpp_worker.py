@@ -1,0 +1,90 @@
+"""llama.cpp behind a pipe, for `vkbackend bench --compare llama-cpp`: runs in a process of its own.
+
+Started as `python -m vkbackend.tools.measure.llama_cpp_worker JSON` with what to load; reads one JSON object
+a line
+(n_prompt, n_gen, n_depth, tokens) and answers with {"seconds": S}, timed as llama-bench times: every decode
+waited for. The first line it writes describes the build. Needs the llama-cpp-python package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+
+class Loaded:
+    """A model and a context of llama.cpp, driven through its C interface, with its own defaults."""
+
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        import llama_cpp
+
+        self._lib: Any = llama_cpp
+        self._n_ubatch = wanted["n_ubatch"]
+        llama_cpp.llama_backend_init()
+        model: Any = llama_cpp.llama_model_default_params()
+        layers = wanted["n_gpu_layers"]
+        model.n_gpu_layers = 0x7FFF_FFFF if layers is None else layers  # -1 once meant none of them
+        model.split_mode = getattr(llama_cpp, f"LLAMA_SPLIT_MODE_{wanted['split_mode'].upper()}")
+        self._shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*wanted["tensor_split"])
+        if wanted["tensor_split"]:
+            model.tensor_split = self._shares
+        self._model = llama_cpp.llama_model_load_from_file(wanted["path"].encode(), model)
+        if not self._model:
+            raise SystemExit("llama.cpp does not load the file")
+        context: Any = llama_cpp.llama_context_default_params()
+        context.n_ctx, context.n_batch, context.n_ubatch = wanted["n_ctx"], self._n_ubatch, self._n_ubatch
+        # For what stays on the host: as llama-cpp-python; four, C's default, are too many for few cores.
+        context.n_threads = context.n_threads_batch = max(1, (os.cpu_count() or 1) // 2)
+        context.offload_kqv = wanted["kv_offload"]
+        context.type_k, context.type_v = wanted["type_k"], wanted["type_v"]
+        self._context = llama_cpp.llama_init_from_model(self._model, context)
+        if not self._context:
+            raise SystemExit("llama.cpp makes no context of that size")
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+
+    def decode(self, tokens: Sequence[int]) -> None:
+        """Compute the tokens behind those before, in micro-batches; the last one's logits are made."""
+        for at in range(0, len(tokens), self._n_ubatch):
+            part = tokens[at : at + self._n_ubatch]
+            ids = (self._lib.llama_token * len(part))(*part)
+            if code := self._lib.llama_decode(self._context, self._lib.llama_batch_get_one(ids, len(part))):
+                raise SystemExit(f"llama_decode returned {code}")
+        self._lib.llama_synchronize(self._context)
+
+    def seconds(self, ask: dict[str, Any]) -> float:
+        """Of one run of a test."""
+        tokens, depth, prompt = ask["tokens"], ask["n_depth"], ask["n_prompt"]
+        self.clear()
+        self.decode(tokens[:depth])
+        began = time.perf_counter()
+        self.decode(tokens[depth : depth + prompt])
+        for at in range(depth + prompt, depth + prompt + ask["n_gen"]):
+            self.decode(tokens[at : at + 1])
+        return time.perf_counter() - began
+
+
+def main() -> None:
+    import llama_cpp
+
+    loaded = Loaded(json.loads(sys.argv[1]))
+    gpu = bool(llama_cpp.llama_supports_gpu_offload())
+    _answer({"version": llama_cpp.__version__, "gpu": gpu})
+    for line in sys.stdin:
+        _answer({"seconds": loaded.seconds(json.loads(line))})
+
+
+def _answer(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

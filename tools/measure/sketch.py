@@ -1,0 +1,85 @@
+"""A small model of every architecture without data, from hyper-parameters that all of them can be given: what
+there is to know of an architecture before any file is opened.
+
+A `Sketch` stands where an opened GGUF file does, as Synthetic does, whose metadata it uses.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vkbackend.errors import GGUFError
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.registry import load_model, model_class
+from vkbackend.models.gguf.header import TensorInfo
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.tools.measure.synthetic import Values
+
+N_LAYER, N_EMBD, N_VOCAB = 8, 256, 512
+KEYS: dict[str, Any] = {
+    "block_count": N_LAYER,
+    "context_length": 4096,
+    "embedding_length": N_EMBD,
+    "feed_forward_length": 512,
+    "attention.head_count": 8,
+    "attention.head_count_kv": 4,
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.dimension_count": 32,
+    "rope.freq_base": 10_000.0,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 4,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 256,
+}
+EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
+OWN: dict[str, dict[str, Any]] = {  # latent attention has keys of its own
+    "kimi-linear": {
+        "attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4),
+        "attention.kv_lora_rank": 32,
+        "attention.key_length": 48,
+        "attention.key_length_mla": 48,
+        "attention.value_length_mla": 32,
+        "rope.dimension_count": 16,
+        "kda.head_dim": 32,
+    }
+}
+
+
+class Sketch(GGUF):
+    """The header of a model of that architecture, with experts and a window where it may have them."""
+
+    def __init__(self, arch: str, experts: bool = True) -> None:
+        model = model_class(arch)
+        values = KEYS | (EXPERTS if experts and model.mixture else {}) | OWN.get(arch, {})
+        if model.windows:
+            values["attention.sliding_window"] = 64
+        named = {f"{arch}.{key}": value for key, value in values.items()}
+        self.metadata = Values({"general.architecture": arch, **named})  # type: ignore[assignment]
+        self.paths = [Path(arch)]
+        self._parts = [None]  # type: ignore[list-item]
+        self.tensors = {}
+        for name, shape in (
+            ("token_embd.weight", (N_VOCAB, N_EMBD)),
+            *((f"blk.{il}.ffn_gate_inp.scale", (N_EMBD,)) for il in range(N_LAYER)),  # gemma4's, on the host
+        ):
+            self.tensors[name] = TensorInfo(name, shape, "f32", 0, 0, 0)
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        return np.ones(self.tensors[name].shape, np.float32).reshape(-1).view(np.uint8)
+
+
+def sketches(arch: str) -> list[Model]:
+    """With the experts that the architecture may have, and dense where it may be."""
+    found = [load_model(Sketch(arch))]
+    if found[0].n_used:
+        with suppress(GGUFError):
+            found.append(load_model(Sketch(arch, experts=False)))
+    return found

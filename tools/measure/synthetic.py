@@ -1,0 +1,153 @@
+"""Models of real shapes with random weights, for benchmarks: `llama-8b:Q4_0` needs no file.
+
+A `Synthetic` stands where an opened GGUF file does. Every matrix has the given type (f16 where its rows are
+no whole blocks), norms and routers are f32. Shapes are those of the published configurations.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.formats import block_of, row_nbytes
+from vkbackend.models.architectures.base import MATRIX_TYPES
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.gguf.header import BOOL, SCALARS, STRING, TensorInfo
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.tools.op_cases.setup import weights
+
+POOL_ELEMENTS = 1 << 20  # distinct random weights of a type; tensors repeat them from different places on
+_TYPE_OF = {int: 4, float: 6, bool: BOOL, str: STRING}  # GGUF value types
+
+
+def _dense(
+    n_layer: int, n_embd: int, n_head: int, n_head_kv: int, head_dim: int, n_ff: int
+) -> dict[str, int]:
+    return {
+        "block_count": n_layer,
+        "embedding_length": n_embd,
+        "attention.head_count": n_head,
+        "attention.head_count_kv": n_head_kv,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "feed_forward_length": n_ff,
+        "context_length": 32_768,
+    }
+
+
+def _mixture(n_expert: int, n_used: int, n_ff: int, **dense: Any) -> dict[str, Any]:
+    return dense | {
+        "expert_count": n_expert,
+        "expert_used_count": n_used,
+        "expert_feed_forward_length": n_ff,
+    }
+
+
+# name: (architecture, vocabulary, tied, hyper-parameters)
+SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
+    "llama-1b": ("llama", 128_256, True, _dense(16, 2048, 32, 8, 64, 8192)),
+    "llama-3b": ("llama", 128_256, True, _dense(28, 3072, 24, 8, 128, 8192)),
+    "llama-8b": ("llama", 128_256, False, _dense(32, 4096, 32, 8, 128, 14_336)),
+    "llama-70b": ("llama", 128_256, False, _dense(80, 8192, 64, 8, 128, 28_672)),
+    "qwen3-0.6b": ("qwen3", 151_936, True, _dense(28, 1024, 16, 8, 128, 3072)),
+    "qwen3-8b": ("qwen3", 151_936, False, _dense(36, 4096, 32, 8, 128, 12_288)),
+    "qwen3-32b": ("qwen3", 151_936, False, _dense(64, 5120, 64, 8, 128, 25_600)),
+    "qwen3-30b-a3b": (
+        "qwen3moe", 151_936, False, _mixture(128, 8, 768, **_dense(48, 2048, 32, 4, 128, 6144)),
+    ),
+}  # fmt: skip
+
+
+class Values(Mapping[str, Any]):
+    """Metadata values with the types a file would give them."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def kind(self, key: str) -> tuple[int, bool]:
+        value = self._values[key]
+        return (_TYPE_OF[type(value[0])], True) if isinstance(value, list) else (_TYPE_OF[type(value)], False)
+
+    def describe(self, key: str) -> str:
+        kind = self.kind(key)[0]
+        return "a string" if kind == STRING else f"a {SCALARS[kind][0]}"
+
+    def stored(self, key: str) -> bytes:
+        """The value as a file would hold it: its type, then its bytes."""
+        kind, value = self.kind(key)[0], self._values[key]
+        if kind == STRING:
+            return struct.pack("<IQ", kind, len(value.encode())) + value.encode()
+        return struct.pack("<I" + SCALARS[kind][1], kind, value)
+
+
+class Synthetic(GGUF):
+    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0"; raises InvalidArgument for others."""
+
+    mapped = False
+
+    def __init__(self, spec: str) -> None:
+        name, _, dtype = spec.lower().partition(":")
+        if name not in SHAPES or dtype not in MATRIX_TYPES:
+            raise InvalidArgument(
+                f"synthetic model {spec!r}: expected SHAPE:TYPE with a shape of {', '.join(SHAPES)} "
+                f"and a type of {', '.join(MATRIX_TYPES)}"
+            )
+        arch, n_vocab, tied, values = SHAPES[name]
+        found: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
+        found |= {f"{arch}.{key}": value for key, value in values.items()}
+        eps = float(np.float32(1e-6))  # as a file holds it
+        found |= {f"{arch}.attention.layer_norm_rms_epsilon": eps, f"{arch}.rope.freq_base": 500_000.0}
+        found |= {f"{arch}.vocab_size": n_vocab, "tokenizer.ggml.model": "no_vocab"}
+        self.metadata = Values(found)  # type: ignore[assignment]
+        self.paths = [Path(f"synthetic-{name}-{dtype.upper()}")]
+        self._parts = [None]  # type: ignore[list-item]
+        self._pools: dict[str, npt.NDArray[np.uint8]] = {}
+        self.tensors = {}
+        self._add("token_embd.weight", (n_vocab, values["embedding_length"]), dtype)
+        for weight in load_model(self).weights():
+            if weight.name != "output.weight" or not tied:
+                self._add(weight.name, weight.shape, dtype)
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        if len(shape) == 1 or "ffn_gate_inp" in name:
+            dtype = "f32"
+        elif shape[-1] % block_of(dtype)[0]:
+            dtype = "f16"
+        nbytes = int(np.prod(shape[:-1])) * row_nbytes(dtype, shape[-1])
+        self.tensors[name] = TensorInfo(name, shape, dtype, nbytes, 0, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def close(self) -> None:
+        pass
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Random bytes of the tensor's type and size, the same every time; norms are ones."""
+        info = self.tensors[name]
+        if len(info.shape) == 1:
+            return np.ones(info.shape, np.float32).view(np.uint8)
+        if info.type not in self._pools:
+            pool = weights(np.random.default_rng(0), info.type, POOL_ELEMENTS // 256, 256, scale=0.05)
+            assert pool.raw is not None
+            self._pools[info.type] = np.ascontiguousarray(pool.raw).reshape(-1).view(np.uint8)
+        pool_bytes, (_, block) = self._pools[info.type], block_of(info.type)
+        first = zlib.crc32(name.encode()) % (pool_bytes.size // block) * block
+        shifted = np.concatenate([pool_bytes[first:], pool_bytes[:first]])
+        return np.tile(shifted, -(-info.nbytes // shifted.size))[: info.nbytes]

@@ -1,0 +1,306 @@
+"""Test cases of the ops of the KV cache and attention, as op_cases.py, whose lists include these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vkbackend import ops
+from vkbackend.formats import block_of, dequantize
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording
+from vkbackend.tools.op_cases.setup import (
+    Case,
+    RunSpec,
+    Setup,
+    Tensor,
+    Views,
+    cache,
+    cell_table,
+    cos_sin_of,
+    n_rows_of,
+    output,
+    step_of,
+    uniform,
+)
+
+
+@dataclass(frozen=True)
+class KvStore(Case):
+    """Values reach from below f16's subnormals to beyond its largest, with a block of zeros where there are
+    several; the cache must match bit by bit.
+
+    With heads that are normed or rotated values are of one magnitude and compared as numbers: an element at
+    the border between two codes may fall on either side.
+    """
+
+    type: str = "f16"
+    width: int = 64
+    rows: int = 4
+    runs: tuple[RunSpec, ...] = ((0, 0, 4),)
+    ring: int | None = None
+    head_dim: int = 0
+    n_rot: int = 0
+    half_split: bool = False
+    norm: str = ""  # "plain", "weighted"
+    broken: bool = False  # NaN and inf in three blocks
+
+    @property
+    def tolerance(self) -> float:  # type: ignore[override]
+        """Of one code in 64 elements."""
+        codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
+        return codes[self.type] if self.head_dim else 0.0
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        if not self.head_dim or array.dtype != np.uint8:
+            return {name: array}
+        with np.errstate(invalid="ignore"):  # cells that were not written are NaN
+            return {name: dequantize(array.reshape(-1), self.type, (len(array), self.width))}
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        cells, n_cells = cell_table(rng, self.runs, self.ring)
+        magnitude = np.exp2(rng.uniform(-27, 17, (self.rows, self.width)))
+        x = (magnitude * rng.choice([-1, 1], magnitude.shape)).astype(np.float32)
+        ties = np.array(
+            [1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, 1.5 * 2**-24, 2**-14, 0], np.float32
+        )
+        x.reshape(-1)[: min(8, x.size)] = ties[: x.size]
+        x[-1, 32:64] = 0
+        if self.broken:
+            x[0, 5], x[0, self.width - 1], x[-1, 1] = np.nan, np.inf, -np.inf
+        tensors = {
+            "x": uniform(rng, *x.shape) if self.head_dim else Tensor(x.shape, "f32", x),
+            "cells": cells,
+            "cache": output(n_cells, self.width, dtype=self.type),
+        }
+        if self.norm == "weighted":
+            tensors["w"] = uniform(rng, self.head_dim)
+        if self.n_rot:
+            tensors["cos_sin"] = cos_sin_of(rng, self.rows, self.n_rot)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = v["x"], v["cells"], v["cache"], v["step"]
+            norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
+            rotation = ops.Rotation(v["cos_sin"], self.half_split) if self.n_rot else None
+            ops.kv_store(rec, limits, *args, head_dim=self.head_dim, norm=norm, rotation=rotation)
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+
+@dataclass(frozen=True)
+class AttnDecode(Case):
+    """Rows of the runs, one more than the step has, over scattered cells; splits of the keys, None for the
+    result of all of them."""
+
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
+    n_heads: int = 2
+    n_kv: int = 1
+    head_k: int = 16
+    head_v: int = 16
+    n_splits: int | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    group: int | None = None
+    q_first: int = 0
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    ring: int | None = None
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + 1
+        tensors = _attention_tensors(self, rng, rows)
+        splits = (self.n_splits, self.head_v + 2) if self.n_splits else (self.head_v,)
+        tensors["y"] = output(rows, self.n_heads, *splits)
+        if self.sinks:
+            tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
+            ops.attn_decode(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        if not self.n_splits:
+            return {name: array}
+        has_keys = array[..., self.head_v + 1] > 0
+        return {
+            "acc": array[..., : self.head_v],
+            "max": np.where(has_keys, array[..., self.head_v], 0),
+            "sum": array[..., self.head_v + 1],
+        }
+
+
+@dataclass(frozen=True)
+class AttnPrefill(Case):
+    """As AttnDecode; `pad` rows of the bucket belong to no run."""
+
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 5),)
+    n_heads: int = 2
+    n_kv: int = 1
+    head_k: int = 16
+    head_v: int = 16
+    pad: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
+    group: int | None = None
+    q_first: int = 0
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    ring: int | None = None
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + self.pad
+        tensors = _attention_tensors(self, rng, rows)
+        tensors["y"] = output(rows, self.n_heads, self.head_v)
+        if self.sinks:
+            tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
+            ops.attn_prefill(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+
+def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
+    how = {name: getattr(case, name) for name in ("group", "q_first", "window", "softcap")}
+    return {"scale": case.head_k**-0.5, **how}
+
+
+def _attention_tensors(
+    case: AttnDecode | AttnPrefill, rng: np.random.Generator, rows: int
+) -> dict[str, Tensor]:
+    cells, n_cells = cell_table(rng, case.runs, case.ring)
+    stored = case.runs, case.window
+    return {
+        "q": uniform(rng, rows, case.n_heads, case.head_k, span=8.0),  # scores of about +-10: maxima move
+        "k": cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored),
+        "v": cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored),
+        "cells": cells,
+    }
+
+
+@dataclass(frozen=True)
+class AttnCombine(Case):
+    """Splits of very different maxima, the last one without keys; all splits of the last row without."""
+
+    rows: int = 2
+    n_heads: int = 3
+    n_splits: int = 4
+    head_v: int = 16
+    sinks: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        part = rng.uniform(-1, 1, (self.rows, self.n_heads, self.n_splits, self.head_v + 2)).astype(
+            np.float32
+        )
+        part[..., -2] = rng.uniform(-200, 200, part.shape[:-1])
+        part[..., -1] = rng.uniform(1, 50, part.shape[:-1])
+        for empty in (part[:, :, 1:][:, :, -1:], part[self.rows - 1 :] if self.rows > 1 else part[:0]):
+            empty[...] = 0
+            empty[..., -2] = -1e30
+        tensors = {"part": Tensor(part.shape, "f32", part), "y": output(self.rows, self.n_heads, self.head_v)}
+        if self.sinks:
+            tensors["sinks"] = uniform(rng, self.n_heads, span=200.0)
+        return Setup(
+            tensors,
+            lambda rec, limits, v: ops.attn_combine(rec, limits, v["part"], v["y"], sinks=v.get("sinks")),
+        )
+
+
+# ---- the lists ----
+
+_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
+_HEADS = (40, 64, 80, 96, 128, 192, 256, 320, 512, 576)
+_KEYS, _GROUPS = (1, 31, 113, 512), (1, 4, 8, 12)
+
+
+def quick() -> list[Case]:
+    return [
+        KvStore("f16", 64, 8, _RUNS),
+        KvStore("f32", 24, 6, _RUNS),
+        KvStore("f16", 2, 1, ((0, 31, 1),)),
+        KvStore("bf16", 24, 6, _RUNS),
+        # Of 3 blocks, neighbours share words: cells alone, pairs, and some whose neighbour is stored or not.
+        KvStore("q8_0", 96, 8, ((2, 29, 4), (0, 0, 1), (3, 95, 2))),
+        KvStore("q4_0", 96, 6, _RUNS, broken=True),
+        KvStore("q8_0", 128, 6, _RUNS, broken=True),
+        KvStore("q4_0", 32, 9, ((0, 4, 1), (1, 5, 1), (2, 5, 3), (3, 62, 4))),
+        KvStore("f32", 8, 6, ((1, 126, 5), (0, 31, 1)), ring=2),
+        KvStore("f32", 48, 6, _RUNS, head_dim=24, n_rot=16),
+        KvStore("f16", 64, 8, _RUNS, head_dim=16, n_rot=16, half_split=True),
+        KvStore("f16", 240, 6, _RUNS, head_dim=80, n_rot=32, half_split=True, norm="weighted"),
+        KvStore("bf16", 40, 6, _RUNS, head_dim=8, norm="plain"),
+        AttnDecode(((0, 0, 1),), 1, 1, 8, 8),
+        AttnDecode(_RUNS, 6, 2, 64, 64, n_splits=3),
+        AttnDecode(((1, 300, 1),), 4, 1, 128, 128, n_splits=4),
+        AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "f32"),
+        AttnDecode(((0, 40, 1),), 1, 1, 576, 512, None, "f16", "f32"),
+        AttnDecode(((0, 70, 1),), 2, 1, 16, 24, 2, "f32", "f16"),
+        AttnDecode(_RUNS, 4, 2, 32, 96, None, "q8_0", "q4_0", sinks=True),
+        AttnDecode(_RUNS, 12, 1, 32, 32, None, "bf16", "q8_0", softcap=4.0),
+        AttnDecode(_RUNS, 5, 2, 32, 32, None, "q4_0", "bf16", group=4, q_first=2),
+        AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
+        AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
+        AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
+        AttnCombine(),
+        AttnCombine(3, 2, 1, 64, sinks=True),
+        AttnCombine(2, 1, 31, 576),
+        AttnPrefill(((0, 0, 1),), 1, 1, 8, 8),
+        AttnPrefill(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
+        AttnPrefill(((0, 5, 70),), 3, 1, 128, 128),
+        AttnPrefill(((0, 0, 9),), 1, 1, 576, 512, 1, "f16", "f32"),
+        AttnPrefill(((0, 60, 9),), 2, 2, 80, 40, 7, "f32", "f32"),
+        AttnPrefill(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
+        AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "bf16", "q8_0"),
+        AttnPrefill(((0, 30, 9),), 2, 1, 32, 32, 7, "q4_0", "bf16"),
+        AttnPrefill(((0, 31, 10),), 2, 1, 256, 256, 0, "f32", "f16"),
+        AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
+        AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
+        AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
+    ]
+
+
+def wide() -> list[Case]:
+    """Every head size with every number of keys and of q heads per kv head; pairs of cache types, windows,
+    caps, sinks and splits take turns, and every pair of types comes at a head size of 32.
+    """
+    cases: list[Case] = []
+    for i, head in enumerate(_HEADS):
+        types = [t for t in ops.CACHE_TYPES if head % block_of(t)[0] == 0]
+        for j, keys in enumerate(_KEYS):
+            n = i + 3 * j
+            group = _GROUPS[(i + j) % 4]
+            kinds = types[n % len(types)], types[(n // 2) % len(types)]
+            how: dict[str, Any] = {"window": (0, 50)[n % 2], "softcap": (0.0, 0.0, 5.0)[n % 3]}
+            shape = 2 * group, 2, head, head
+            n_splits = (None, 1, 3)[j % 3]
+            sinks = n % 2 == 1
+            rows = ((1, keys - 1, 1),) if j % 2 else ((0, keys - 1, 3), (1, keys - 1, 1))
+            decode_sinks = sinks and n_splits is None
+            cases.append(AttnDecode(rows, *shape, n_splits, *kinds, **how, sinks=decode_sinks))
+            runs = ((1, keys - 1, 32 if head <= 256 else 3), (0, 0, 2))
+            cases.append(AttnPrefill(runs, *shape, j, *kinds, **how, sinks=sinks))
+    for type_k in ops.CACHE_TYPES:
+        for type_v in ops.CACHE_TYPES:
+            cases.append(AttnDecode(_RUNS, 4, 2, 32, 32, None, type_k, type_v))
+            cases.append(AttnPrefill(_RUNS, 4, 2, 32, 32, 1, type_k, type_v))
+    return cases
+
+
+def bench() -> list[Case]:
+    """The attention of an 8B model's layer over 4,096 positions, and what stores K or V of a few."""
+    cases: list[Case] = [
+        KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)
+    ]
+    for kind in ("f16", "q8_0"):
+        cases.append(AttnDecode(((0, 4095, 1),), 32, 8, 128, 128, None, kind, kind))
+        cases.append(AttnPrefill(((0, 3968, 128),), 32, 8, 128, 128, 0, kind, kind))
+    return cases

@@ -1,0 +1,136 @@
+"""Running an op case on a device beside its numpy twin: what the op tests and `vkbackend verify` check.
+
+An output must have NaN and inf where the twin has them, an error within the case's tolerance, and nothing
+outside the outputs may have changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vkbackend.buffer import View
+from vkbackend.formats import row_nbytes
+from vkbackend.limits import Limits
+from vkbackend.recording import Dispatch, Recording
+from vkbackend.runtime import Device
+from vkbackend.tools.op_cases.setup import Case, Placed
+from vkbackend.twins.device import NumpyDevice
+
+# Three workgroups in x, so that the fold into y, needed above 65,535, happens in small cases.
+FLOOR = replace(Limits.floor(), max_groups=(3, 65_535, 65_535))
+_ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
+
+
+def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
+    """What a case runs under: the device's limits and, unless `once`, the floor with what the case cannot do
+    without; none where the device lacks that."""
+    have = device.limits
+    if not have.features.issuperset(case.needs):
+        return []
+    with_needs = replace(
+        FLOOR, features=have.features, subgroup_size=have.subgroup_size, matrix_units=have.matrix_units
+    )
+    return [have] if once else [have, with_needs if case.needs else FLOOR]
+
+
+class Mismatch(AssertionError):
+    """A device's result is not the twin's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a case dispatches under some limits: op.variant names, specialization constants and grids."""
+
+    names: tuple[str, ...]
+    how: tuple[object, ...]
+
+
+def shape_of(case: Case, limits: Limits, seed: int) -> Shape:
+    probe = Placed(NumpyDevice("probe"), case.setup(np.random.default_rng(seed)))
+    found = [c for c in probe.record(limits).accesses() if isinstance(c, Dispatch)]
+    probe.close()
+    return Shape(tuple(f"{c.op}.{c.variant}" for c in found), tuple((c.consts, c.groups) for c in found))
+
+
+def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
+    """The largest NMSE of the case's outputs (0 where equal bits are asked for); raises Mismatch."""
+    setup = case.setup(np.random.default_rng(seed))
+    here, oracle = Placed(device, setup), Placed(NumpyDevice("numpy"), setup)
+    worst = 0.0
+    try:
+        device.run(_unbounded(here.record(limits), device.limits.max_storage_range))
+        oracle.device.run(oracle.record(limits))
+        after, want = device.read(here.whole), oracle.device.read(oracle.whole)
+        untouched = np.ones(here.image.size, bool)
+        for name, tensor in setup.tensors.items():
+            if tensor.written:
+                view: View = here.views[name]
+                inside = slice(view.offset, view.end)
+                untouched[inside] = False
+                arrays = [_array_of(raw[inside], view) for raw in (after, want)]
+                got_parts, want_parts = (case.parts(name, array) for array in arrays)
+                for part, values in want_parts.items():
+                    worst = max(worst, _check(case, part, got_parts[part], values))
+        overwritten = np.flatnonzero((after != here.image) & untouched)
+        if overwritten.size:
+            at = int(overwritten[0])
+            raise Mismatch(
+                f"{overwritten.size} bytes outside the outputs were overwritten, first at byte {at}"
+            )
+    finally:
+        here.close()
+        oracle.close()
+    return worst
+
+
+def _array_of(raw: np.ndarray, view: View) -> np.ndarray:
+    """What a view holds, as rows of bytes where numpy does not have its type."""
+    if view.dtype in _ARRAYS:
+        n = int(np.prod(view.shape))
+        return raw.view(_ARRAYS[view.dtype])[:n].reshape(view.shape)
+    rows, width = int(np.prod(view.shape[:-1])), row_nbytes(view.dtype, view.shape[-1])
+    return raw[: rows * width].reshape(rows, width)
+
+
+def _check(case: Case, what: str, got: np.ndarray, want: np.ndarray) -> float:
+    """NaN and inf in the same places first, then equal bits or the normalised mean square error."""
+    if case.tolerance == 0 or what in case.exact:
+        different = np.flatnonzero(got.reshape(-1).view(np.uint8) != want.reshape(-1).view(np.uint8))
+        if different.size:
+            at = different[0] // got.itemsize
+            values = f"{got.flat[at]!r}, want {want.flat[at]!r}"
+            raise Mismatch(f"{what}: {different.size} bytes differ, first {values}")
+        return 0.0
+    for name, test in (("NaN", np.isnan), ("inf", np.isinf)):
+        wrong = np.flatnonzero(test(got) != test(want))
+        if wrong.size:
+            at = wrong[0]
+            values = f"{got.flat[at]!r}, want {want.flat[at]!r}"
+            raise Mismatch(f"{what}: {wrong.size} wrong {name} of {got.size}, first at {at}: {values}")
+    finite = np.isfinite(want)
+    a, b = got[finite].astype(np.float64), want[finite].astype(np.float64)
+    error = float(np.sum((a - b) ** 2)) / max(float(np.sum(b * b)), 1e-300)
+    if not error <= case.tolerance:
+        raise Mismatch(f"{what}: NMSE {error:.3g} > {case.tolerance:.3g}")
+    return error
+
+
+def _unbounded(recording: Recording, max_range: int) -> Recording:
+    """The recording with every binding reaching to the end of its buffer, or as far as a binding may.
+
+    A driver may drop accesses beyond a binding (lavapipe does), which would hide them from the guard words.
+    """
+
+    def widen(view: View) -> View:
+        # 256 less than may be bound, as a binding begins at an aligned offset before the view
+        reach = min(view.buffer.nbytes - view.offset, max_range - 256)
+        nbytes = max(view.nbytes, reach)
+        return View(view.buffer, view.offset, (nbytes // 4,), "u32")
+
+    wide = Recording(recording.name)
+    for command in recording.commands:
+        assert isinstance(command, Dispatch), command
+        wide.dispatch(replace(command, args=tuple(map(widen, command.args))))
+    return wide

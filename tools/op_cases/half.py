@@ -1,0 +1,96 @@
+"""Test cases of the ops in half precision, as op_cases.py, whose lists include these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend import ops
+from vkbackend.formats import block_of
+from vkbackend.tools.op_cases.matrix import MatMul, row_scales
+from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
+
+
+@dataclass(frozen=True)
+class PackF16(Case):
+    """Rows of all magnitudes whose halves come from no subnormal float, which a driver may flush; with
+    `special` of zeros, with NaN and inf, of the largest and least floats."""
+
+    tolerance: ClassVar[float] = 0.0
+    k: int = 64
+    rows: int = 1
+    special: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = rng.uniform(-1, 1, (self.rows, self.k)).astype(np.float32)
+        x *= np.exp2(rng.integers(-80, 100, (self.rows, 1))).astype(np.float32)
+        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # down to no half
+        if self.special:
+            x[0], x[1, 5], x[2] = 0, np.nan, rng.uniform(-1e6, 1e6, self.k)
+            x[2, 7], x[3], x[4] = -np.inf, 3.4e38, 2e-38
+            x[5] = 1 + np.exp2(-11) * np.arange(self.k)  # ties
+        tensors = {"x": Tensor(x.shape, "f32", x), "y": Tensor(x.shape, "f16s", written=True)}
+        return Setup(tensors, lambda rec, limits, v: ops.pack_f16(rec, limits, v["x"], v["y"]))
+
+
+@dataclass(frozen=True)
+class MatMulF16(MatMul):
+    """Sums of 16 products in halves err by 4e-7 of the products' squares: in rounding each of 16 sums by
+    u^2 / 6 = 4e-8 (u = 2^-11) of the j products in it. y, of few blocks, may be a tenth of them."""
+
+    op = ops.mat_mul_f16
+    tolerance = 4e-6
+    needs = ops.OPS["mat_mul_f16"].needs
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # small rows count as much
+
+
+@dataclass(frozen=True)
+class MatMulCoop(MatMulF16):
+    """Sums are floats; weights become halves."""
+
+    op = ops.mat_mul_coop
+    tolerance = 1e-6
+    needs = ops.OPS["mat_mul_coop"].needs
+
+
+def quick() -> list[Case]:
+    return [
+        PackF16(1),
+        PackF16(67, 9, special=True),
+        PackF16(2048, 2),
+        MatMulF16("f16", 67, 35, 33, pad=3, bias=True, nan=True, span=1e6),
+        MatMulCoop("f32", 1, 1, 1),
+        MatMulCoop("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
+        MatMulCoop("q8_0", 129, 96, 65, nan=True),
+    ]
+
+
+def wide(kind: str) -> list[Case]:
+    """Around the sizes of tiles, and of real models, for one type of weights."""
+    block = block_of(kind)[0]
+    k = 288 if 288 % block == 0 else 3 * block
+    return [
+        *(
+            op(kind, n, k, rows, bias=True)
+            for op in (MatMulF16, MatMulCoop)
+            for n in (63, 65)
+            for rows in (15, 16, 17, 31, 33)
+        ),
+        MatMulF16(kind, 1, k, 1, nan=True),
+        *(op(kind, 64, 4096, 128, span=1e-6) for op in (MatMulF16, MatMulCoop)),
+        MatMulF16(kind, 8065, k, 65),  # tiles of 128 x 64
+        MatMulCoop(kind, 8193, k, 65),  # of 128 x 128
+    ]
+
+
+def some_of_gpus(kind: str, k: int) -> list[Case]:
+    """One case of every op that CPUs leave to GPUs."""
+    return [MatMulF16(kind, 3, k), MatMulCoop(kind, 3, k)]
+
+
+def bench(kind: str) -> list[Case]:
+    return [op(kind, 3072, 1024, rows) for op in (MatMulF16, MatMulCoop) for rows in (16, 128, 512)]

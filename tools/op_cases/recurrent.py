@@ -1,0 +1,248 @@
+"""Test cases of the ops of recurrent layers, as op_cases.py, whose lists include these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vkbackend import ops
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording
+from vkbackend.step import STEP_WORDS, Run, StepParams
+from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
+
+StateRun = tuple[int, int, int, int]  # first position, rows, state cell read, state cell written
+
+# In place, from one cell to another, and a sequence that begins, whose cell holds NaN.
+RUNS: tuple[StateRun, ...] = ((5, 3, 2, 2), (9, 1, 0, 3), (0, 2, 1, 1))
+
+
+def step_of(rng: np.random.Generator, runs: tuple[StateRun, ...]) -> StepParams:
+    """A step of the runs, its unused entries full of values that a shader must not use."""
+    step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
+    table, row = [], 0
+    for i, (first_pos, n_rows, read, written) in enumerate(runs):
+        table.append(Run(i, row, n_rows, first_pos, (read, written)))
+        row += n_rows
+    step.fill(rng.integers(0, 9, row), table, [])
+    return step
+
+
+def states(rng: np.random.Generator, runs: tuple[StateRun, ...], *shape: int) -> Tensor:
+    """Cells [n_cells, *shape] with values where a run reads one and NaN elsewhere."""
+    n_cells = max(max(run[2:]) for run in runs) + 2
+    values = np.full((n_cells, *shape), np.nan, np.float32)
+    for first_pos, _, read, _ in runs:
+        if first_pos:
+            values[read] = rng.uniform(-1, 1, shape)
+    return Tensor(values.shape, "f32", values, written=True)
+
+
+def _n_rows(runs: tuple[StateRun, ...]) -> int:
+    return sum(run[1] for run in runs)
+
+
+@dataclass(frozen=True)
+class SsmConv(Case):
+    """`pad` rows of the bucket belong to no run."""
+
+    width: int = 64
+    d_conv: int = 4
+    runs: tuple[StateRun, ...] = RUNS
+    pad: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        shape = (_n_rows(self.runs) + self.pad, self.width)
+        tensors = {
+            "x": uniform(rng, *shape),
+            "w": uniform(rng, self.width, self.d_conv),
+            "state": states(rng, self.runs, self.width, self.d_conv - 1),
+            "y": output(*shape),
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            ops.ssm_conv(rec, limits, v["x"], v["w"], v["state"], v["y"], v["step"])
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+
+@dataclass(frozen=True)
+class L2Norm(Case):
+    """Heads of n values; `gap` values lie between the rows of x. The first head is zeros."""
+
+    n: int = 64
+    n_heads: int = 2
+    rows: int = 3
+    gap: int = 0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        stride = self.n_heads * self.n + self.gap
+        x = uniform(rng, self.rows, stride)
+        assert x.raw is not None
+        x.raw[0, : self.n] = 0
+        tensors = {"x": x, "y": output(self.rows, self.n_heads, self.n)}
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            ops.l2_norm(rec, limits, v["x"], v["y"], eps=1e-6, x_stride=stride)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class DeltaGates(Case):
+    """Arguments from where softplus is e^x to where it is x."""
+
+    n_heads: int = 3
+    width: int = 1
+    rows: int = 2
+    span: float = 30.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        n = self.n_heads * self.width
+        tensors = {
+            "a": uniform(rng, self.rows, n, span=self.span),
+            "dt": uniform(rng, n),
+            "decay": Tensor((self.n_heads,), "f32", rng.uniform(-16, -0.1, self.n_heads).astype(np.float32)),
+            "b": uniform(rng, self.rows, self.n_heads, span=3 * self.span),
+            "g": output(self.rows, n),
+            "beta": output(self.rows, self.n_heads),
+        }
+
+        def record(rec: Recording, limits: Limits, v: Views) -> None:
+            ops.delta_gates(rec, limits, *(v[name] for name in ("a", "dt", "decay", "b", "g", "beta")))
+
+        return Setup(tensors, record)
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        small = np.abs(array) < 1e-4  # of their own: a logarithm without care loses these
+        return {f"{name} small": np.where(small, array, 0), name: np.where(small, 0, array)}
+
+
+@dataclass(frozen=True)
+class DeltaNet(Case):
+    """n_k key heads with `repeat` value heads each; `gap` values behind q, k and behind v of a row. Gates are
+    down to e^`least` per row."""
+
+    tolerance: ClassVar[float] = 1e-9
+    n_k: int = 2
+    size: int = 16
+    repeat: int = 1
+    runs: tuple[StateRun, ...] = RUNS
+    pad: int = 1
+    kda: bool = False
+    tiled: bool = False
+    gap: int = 0
+    least: float = -20.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows, n_heads, size = _n_rows(self.runs) + self.pad, self.n_k * self.repeat, self.size
+        tensors: dict[str, Tensor] = {}
+        for name in ("q", "k"):
+            heads = rng.uniform(-1, 1, (rows, self.n_k, size))
+            heads /= np.sqrt((heads * heads).sum(axis=2, keepdims=True) + 1e-6)
+            wide = np.full((rows, self.n_k * size + self.gap), np.nan, np.float32)
+            wide[:, : self.n_k * size] = heads.reshape(rows, -1)
+            tensors[name] = Tensor(wide.shape, "f32", wide)
+        values = rng.uniform(-0.3, 5, (rows, n_heads * size + self.gap)).astype(np.float32)
+        gates = rng.uniform(self.least, -1e-4, (rows, n_heads, size if self.kda else 1)).astype(np.float32)
+        beta = rng.uniform(0, 1, (rows, n_heads)).astype(np.float32)
+        tensors |= {
+            name: Tensor(a.shape, "f32", a) for name, a in (("v", values), ("g", gates), ("beta", beta))
+        }
+        return Setup(tensors | self._outputs(rng, rows, n_heads), self._record, step_of(rng, self.runs))
+
+    def _outputs(self, rng: np.random.Generator, rows: int, n_heads: int) -> dict[str, Tensor]:
+        state = states(rng, self.runs, n_heads, self.size, self.size)
+        return {"state": state, "y": output(rows, n_heads, self.size)}
+
+    def _options(self) -> dict[str, Any]:
+        n_heads = self.n_k * self.repeat
+        return {
+            "n_k": self.n_k,
+            "tiled": self.tiled,
+            "q_stride": self.n_k * self.size + self.gap,
+            "v_stride": n_heads * self.size + self.gap,
+        }
+
+    def _record(self, rec: Recording, limits: Limits, v: Views) -> None:
+        args = [v[name] for name in ("q", "k", "v", "g", "beta", "state", "y", "step")]
+        ops.delta_net(rec, limits, *args, **self._options())
+
+
+@dataclass(frozen=True)
+class DeltaChunk(DeltaNet):
+    def _outputs(self, rng: np.random.Generator, rows: int, n_heads: int) -> dict[str, Tensor]:
+        return {"work": output(*ops.delta_work(rows, n_heads, self.size, self.kda))}
+
+    def _record(self, rec: Recording, limits: Limits, v: Views) -> None:
+        args = [v[name] for name in ("q", "k", "v", "g", "beta", "work", "step")]
+        ops.delta_chunk(rec, limits, *args, **self._options())
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        s = self.size
+        names = ("u", "w", "q", "k", "decay")
+        return {part: array[..., i * s : (i + 1) * s] for i, part in enumerate(names)} | {
+            "products": array[..., 5 * s :]
+        }
+
+
+@dataclass(frozen=True)
+class DeltaScan(DeltaNet):
+    """Behind delta_chunk: together they give what DeltaNet gives."""
+
+    tolerance: ClassVar[float] = 1e-8
+
+    def _outputs(self, rng: np.random.Generator, rows: int, n_heads: int) -> dict[str, Tensor]:
+        work = {"work": output(*ops.delta_work(rows, n_heads, self.size, self.kda))}
+        return super()._outputs(rng, rows, n_heads) | work
+
+    def _record(self, rec: Recording, limits: Limits, v: Views) -> None:
+        args = [v[name] for name in ("q", "k", "v", "g", "beta", "work", "step")]
+        ops.delta_chunk(rec, limits, *args, **self._options())
+        ops.delta_scan(rec, limits, v["work"], v["state"], v["y"], v["step"])
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return {} if name == "work" else {name: array}
+
+
+# ---- the lists ----
+
+_LONG: tuple[StateRun, ...] = ((7, 65, 1, 0), (0, 20, 2, 2))
+
+
+def quick() -> list[Case]:
+    return [
+        SsmConv(),
+        SsmConv(257, 3, ((0, 1, 0, 0),), 0),
+        SsmConv(130, 9, ((4, 40, 1, 1), (1, 16, 0, 2))),
+        L2Norm(),
+        L2Norm(128, 3, 5, gap=7),
+        L2Norm(16, 1, 1),
+        DeltaGates(),
+        DeltaGates(3, 32, 5),
+        DeltaNet(3, 16, 2, gap=5),
+        DeltaNet(1, 128, 2, kda=True),
+        DeltaNet(2, 32, 3, tiled=True),
+        DeltaChunk(2, 32, 2, _LONG, 3, tiled=True, gap=3, least=-2.0),
+        DeltaChunk(2, 16, 1, _LONG, 0, kda=True),
+        DeltaScan(2, 32, 2, _LONG, 3, gap=3, least=-2.0),
+        DeltaScan(1, 128, 2, ((3, 70, 0, 0),), 0, tiled=True),
+        DeltaScan(2, 16, 2, _LONG, 1, kda=True),
+        DeltaScan(1, 128, 1, RUNS, 9, kda=True, least=-2.0),
+    ]
+
+
+def wide() -> list[Case]:
+    cases: list[Case] = [
+        SsmConv(1024, d, ((8, n, 0, 1), *RUNS), 3) for d in (3, 4, 9) for n in (1, d, 2 * d, 64)
+    ]
+    for kda in (False, True):
+        for n_k, size, repeat in ((4, 64, 1), (4, 128, 1), (8, 32, 2), (2, 16, 3)):
+            for rows in (1, 4, 33, 64, 65, 127, 200):
+                for tiled in (False, True):
+                    least = -20.0 if rows < 50 else -2.0
+                    shape: Any = (n_k, size, repeat, ((3, rows, 1, 0), (0, 4, 2, 2)), 1, kda, tiled, 3, least)
+                    cases += [DeltaNet(*shape), DeltaScan(*shape)]
+    return cases

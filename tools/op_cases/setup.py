@@ -1,0 +1,231 @@
+"""What an op case is made of: its arrays, random material for them, and their place in a device's memory.
+
+A `Setup` holds the tensors of one case and the function that records its ops on views of them; `Placed` puts
+them into one buffer, guard words between and NaN in every output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend import ops, twins
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.formats import block_of, quantize, row_nbytes
+from vkbackend.limits import Limits
+from vkbackend.recording import Recording
+from vkbackend.rope import RopeTable
+from vkbackend.runtime import Device
+from vkbackend.step import STEP_WORDS, Run, StepParams
+
+GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
+CELL_BLOCK = ops.CELL_BLOCK
+
+Views = dict[str, View]
+RunSpec = tuple[int, int, int]  # slot, first position, rows
+
+
+@dataclass
+class Tensor:
+    """An array of a case: `raw` is its stored bytes, None for NaN throughout."""
+
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    raw: np.ndarray | None = None
+    written: bool = False
+
+
+@dataclass
+class Setup:
+    """What a case needs: its tensors by name, the step, and the recording of its ops."""
+
+    tensors: dict[str, Tensor]
+    record: Callable[[Recording, Limits, Views], None]
+    step: StepParams | None = None
+
+
+class Placed:
+    """A setup in one buffer of a device. `image` is the buffer as it was before the run."""
+
+    def __init__(self, device: Device, setup: Setup) -> None:
+        self.device, self.setup = device, setup
+        at = 4 * GUARD_WORDS
+        places: dict[str, tuple[int, tuple[int, ...], str]] = {}
+        if setup.step is not None:
+            places["step"] = 0, (STEP_WORDS,), "u32"
+            at += 4 * STEP_WORDS
+        for name, tensor in setup.tensors.items():
+            places[name] = at, tensor.shape, tensor.dtype
+            rows = int(np.prod(tensor.shape[:-1]))
+            at += -(-rows * row_nbytes(tensor.dtype, tensor.shape[-1]) // 4) * 4 + 4 * GUARD_WORDS
+        self.buffer: Buffer = device.buffer(at, Home.SCRATCH, "case")
+        self.views = {name: View(self.buffer, *place) for name, place in places.items()}
+        self.whole = View(self.buffer, 0, (self.buffer.nbytes,), "u8")
+        self.image = nan_words(self.buffer.nbytes // 4).view(np.uint8)
+        if setup.step is not None:
+            self._put("step", setup.step.words)
+        for name, tensor in setup.tensors.items():
+            if tensor.raw is not None:
+                self._put(name, tensor.raw)
+        device.write(self.whole, self.image)
+
+    def _put(self, name: str, data: np.ndarray) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        view = self.views[name]
+        assert view.nbytes - 4 < raw.size <= view.nbytes, (name, raw.size, view)
+        self.image[view.offset : view.offset + raw.size] = raw
+
+    def record(self, limits: Limits) -> Recording:
+        recording = Recording("case")
+        self.setup.record(recording, limits, self.views)
+        return recording
+
+    def close(self) -> None:
+        self.device.free(self.buffer)
+
+
+class Case:
+    """Base of the cases. `tolerance` is the largest NMSE against the twin, 0 for equal bits; outputs named in
+    `exact` always have equal bits."""
+
+    tolerance: ClassVar[float] = 1e-10
+    exact: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()  # optional features without which the op is not there
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        raise NotImplementedError
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        """What is compared of an output, where its parts have different magnitudes."""
+        return {name: array}
+
+
+# ---- random material ----
+
+
+def nan_words(n: int) -> np.ndarray:
+    """uint32 [n], NaN as f32 and as either f16: what is read unwritten or out of bounds shows in a result.
+
+    Neighbours differ: an overwrite shows even where a NaN came through arithmetic with its payload.
+    """
+    return (0x7FC07C01 + np.arange(n) * 389 % 1022).astype(np.uint32)
+
+
+def uniform(rng: np.random.Generator, *shape: int, span: float = 1.0) -> Tensor:
+    return Tensor(shape, "f32", rng.uniform(-span, span, shape).astype(np.float32))
+
+
+def cos_sin_of(rng: np.random.Generator, n_rows: int, n_rot: int) -> Tensor:
+    """RoPE rows of that many positions."""
+    rows = RopeTable(n_rot, 500_000.0).rows(rng.integers(0, 100_000, n_rows))
+    return Tensor((n_rows, n_rot // 2, 2), "f32", rows)
+
+
+# Where a block has its scales (halves), and the largest |value / scale| in it; all other bytes are codes.
+SCALES: dict[str, tuple[tuple[int, ...], float]] = {
+    "q4_0": ((0,), 8), "q4_1": ((0, 2), 16), "q5_0": ((0,), 16), "q5_1": ((0, 2), 32), "q8_0": ((0,), 128),
+    "q2_k": ((80, 82), 45), "q3_k": ((108,), 128), "q4_k": ((0, 2), 945), "q5_k": ((0, 2), 1953),
+    "q6_k": ((208,), 4096), "iq4_nl": ((0,), 127), "iq4_xs": ((0,), 4064), "tq1_0": ((52,), 1),
+    "tq2_0": ((64,), 2), "iq3_s": ((0,), 465), "iq3_xxs": ((0,), 481), "iq2_s": ((0,), 167),
+    "iq2_xs": ((0,), 167), "iq2_xxs": ((0,), 167), "iq1_s": ((0,), 17),
+}  # fmt: skip
+
+
+def weights(rng: np.random.Generator, dtype: str, *shape: int, scale: float = 1.0) -> Tensor:
+    """Values of about +-scale; in quantized blocks every code occurs, also those a quantizer never writes."""
+    if dtype in ("f32", "f16", "bf16"):
+        values = rng.uniform(-scale, scale, shape).astype(np.float32)
+        if dtype == "bf16":
+            return Tensor(shape, dtype, (values.view(np.uint32) >> 16).astype(np.uint16))
+        return Tensor(shape, dtype, values.astype(np.float16 if dtype == "f16" else np.float32))
+    elements, nbytes = block_of(dtype)
+    blocks = rng.integers(0, 256, (math.prod(shape) // elements, nbytes), np.uint8)
+    if dtype == "mxfp4":  # a power of two, times up to 12
+        blocks[:, 0] = 124 + int(math.log2(scale)) - rng.integers(0, 6, len(blocks))
+        return Tensor(shape, dtype, blocks)
+    if dtype == "iq1_m":  # a half in the high nibbles of four words, times up to 17
+        scales = (rng.uniform(0.5, 1, len(blocks)) * scale / 17).astype("<f2").view("<u2")
+        for i in range(4):
+            blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | scales >> 4 * i << 4 & 0xF0
+        return Tensor(shape, dtype, blocks)
+    offsets, largest = SCALES[dtype]
+    for at in offsets:
+        scales = (
+            rng.choice([-1, 1], len(blocks)) * rng.uniform(0.5, 1, len(blocks)) * scale / largest
+        ).astype("<f2")
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return Tensor(shape, dtype, blocks)
+
+
+def operand(x: np.ndarray, dtype: str) -> Tensor:
+    """f32 rows as matrix ops read them: f32, or what the twins of quantize_q8 and pack_f16 make of them."""
+    k = x.shape[-1]
+    if dtype == "f32":
+        return Tensor(x.shape, dtype, x)
+    raw = np.zeros((x.size // k, row_nbytes(dtype, k)), np.uint8)
+    convert = {"q8": twins.quantize_q8, "f16s": twins.pack_f16}[dtype]
+    convert(x, raw, k=k, n_rows=len(raw))
+    return Tensor(x.shape, dtype, raw)
+
+
+def output(*shape: int, dtype: str = "f32") -> Tensor:
+    return Tensor(shape, dtype, written=True)
+
+
+def step_of(
+    rng: np.random.Generator, runs: tuple[RunSpec, ...], n_vocab: int = 1, outputs: tuple[int, ...] = ()
+) -> StepParams:
+    """A step of the runs, its unused entries full of values that a shader must not use."""
+    step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
+    table, row = [], 0
+    for slot, first_pos, n_rows in runs:
+        table.append(Run(slot, row, n_rows, first_pos))
+        row += n_rows
+    step.fill(rng.integers(0, n_vocab, row), table, outputs)
+    return step
+
+
+def cell_table(
+    rng: np.random.Generator, runs: tuple[RunSpec, ...], ring: int | None = None
+) -> tuple[Tensor, int]:
+    """A table [n_slots, blocks_per_slot] of scattered blocks, and the number of cells; `ring` blocks per slot
+    instead of enough for all positions."""
+    n_slots = max(slot for slot, _, _ in runs) + 1
+    blocks_per_slot = ring or max(-(-(first + n) // CELL_BLOCK) for _, first, n in runs) + 1
+    n_blocks = n_slots * blocks_per_slot + 1
+    table = rng.permutation(n_blocks)[: n_slots * blocks_per_slot].astype(np.uint32)
+    return Tensor((n_slots, blocks_per_slot), "u32", table), n_blocks * CELL_BLOCK
+
+
+def cache(
+    rng: np.random.Generator,
+    dtype: str,
+    cells: Tensor,
+    n_cells: int,
+    width: int,
+    runs: tuple[RunSpec, ...],
+    window: int = 0,
+) -> Tensor:
+    """A cache that holds values where the runs see positions and NaN in every other cell."""
+    assert cells.raw is not None
+    table = cells.raw.reshape(cells.shape)
+    plain = {"f16": np.float16, "f32": np.float32}.get(dtype)
+    if plain:
+        values = np.full((n_cells, width), np.nan, plain)
+    else:  # all bits set are NaN as a half, too: of a bf16, or of a block
+        values = np.full((n_cells, row_nbytes(dtype, width)), 0xFF, np.uint8)
+    for slot, first_pos, n_rows in runs:
+        at = np.arange(max(0, first_pos - window + 1) if window else 0, first_pos + n_rows)
+        rows = table[slot, at // CELL_BLOCK % table.shape[1]] * CELL_BLOCK + at % CELL_BLOCK
+        assert len(set(rows.tolist())) == len(at), f"{runs} sees more than the ring of {table.shape} holds"
+        stored = rng.uniform(-1, 1, (len(at), width)).astype(np.float32)
+        values[rows] = stored if plain else quantize(stored, dtype)
+    return Tensor((n_cells, width), dtype, values)
+
+
+def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
+    return sum(n for _, _, n in runs)

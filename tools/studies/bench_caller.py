@@ -1,0 +1,78 @@
+"""`python -m vkbackend.tools.studies.bench_caller`: what a busy Python thread of the caller costs the engine.
+
+In one process both share the interpreter's lock, so the relay between segments waits for the caller; with
+process=True the engine has an interpreter of its own. Prints the median microseconds per reduce, quiet and
+busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import threading
+
+from vkbackend.models.engine.arguments import device_list
+from vkbackend.models.llm import LLM
+from vkbackend.tools.console import console, table
+from vkbackend.tools.flags.text import demo_model
+
+
+def reduce_us(llm: LLM, n_predict: int, repeats: int) -> float:
+    """Median over `repeats` generations of the mean microseconds of a reduce."""
+    runs = (
+        llm.generate([1], max_tokens=n_predict, temperature=0, ignore_eos=True).timings
+        for _ in range(repeats)
+    )
+    return statistics.median(timings["reduce_us"] for timings in runs)
+
+
+def measure(
+    path: str, devices: tuple[str, ...], process: bool, n_predict: int, repeats: int
+) -> tuple[float, float]:
+    """(quiet, busy) microseconds per reduce."""
+    with LLM(path, devices=devices, process=process) as llm:
+        reduce_us(llm, n_predict, 1)  # warms up
+        quiet = reduce_us(llm, n_predict, repeats)
+        stop = threading.Event()
+
+        def spin() -> None:
+            while not stop.is_set():
+                sum(range(1000))
+
+        thread = threading.Thread(target=spin)
+        thread.start()
+        try:
+            return quiet, reduce_us(llm, n_predict, repeats)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m vkbackend.tools.studies.bench_caller", description=__doc__
+    )
+    parser.add_argument(
+        "-m", "--model", default=None, metavar="FILE", help="the model (default: the demo model)"
+    )
+    parser.add_argument("-dev", "--device", default="0,0", metavar="LIST", help="at least two (default: 0,0)")
+    parser.add_argument(
+        "-n", "--n-predict", type=int, default=64, metavar="N", help="tokens per run (default: 64)"
+    )
+    parser.add_argument(
+        "-r", "--repeats", type=int, default=5, metavar="N", help="runs of each kind (default: 5)"
+    )
+    args = parser.parse_args()
+    rows = []
+    for process in (False, True):
+        devices = device_list(args.device) or ("0", "0")
+        quiet, busy = measure(args.model or demo_model(), devices, process, args.n_predict, args.repeats)
+        rows.append((str(process), f"{quiet:.1f}", f"{busy:.1f}", f"{busy / quiet:.2f}"))
+    columns = ("process", "quiet us/reduce", "busy us/reduce", "ratio")
+    console(stderr=False).print(table("a busy caller", columns, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

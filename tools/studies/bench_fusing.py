@@ -1,0 +1,111 @@
+"""What fusing saves on a device: `python -m vkbackend.tools.studies.bench_fusing -m model.gguf -dev 0`.
+
+Prints Markdown tables: what a tiny dispatch costs (two chains of different lengths, so that the submission
+drops out), how many dispatches and barriers a decode step has, and milliseconds per step with fusing and
+without, which take turns. The least of each counts: other work can only add to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from vkbackend import env, ops
+from vkbackend.buffer import Home, View
+from vkbackend.models.engine.arguments import device_list, whole_number
+from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barriers
+from vkbackend.runtime import Device
+from vkbackend.step import Run
+from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
+
+LENGTHS = 100, 1000
+PROMPT = 16
+WAYS = {"fused": "1", "one by one": "0"}
+
+
+def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
+    """Microseconds for each of many dispatches of 32 elements, which read what the last one wrote or not."""
+    buffer = device.buffer(512 * (LENGTHS[1] + 1), Home.SCRATCH, "chain")
+    least = []
+    for length in LENGTHS:
+        recording, step = Recording("chain"), 256 if dependent else 512
+        for i in range(length):
+            source, target = View(buffer, step * i, (32,)), View(buffer, step * i + 256, (32,))
+            ops.scale(recording, device.limits, source, target, c=1.0)
+        executable = device.build(derive_barriers(recording))
+        took = []
+        for _ in range(1 + repeats):
+            began = time.perf_counter()
+            device.replay(executable)
+            took.append(time.perf_counter() - began)
+        executable.close()
+        least.append(min(took))
+    device.free(buffer)
+    return 1e6 * (least[1] - least[0]) / (LENGTHS[1] - LENGTHS[0])
+
+
+def counts(recording: Recording) -> tuple[int, int, int]:
+    """Dispatches, barriers and copies of a recording."""
+    kinds = Dispatch, Barrier, Copy
+    return tuple(sum(isinstance(c, kind) for c in recording.commands) for kind in kinds)  # type: ignore[return-value]
+
+
+def layer(recording: Recording, il: int) -> Recording:
+    """The commands of one layer, the barrier in front of each included."""
+    at = [i for i, c in enumerate(recording.commands) if getattr(c, "label", "").startswith(f"blk.{il}.")]
+    return Recording(f"layer {il}", recording.commands[at[0] - 1 : at[-1] + 1])
+
+
+def per_step(path: str, devices: Sequence[str], repeats: int) -> None:
+    with ExitStack() as stack:
+        runners = {}
+        for name, value in WAYS.items():
+            with variable(env.FUSE, value):  # until the steps are recorded
+                runner = Runner(path, devices=devices, n_ctx=128, n_ubatch=PROMPT)
+                stack.callback(runner.close)
+                runner.mesh.step(1, 1), runner.mesh.step(PROMPT, 1)
+            runners[name] = runner
+        rows: list[list[object]] = []
+        for name, runner in runners.items():
+            recording = runner.mesh.step(1, 1).executables[0].recording
+            one = layer(recording, min(1, runner.model.n_layer - 1))
+            pipelines = {(c.op, c.variant, c.consts) for c in recording.accesses() if isinstance(c, Dispatch)}
+            rows.append([name, *counts(recording), len(pipelines), *counts(one)])
+        columns = "step", "dispatches", "barriers", "copies", "pipelines", "in a layer", "barriers", "copies"
+        table(f"a decode step on the first of {len(devices)} devices", columns, rows)
+        took: dict[tuple[str, int], list[float]] = {(name, n): [] for name in WAYS for n in (1, PROMPT)}
+        for _ in range(1 + repeats):
+            for (name, n), times in took.items():
+                began = time.perf_counter()
+                runners[name].step([1] * n, [Run(0, 0, n, 0)], [n - 1])
+                times.append(1e3 * (time.perf_counter() - began))
+        rows = [[name, n, *least_and_median(times[1:])] for (name, n), times in took.items()]
+        table("ms per step", ("way", "rows", "least", "(median)"), rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-m", "--model", default=demo_model(), help="a .gguf file (default: the demo model)")
+    parser.add_argument("-dev", "--device", default="0", metavar="LIST", help="devices (default: 0)")
+    parser.add_argument("-r", "--repeats", type=int, default=30, help="(default: 30)")
+    args = parser.parse_args()
+    with errors_told():
+        repeats = whole_number("--repeats", args.repeats, 1, 10_000)
+        specs = device_list(args.device) or ()
+        [device] = open_devices(specs[:1])
+        try:
+            us = [per_dispatch(device, dependent, repeats) for dependent in (False, True)]
+        finally:
+            device.close()
+        table("us per dispatch", ("independent", "dependent"), [us])
+        per_step(args.model, specs, repeats)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

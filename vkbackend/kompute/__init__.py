@@ -1,0 +1,1 @@
+"""The Kompute runtime: a device behind the seam whose work the `kp` package does."""

@@ -1,0 +1,144 @@
+"""Recordings and order of the kompute runtime: what a worker builds, and the segments it was asked to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vkbackend import env
+from vkbackend.buffer import Buffer, Home
+from vkbackend.errors import DeviceLost, VkbackendError
+from vkbackend.profiling import report_order, report_times
+from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Range, Recording, Scope, submissions
+from vkbackend.runtime import Executable, Queue
+
+if TYPE_CHECKING:
+    from vkbackend.kompute.device import KomputeDevice
+
+
+# Drivers that are known to do a buffer barrier's cache work for all memory, by how their names begin.
+WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
+
+
+def order_of(driver: str) -> str:
+    """How dependent dispatches are ordered on a driver of that name: "word" or "submit" (see kompute.py)."""
+    trusted = any(driver.lower().startswith(name.lower()) for name in WORD_DRIVERS)
+    return env.kompute_order() or ("word" if trusted else "submit")
+
+
+class KomputeExecutable(Executable):
+    """Sequences in the worker, one per submission. `timed` keeps a timestamp behind every command."""
+
+    def __init__(self, device: KomputeDevice, recording: Recording, timed: bool) -> None:
+        if order_of(device.info.driver) == "submit":
+            commands = [Cut() if c == Barrier(Scope.DEVICE) else c for c in recording.commands]
+            recording = Recording(recording.name, commands)
+        self._device, self.recording = device, recording
+        self.number = next(device.numbers)
+        self._timed = (timed or env.debug() >= 2) and bool(device.info.limits["timestamp_valid_bits"])
+        segments = recording.segments()
+        self.n_segments = len(segments)
+        self._parts = [part for segment in segments for part in submissions(segment)]
+        parts = [[device.commands(part) for part in submissions(segment)] for segment in segments]
+        device.check("vkAllocateCommandBuffers")
+        device.call("build", self.number, parts, [spans(segment) for segment in segments], self._timed)
+        device.made("kp.Sequence", len(self._parts))
+        if env.debug() >= 3:
+            report_order(device.name, recording)
+
+    def report(self) -> None:
+        if self._timed:
+            report_times(self._device.name, self.durations())
+
+    def durations(self) -> list[tuple[Dispatch | Copy, float]]:
+        """(command, microseconds) of the last replay, which must have finished."""
+        assert self._timed, "built without timestamps"
+        us, found = self._device.info.limits["timestamp_ps"] / 1e6, []
+        for part, ticks in zip(self._parts, self._device.call("times", self.number), strict=True):
+            # One timestamp at the start, one behind each command and each wait, in this order.
+            at = 0
+            for command in part:
+                if isinstance(command, Dispatch | Copy):
+                    at += 1
+                    found.append((command, (ticks[at] - ticks[at - 1]) * us))
+                elif command == Barrier(Scope.DEVICE) and at:
+                    at += 1
+        return found
+
+    def close(self) -> None:
+        self._device.release("drop", self.number)
+        self._device.gone("kp.Sequence", len(self._parts))
+
+
+class KomputeQueue(Queue):
+    """One request per segment; the worker runs them in order, each when it may run."""
+
+    ahead = False
+
+    def __init__(self, device: KomputeDevice) -> None:
+        self.device = device
+        self.submitted = self._done = 0
+        self._lost = ""
+
+    def submit(self, executable: Any, first: int, count: int) -> None:
+        self.device.no_longer_loading()
+        for segment in range(first, first + count):
+            self._check("vkQueueSubmit")
+            self.device.post("run", executable.number, segment)
+            self.submitted += 1
+
+    def _check(self, call: str) -> None:
+        if self._lost:
+            raise DeviceLost(self._lost)
+        self.device.check(call)
+
+    def completed(self) -> int:
+        self._check("vkWaitForFences")
+        self.take(0)
+        return self._done
+
+    def take(self, timeout_s: float) -> None:
+        """Take the answers that are there, and within the time those that are still due."""
+        deadline = time.monotonic() + timeout_s
+        while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
+            try:
+                self.device.answer()
+            except DeviceLost as error:
+                self._lost = str(error)
+                raise
+            except VkbackendError as error:
+                self._done += 1
+                self._lost = f"{error}; close the model and load it again"
+                raise DeviceLost(self._lost) from error
+            self._done += 1
+
+    def allow(self, number: int) -> None:
+        pass  # nothing is submitted before it may run
+
+    def wait(self, number: int, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.completed() < number:
+            if not self.device.answers(max(0.0, deadline - time.monotonic())):
+                return False
+        return True
+
+
+def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """The words of shared tensors that a segment reads and writes, as (tensor, first, end)."""
+    accesses = [command for command in segment if isinstance(command, Dispatch | Copy)]
+    return (
+        _merged(r for command in accesses for r in command.reads),
+        _merged(r for command in accesses for r in command.writes),
+    )
+
+
+def _merged(ranges: Iterable[Range]) -> list[tuple[int, int, int]]:
+    spans: list[tuple[int, int, int]] = []
+    of_host = [r for r in ranges if isinstance(r.buffer, Buffer) and r.buffer.home is Home.STAGING]
+    for number, begin, end in sorted((r.buffer.handle, r.begin // 4, r.end // 4) for r in of_host):  # type: ignore[union-attr]
+        if spans and spans[-1][0] == number and begin <= spans[-1][2]:
+            spans[-1] = number, spans[-1][1], max(end, spans[-1][2])
+        else:
+            spans.append((number, begin, end))
+    return spans

@@ -1,0 +1,46 @@
+"""The runtimes behind the seam by name: the one place that chooses between them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+from vkbackend import env
+from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.runtime import Device
+
+if TYPE_CHECKING:
+    from vkbackend.vulkan.capabilities import DeviceInfo
+
+RUNTIMES = ("native", "kompute")
+
+
+def runtime_of(name: str | None) -> str:
+    """The runtime that a name means, None for VKBACKEND_RUNTIME or the default; raises InvalidArgument."""
+    wanted = env.runtime() if name is None else name
+    if wanted not in RUNTIMES:
+        raise InvalidArgument(f"runtime {wanted!r} is unknown; there are: {', '.join(RUNTIMES)}")
+    return wanted
+
+
+def require_kp() -> None:
+    """Raise UnsupportedFeature where kp is not installed."""
+    if importlib.util.find_spec("kp") is None:
+        raise UnsupportedFeature(
+            f"the kompute runtime needs the package kp, which {sys.prefix} does not have; run "
+            "`bash tools/setup.sh --kompute` in a checkout and use .venv-kompute/bin/vkbackend, "
+            "or take the native runtime"
+        )
+
+
+def open_device(info: DeviceInfo, label: str = "", runtime: str | None = None) -> Device:
+    """Open a physical device once more as a logical one. Raises InvalidArgument, UnsupportedFeature."""
+    if runtime_of(runtime) == "kompute":  # imported on demand: neither runtime is needed for the other
+        require_kp()
+        from vkbackend.kompute.device import KomputeDevice
+
+        return KomputeDevice(info, label)
+    from vkbackend.vulkan.device import VulkanDevice
+
+    return VulkanDevice(info, label)

@@ -1,0 +1,181 @@
+"""Fusing: where one dispatch makes a value that only a later one reads, one that does both takes their
+place, and the value is never in memory.
+
+A model is recorded as it is written, an op each. A rule looks at one dispatch and at those that made what it
+reads; the commands of a recording say all it needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vkbackend.buffer import View, Virtual
+from vkbackend.formats import block_of
+from vkbackend.limits import Limits
+from vkbackend.memory import ALIGN
+from vkbackend.ops import add_partials
+from vkbackend.ops.attention import HeadNorm, Rotation, kv_store, rope
+from vkbackend.ops.elementwise import ACTS
+from vkbackend.ops.matrix import mat_lane, mat_vec, mat_wave
+from vkbackend.ops.quantized import mat_dot
+from vkbackend.ops.spec import OPS
+from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
+
+
+def fuse(recording: Recording, limits: Limits) -> Recording:
+    """The recording with fewer dispatches, which leave the same behind."""
+    fusing = _Fusing(recording, limits)
+    for at, command in enumerate(recording.commands):
+        if isinstance(command, Dispatch):
+            for rule in _RULES.get(command.op, ()):
+                rule(fusing, at)
+    return Recording(recording.name, [c for c in fusing.commands if c is not None])
+
+
+class _Fusing:
+    """The commands, None where one went into a later one, and which of them touch each value."""
+
+    def __init__(self, recording: Recording, limits: Limits) -> None:
+        self.limits = limits
+        self.commands: list[Command | None] = list(recording.commands)
+        self.touched: dict[Any, set[int]] = {}
+        self._segments: list[int] = []
+        for at, command in enumerate(recording.commands):
+            last = self._segments[-1] if self._segments else 0
+            self._segments.append(last + isinstance(command, Exchange))
+            if isinstance(command, Dispatch | Copy):
+                for own in (*command.reads, *command.writes):
+                    if isinstance(own.buffer, Virtual):
+                        self.touched.setdefault(own.buffer, set()).add(at)
+
+    def named(self, at: int) -> dict[str, Any]:
+        """What a dispatch is made of, by name: views, push constants, specialization constants."""
+        d = self.commands[at]
+        assert isinstance(d, Dispatch)
+        views = dict(zip(OPS[d.op].arg_names, d.args, strict=True))
+        return views | dict(d.push) | dict(d.consts) | {"op": d.op, "step": d.step, "label": d.label}
+
+    def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
+        """Where one of these ops makes what dispatch `at` reads as `name`, and could as well do it at `at`;
+        nobody else reads it, or with `others_later` not before."""
+        value: View = self.named(at)[name]
+        first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
+        made = self.commands[first]
+        alone = others[:1] == [at] and (others_later or len(others) == 1)
+        if not alone or not isinstance(made, Dispatch) or made.op not in ops:
+            return None
+        if not any(
+            (w.begin, w.end) == (value.offset, value.end) for w in made.writes if w.buffer is value.buffer
+        ):
+            return None
+        between = [c for c in self.commands[first + 1 : at] if isinstance(c, Dispatch | Copy)]
+        moves = not any(w.overlaps(r) for c in between for w in c.writes for r in made.reads)
+        return first if moves and self._segments[first] == self._segments[at] else None
+
+    def replace(self, at: int, made: list[int], fused: Recording) -> None:
+        """Let the one dispatch of `fused` take the place of that at `at` and of the makers."""
+        [self.commands[at]] = fused.commands
+        for i in made:
+            gone, self.commands[i] = self.commands[i], None
+            assert isinstance(gone, Dispatch)
+            for own in (*gone.reads, *gone.writes):
+                if users := self.touched.get(own.buffer):
+                    users.discard(i)
+                    users.add(at)
+
+
+def _norm_of(norm: dict[str, Any]) -> HeadNorm:
+    return HeadNorm(norm["w"] if norm["HAS_W"] else None, norm["eps"])
+
+
+def _norm_rope(f: _Fusing, at: int) -> None:
+    """rope of a head norm."""
+    r = f.named(at)
+    if r["NORM"] or (i := f.maker(at, "x", ("rms_norm",))) is None:
+        return
+    norm = f.named(i)
+    if norm["n"] != r["head_dim"]:
+        return
+    made, x = Recording("fused"), norm["x"].reshape(*r["x"].shape)
+    how: dict[str, Any] = {"half_split": bool(r["HALF_SPLIT"]), "norm": _norm_of(norm)}
+    rope(made, f.limits, x, r["cos_sin"], r["y"], **how, label=r["label"])
+    f.replace(at, [i], made)
+
+
+def _rope_store(f: _Fusing, at: int) -> None:
+    """kv_store of rope, or of a head norm."""
+    s = f.named(at)
+    if s["NORM"] or s["n_rot"] or block_of(s["cache"].dtype)[0] > 1:
+        return
+    if (i := f.maker(at, "x", ("rope", "rms_norm"))) is None:
+        return
+    m, how = f.named(i), dict[str, Any]()
+    if "n_rot" in m:
+        w = m["w"] if m["NORM"] == 2 else None
+        how["norm"] = HeadNorm(w, m["eps"]) if m["NORM"] else None
+        how |= {"head_dim": m["head_dim"], "rotation": Rotation(m["cos_sin"], bool(m["HALF_SPLIT"]))}
+    else:
+        how |= {"head_dim": m["n"], "norm": _norm_of(m)}
+    made = Recording("fused")
+    kv_store(made, f.limits, m["x"], s["cells"], s["cache"], s["step"], **how, label=s["label"])
+    f.replace(at, [i], made)
+
+
+def _gated_product(f: _Fusing, at: int) -> None:
+    """glu of the products of one x with two matrices, which one binding can show: neighbours have a row of
+    each."""
+    g = f.named(at)
+    makers = [f.maker(at, name, tuple(_GATED)) for name in ("gate", "up")]
+    if None in makers:
+        return
+    gate, up = (f.named(i) for i in makers if i is not None)
+    w, v = gate["w"], up["w"]
+    same = all(gate[name] == up[name] for name in ("op", "x", "k", "n", "y_stride"))
+    plain = not any(c["has_bias"] or c["act"] or c["y_stride"] != c["n"] for c in (gate, up))
+    if not (same and plain and w.buffer is v.buffer and (w.shape, w.dtype) == (v.shape, v.dtype)):
+        return
+    # What is bound begins at an aligned offset, up to ALIGN bytes before w.
+    if not 0 < v.offset - w.offset or v.end - w.offset > f.limits.max_storage_range - ALIGN:
+        return
+    if gate["op"] == "mat_vec" and f.limits.is_cpu:  # there a thread has a row alone
+        return
+    made, how = Recording("fused"), {"up": v, "act": ACTS[g["ACT"]], "label": g["label"]}
+    _GATED[gate["op"]](made, f.limits, w, gate["x"], g["y"], **how)
+    f.replace(at, [i for i in makers if i is not None], made)
+
+
+def _norm_of_sum(f: _Fusing, at: int) -> None:
+    """rms_norm of a sum, which others may read later: the tail of a reduce with one partial."""
+    n = f.named(at)
+    i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
+    if i is None:
+        return
+    s, shape, made = f.named(i), (n["n_rows"], n["n"]), Recording("fused")
+    base, part, h = s["a"].reshape(*shape), s["b"].reshape(n["n"] * n["n_rows"]), n["x"].reshape(*shape)
+    how: dict[str, Any] = {"own_index": None, "writers": 1, "eps": n["eps"], "label": n["label"]}
+    add_partials(made, f.limits, base, None, part, n["w"], h, n["y"], slot_stride=part.shape[0], **how)
+    f.replace(at, [i], made)
+
+
+def _quantized_norm(f: _Fusing, at: int) -> None:
+    """quantize_q8 of a norm, done where the norm is: others may read its residual before."""
+    if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
+        return
+    norm, q = f.commands[i], f.named(at)
+    assert isinstance(norm, Dispatch)
+    if norm.args[-1].shape[-1] != q["k"]:
+        return
+    made = Recording("fused", [replace(norm, variant="q8", args=(*norm.args[:-1], q["y"]))])
+    f.replace(i, [at], made)
+
+
+_GATED = {op.name: op for op in (mat_vec, mat_wave, mat_lane, mat_dot)}
+_RULES: dict[str, tuple[Callable[[_Fusing, int], None], ...]] = {
+    "rms_norm": (_norm_of_sum,),
+    "rope": (_norm_rope,),
+    "kv_store": (_rope_store,),
+    "glu": (_gated_product,),
+    "quantize_q8": (_quantized_norm,),
+}

@@ -1,0 +1,76 @@
+"""Products in half precision, of the same contract as ops.py, where callers find them.
+
+`pack_f16` makes rows of type f16s (halves with a scale: shaders/lib/half_rows.glsl) of f32 ones, once for all
+the matrices that read them. Weights become halves in the op: magnitudes above 65,504 are cut to that, those
+below 6e-5 lose digits; sums are f32.
+"""
+
+from __future__ import annotations
+
+from vkbackend.buffer import View
+from vkbackend.limits import Limits, MatrixUnits
+from vkbackend.ops.matrix import BUSY_TILES, Grid, MatrixOp, Size, tiles_by_size
+from vkbackend.ops.spec import floor_pow2, fold, record, rows_of
+from vkbackend.recording import Recording
+
+_TK = 32  # elements of k in a slice of mat_mul_coop
+_ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
+
+
+def pack_f16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
+    """y f16s [n_rows, k] = x f32 of as many elements: |x - y| is at most 2^-11 of |x|, or of 2^-14 of the
+    row's largest; a row with inf or NaN keeps those, and what exceeds 65,520 beside them becomes inf."""
+    k = y.shape[-1]
+    n_rows = rows_of(y, k, "f16s")
+    assert rows_of(x, k) == n_rows, (x, y)
+    push: dict[str, int | float] = {"k": k, "n_rows": n_rows}
+    record(rec, "pack_f16", "f32", (x, y), push, {"LOCAL": 128}, (*fold(limits, n_rows), 1), label=label)
+
+
+def tiles_of_units(limits: Limits, size: Size) -> Grid:
+    """64 x 32 up to 128 x 128 values, by the matrices of the device."""
+    tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows)
+    consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down)
+    return Grid(consts, -(-size.n // tile_m), -(-size.n_rows // tile_n))
+
+
+def coop_tile(limits: Limits, n: int, n_rows: int) -> tuple[int, int, int, int]:
+    """(rows of w and of x in a tile, subgroups along each): the largest tile that the rows of x need, of
+    which enough are left to occupy a GPU, and that fits into shared memory."""
+    units = limits.matrix_units
+    for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
+        across, down = subgroups(limits, tile_m, tile_n)
+        nbytes = (tile_m + tile_n) * _ROW_NBYTES + 4 * across * down * units.m * units.n
+        enough = tile_m < 128 or -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES
+        if n_rows > tile_n // 2 and enough and nbytes <= limits.max_shared_nbytes:
+            break
+    return tile_m, tile_n, across, down
+
+
+def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
+    """Subgroups along w and x: four, or as many as make 128 invocations, of a matrix each at least."""
+    units = limits.matrix_units
+    count = min(max(4, 128 // units.lanes), max(1, limits.max_invocations // units.lanes))
+    down = min(1 << (floor_pow2(count).bit_length() - 1) // 2, tile_n // units.n)
+    return min(floor_pow2(count) // down, tile_m // units.m), down
+
+
+def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down: int) -> dict[str, int]:
+    """The specialization constants of a tile that so many subgroups make."""
+    consts = {"LOCAL": across * down * units.lanes, "M": units.m, "N": units.n, "K": units.k}
+    consts |= {"FM": tile_m // (across * units.m), "FN": tile_n // (down * units.n), "SM": across, "SN": down}
+    return consts | {"LANES": units.lanes}
+
+
+def usable(units: MatrixUnits) -> bool:
+    """Whether mat_mul_coop can be cut into such matrices: the smallest tile holds one, slices whole ones, and
+    shared memory of the portable floor the results of all subgroups."""
+    fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
+    return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
+
+
+# ---- ops ----
+
+# Sums are halves over 16 elements, which weights above 2,047 may overflow.
+mat_mul_f16 = MatrixOp("mat_mul_f16", tiles_by_size, "f16s")
+mat_mul_coop = MatrixOp("mat_mul_coop", tiles_of_units, "f16s")  # on matrix units

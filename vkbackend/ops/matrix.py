@@ -1,0 +1,150 @@
+"""Products with one matrix, where callers find them in ops.py: one shader each, all of one signature.
+
+They differ in the type of x that they read and in how they cut the product into workgroups (`grid`). Those of
+x in 8 bits are in ops_quantized.py, in half precision in ops_half.py; which of them suits a device and the
+rows of x: matrix_choice.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vkbackend.buffer import View
+from vkbackend.limits import Limits
+from vkbackend.ops.elementwise import ACTS
+from vkbackend.ops.spec import OPS, floor_pow2, fold, record, rows_of
+from vkbackend.recording import Recording
+
+MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
+BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
+
+
+class Size(NamedTuple):
+    """Of a product: rows of w, elements in each, rows of x."""
+
+    n: int
+    k: int
+    n_rows: int
+    gated: bool = False  # the rows of w are those of two matrices, gate and up
+
+
+class Grid(NamedTuple):
+    """How a product is cut: specialization constants, and workgroups along the rows of w and along those of
+    x."""
+
+    consts: dict[str, int]
+    along_w: int
+    along_x: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixOp:
+    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]) by the shader `name`."""
+
+    name: str
+    grid: Callable[[Limits, Size], Grid]
+    x_type: str = "f32"
+    max_rows: int | None = None  # of x
+
+    def __call__(
+        self,
+        rec: Recording,
+        limits: Limits,
+        w: View,
+        x: View,
+        y: View,
+        *,
+        bias: View | None = None,
+        up: View | None = None,
+        act: str = "",
+        y_stride: int | None = None,
+        label: str = "",
+    ) -> None:
+        """w [n, k] of a weight type, x [n_rows, k] of `x_type`, bias f32 [n].
+
+        Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written. With
+        `up`, a matrix like w and behind it in the same buffer, y is act(w x) * (up x) as glu makes it, and
+        there is no bias; the shader then has the push constant `up_at`.
+        """
+        spec, (n, k) = OPS[self.name], w.shape
+        n_rows = rows_of(x, k, self.x_type)
+        y_stride = n if y_stride is None else y_stride
+        assert limits.features.issuperset(spec.needs), (self.name, limits.features)
+        assert self.max_rows is None or n_rows <= self.max_rows, f"{self.name}: {n_rows} > {self.max_rows}"
+        assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
+        assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
+        # has_bias is a push constant: a branch costs nothing beside the product, and another pipeline takes
+        # long to compile.
+        push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
+        push |= {"has_bias": int(bias is not None)}
+        if ("up_at", "u") in spec.push:
+            push |= {"act": 1 + ACTS.index(act) if up else 0, "up_at": 0}
+        shown = w
+        if up:
+            assert bias is None and up.buffer is w.buffer and (up.shape, up.dtype) == (w.shape, w.dtype), up
+            push["up_at"], rest = divmod(up.offset - w.offset, 4)
+            assert push["up_at"] > 0 and not rest, (w, up)
+            shown = View(w.buffer, w.offset, ((up.end - w.offset) // 4,), "u32")
+        assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
+        size = Size(2 * n if up else n, k, n_rows, up is not None)
+        consts, along_w, along_x = self.grid(limits, size)
+        args, groups = (shown, x, bias or x, y), (*fold(limits, along_w), along_x)
+        variant = variant_of(self.name, w.dtype, limits)
+        flops = 2 * size.n * k * n_rows
+        record(rec, self.name, variant, args, push, consts, groups, label=label, flops=flops)
+
+
+def variant_of(op: str, dtype: str, limits: Limits) -> str:
+    """The variant of a matrix op for weights of type `dtype`."""
+    return f"{dtype}-{limits.matrix_units.api}" if "matrix_units" in OPS[op].needs else dtype
+
+
+# ---- grids ----
+
+
+def rows_by_threads(limits: Limits, size: Size) -> Grid:
+    """TPR threads share a row of w. A CPU's invocations are SIMD lanes: with a row each, nothing has to meet
+    (but for the two rows of a gated product). Others get at least a round of 8 elements."""
+    alone = limits.is_cpu and not size.gated
+    local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
+    return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))
+
+
+def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
+    """A subgroup makes two rows of w."""
+    local = 128
+    per_group = max(2, 2 * local // limits.subgroup_size)
+    return Grid({"LOCAL": local, "ROWS": per_group, "N": size.n_rows}, -(-size.n // per_group))
+
+
+def rows_by_lanes(limits: Limits, size: Size) -> Grid:
+    """A thread has a row of w and up to MAX_VEC_ROWS rows of x."""
+    local, per_thread = 32, min(size.n_rows, MAX_VEC_ROWS)
+    consts = {"LOCAL": local, "N": per_thread, "SUBGROUP": min(limits.subgroup_size, local)}
+    return Grid(consts, -(-size.n // local), -(-size.n_rows // per_thread))
+
+
+def tiles_of_64(limits: Limits, size: Size) -> Grid:
+    """64 rows of w by 16 or 32 rows of x."""
+    rn = 2 if size.n_rows <= 16 else 4
+    return Grid({"LOCAL": 128, "RN": rn}, -(-size.n // 64), -(-size.n_rows // (8 * rn)))
+
+
+def tiles_by_size(limits: Limits, size: Size) -> Grid:
+    """16 x 8 threads with 8 x 8 values each where enough such tiles are left to occupy a GPU, else with 4 by
+    no more than the rows of x need."""
+    rm, rn = 4, 2 if size.n_rows <= 16 else 4
+    if size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES:
+        rm, rn = 8, 8
+    return Grid({"LOCAL": 128, "RM": rm, "RN": rn}, -(-size.n // (16 * rm)), -(-size.n_rows // (8 * rn)))
+
+
+# ---- ops ----
+
+mat_vec = MatrixOp("mat_vec", rows_by_threads, max_rows=MAX_VEC_ROWS)
+mat_wave = MatrixOp("mat_wave", rows_by_subgroups, max_rows=MAX_VEC_ROWS)  # sums meet in a subgroup
+mat_lane = MatrixOp("mat_lane", rows_by_lanes)  # where invocations are SIMD lanes (see prefers_lanes)
+mat_mul = MatrixOp("mat_mul", tiles_of_64)
+mat_tile = MatrixOp("mat_tile", tiles_by_size)  # as mat_mul, with more of its operands in registers

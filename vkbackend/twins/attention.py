@@ -1,0 +1,178 @@
+"""Twins of RoPE, the KV cache and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.formats import block_of, quantize
+from vkbackend.step import StepParams
+from vkbackend.twins.arrays import Array, ceil_div, f64
+
+CELL_BLOCK = 32
+
+
+NEG_LARGE = -1.0e30
+
+
+CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # by bytes of 32 elements
+
+
+def _cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> Array:
+    """Cell of each position 0..pos of a row's slot."""
+    position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
+    positions = np.arange(position + 1)
+    return (
+        cells.reshape(-1, blocks_per_slot)[slot, positions // CELL_BLOCK % blocks_per_slot] * CELL_BLOCK
+        + positions % CELL_BLOCK
+    )
+
+
+def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
+    """The heads [..., head_dim], with `norm` divided by their RMS, with 2 also times w."""
+    if norm:
+        heads = heads / np.sqrt(np.mean(heads * heads, axis=-1, keepdims=True) + eps)
+    return heads * f64(w, heads.shape[-1]) if norm == 2 else heads
+
+
+def _rotated(heads: Array, cos_sin: Array, n_rot: int, half_split: int) -> Array:
+    """heads [n_rows, n_heads, head_dim] with pairs (2i, 2i + 1) rotated, or (i, i + n_rot / 2) with
+    half_split."""
+    angles = f64(cos_sin, len(heads), 1, n_rot // 2, 2)
+    cos, sin = angles[..., 0], angles[..., 1]
+    first = slice(0, n_rot // 2) if half_split else slice(0, n_rot, 2)
+    second = slice(n_rot // 2, n_rot) if half_split else slice(1, n_rot, 2)
+    out = heads.copy()
+    out[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    out[..., second] = heads[..., first] * sin + heads[..., second] * cos
+    return out
+
+
+def rope(
+    x: Array, w: Array, cos_sin: Array, y: Array, *, n_heads: int, head_dim: int, n_rot: int, n_rows: int,
+    eps: float = 0.0, half_split: int = 0, norm: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """Norm the heads, rotate their first n_rot dims, copy the others."""
+    heads = _head_norm(f64(x, n_rows, n_heads, head_dim), w, norm, eps)
+    y.reshape(heads.shape)[:] = _rotated(heads, cos_sin, n_rot, half_split)
+
+
+def kv_store(
+    x: Array, w: Array, cos_sin: Array, cells: Array, cache: Array, step: StepParams, *, width: int,
+    n_rows: int, blocks_per_slot: int, head_dim: int = 0, n_rot: int = 0, half_split: int = 0,
+    eps: float = 0.0, norm: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """cache[cell of the row's position] = x[row], its heads normed and rotated, in the cache's type, bytes
+    where numpy has none."""
+    rows = x.reshape(n_rows, width)[: step.n_rows]
+    if norm or n_rot:
+        heads = _head_norm(f64(rows, len(rows), width // head_dim, head_dim), w, norm, eps)
+        rows = _rotated(heads, cos_sin, n_rot, half_split) if n_rot else heads
+        rows = rows.reshape(-1, width).astype(np.float32)
+    if cache.dtype == np.uint8:
+        out = cache.reshape(-1, cache.shape[-1])
+        rows = _stored_blocks(rows, CACHE_TYPE_OF_32[32 * cache.shape[-1] // width])
+    else:
+        out = cache.reshape(-1, width)
+    for row in range(len(rows)):
+        with np.errstate(over="ignore"):  # beyond 65,504 f16 is inf, as in the shader
+            out[_cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
+
+
+def _stored_blocks(rows: Array, dtype: str) -> Array:
+    """Rows as stored; a quantized block with a value that is not finite is NaN, with the codes of zeros."""
+    if block_of(dtype)[0] == 1:
+        return quantize(rows, dtype)
+    blocks = rows.reshape(-1, 32)
+    is_finite = np.isfinite(blocks).all(axis=1, keepdims=True)
+    out = quantize(np.where(is_finite, blocks, np.float32(0)), dtype)
+    out[~is_finite[:, 0], :2] = np.array([np.nan], np.float16).view(np.uint8)
+    return out.reshape(len(rows), -1)
+
+
+def attn_decode(
+    q: Array, k: Array, v: Array, cells: Array, sinks: Array, part: Array, step: StepParams, *, n_heads: int,
+    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, window: int,
+    scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max); with
+    `final` they are joined."""
+    queries = f64(q, n_rows, n_heads, head_k)
+    out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
+    out[..., head_v] = NEG_LARGE
+    for row in range(min(n_rows, step.n_rows)):
+        at = _cells_of(step, row, cells, blocks_per_slot)
+        first = _first_key(len(at), window)
+        start = first // CELL_BLOCK * CELL_BLOCK
+        per_split = ceil_div(ceil_div(len(at) - start, CELL_BLOCK), n_splits) * CELL_BLOCK
+        for split in range(n_splits):
+            begin = start + split * per_split
+            own = at[max(begin, first) : begin + per_split]
+            if len(own):
+                score, values = _scores(queries[row], k, v, own, n_kv, group, q_first, scale, softcap)
+                top = score.max(axis=1, keepdims=True)
+                prob = np.exp(score - top)
+                out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
+                out[row, :, split, head_v] = top[:, 0]
+                out[row, :, split, head_v + 1] = prob.sum(axis=1)
+    if final:
+        shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
+        attn_combine(out, sinks, part, **shape, has_sinks=has_sinks)
+    else:
+        part.reshape(out.shape)[:] = out
+
+
+def attn_combine(
+    part: Array, sinks: Array, y: Array, *, n_heads: int, n_rows: int, n_splits: int, head_v: int,
+    has_sinks: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """y = sum of exp(m_s - m) * acc_s / (sum of exp(m_s - m) * l_s + exp(sink - m)), zeros for no keys."""
+    parts = f64(part, n_rows, n_heads, n_splits, head_v + 2)
+    top = parts[..., head_v].max(axis=2, keepdims=True)
+    if has_sinks:
+        top = np.maximum(top, f64(sinks, 1, n_heads, 1))
+    factor = np.exp(parts[..., head_v] - top)[..., None]
+    total = (factor * parts[..., head_v + 1 :]).sum(axis=2)
+    if has_sinks:
+        total += np.exp(f64(sinks, 1, n_heads, 1) - top)
+    acc = (factor * parts[..., :head_v]).sum(axis=2)
+    y.reshape(n_rows, n_heads, head_v)[:] = np.divide(acc, total, out=np.zeros_like(acc), where=total > 0)
+
+
+def attn_prefill(
+    q: Array, k: Array, v: Array, cells: Array, sinks: Array, y: Array, step: StepParams, *, n_heads: int,
+    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, scale: float,
+    softcap: float, head_k: int, head_v: int, has_sinks: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run."""
+    queries = f64(q, n_rows, n_heads, head_k)
+    out = np.zeros((n_rows, n_heads, head_v))
+    for row in range(min(n_rows, step.n_rows)):
+        at = _cells_of(step, row, cells, blocks_per_slot)
+        at = at[_first_key(len(at), window) :]
+        score, values = _scores(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
+        logits = np.c_[score, f64(sinks, n_heads)] if has_sinks else score
+        prob = np.exp(score - logits.max(axis=1, keepdims=True))
+        total = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
+        out[row] = np.einsum("hj,jhd->hd", prob / total, values)
+    y.reshape(out.shape)[:] = out
+
+
+def _first_key(n_keys: int, window: int) -> int:
+    """The first of `n_keys` positions that the last one sees."""
+    return max(0, n_keys - window) if window else 0
+
+
+def _scores(
+    query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float,
+    softcap: float,
+) -> tuple[Array, Array]:  # fmt: skip
+    """(scores [n_heads, n_keys], values [n_keys, n_heads, head_v]) of one row's query over the cells `at`."""
+    kv_head = (q_first + np.arange(len(query))) // group
+
+    def heads(cache: Array) -> Array:
+        return cache.reshape(cache.shape[0], n_kv, -1)[at].astype(np.float64)[:, kv_head]
+
+    score = scale * np.einsum("hd,jhd->hj", query, heads(k))
+    return softcap * np.tanh(score / softcap) if softcap else score, heads(v)

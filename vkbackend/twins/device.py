@@ -1,0 +1,170 @@
+"""Devices without a driver: numpy runs the twins of the ops (bisecting, machines without Vulkan), null only
+counts.
+
+Both are ordinary devices behind the runtime seam, so meta/ and models/ run on them unchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from vkbackend import twins
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.formats import dequantize, row_nbytes
+from vkbackend.limits import Limits
+from vkbackend.memory import Pages, aligned
+from vkbackend.recording import Copy, Dispatch, Recording
+from vkbackend.runtime import Device, Executable, Queue
+from vkbackend.step import StepParams
+
+_PLAIN = {"f32": np.float32, "f16": np.float16, "u32": np.uint32, "u8": np.uint8}
+
+
+def _bytes(view: View) -> np.ndarray:
+    assert isinstance(view.buffer, Buffer), f"{view} has no address"
+    return np.asarray(view.buffer.host)[view.offset : view.end]
+
+
+def array_of(view: View) -> np.ndarray:
+    """The view as a numpy array: in place for plain types, dequantized (a copy) for block formats."""
+    raw = _bytes(view)
+    if view.dtype in _PLAIN:
+        n = int(np.prod(view.shape))
+        return raw.view(_PLAIN[view.dtype])[:n].reshape(view.shape)
+    return dequantize(raw, view.dtype, view.shape)
+
+
+def stored(view: View) -> np.ndarray:
+    """The view as a numpy array in place: rows of bytes for types that numpy does not have."""
+    if view.dtype in _PLAIN:
+        return array_of(view)
+    nbytes = row_nbytes(view.dtype, view.shape[-1])
+    return _bytes(view)[: int(np.prod(view.shape[:-1])) * nbytes].reshape(*view.shape[:-1], nbytes)
+
+
+def run_dispatch(dispatch: Dispatch) -> None:
+    """Run the numpy twin of one dispatch on host-backed buffers."""
+    args: list[Any] = [
+        stored(view) if i in dispatch.written else array_of(view) for i, view in enumerate(dispatch.args)
+    ]
+    if dispatch.step is not None:
+        args.append(StepParams(_bytes(dispatch.step).view(np.uint32)))
+    twin = getattr(twins, dispatch.op)
+    named = {name.lower(): value for name, value in dispatch.consts} | dict(dispatch.push)
+    twin(*args, **named, variant=dispatch.variant)
+
+
+class HostExecutable(Executable):
+    """A recording as it is: the segments are its commands."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.segments = recording.segments()
+        self.n_segments = len(self.segments)
+
+    def close(self) -> None:
+        pass
+
+
+class HostQueue(Queue):
+    """Runs a segment inside `submit` or `allow`, whichever makes it ready."""
+
+    ahead = True
+
+    def __init__(self, device: HostDevice) -> None:
+        self._device = device
+        self._pending: list[tuple[bool, list[Any]]] = []  # (waits for `allow`, commands), in order
+        self.submitted = self._done = self._allowed = 0
+
+    def submit(self, executable: Any, first: int, count: int) -> None:
+        self._pending += [(s > 0, executable.segments[s]) for s in range(first, first + count)]
+        self.submitted += count
+        self._run()
+
+    def completed(self) -> int:
+        return self._done
+
+    def allow(self, number: int) -> None:
+        self._allowed = max(self._allowed, number)
+        self._run()
+
+    def _run(self) -> None:
+        while self._pending and (not self._pending[0][0] or self._done < self._allowed):
+            _, commands = self._pending.pop(0)
+            for command in commands:
+                self._device.execute(command)
+            self._done += 1
+
+    def wait(self, number: int, timeout_s: float) -> bool:
+        return self._done >= number
+
+
+class HostDevice(Device):
+    """Host memory behind the seam; subclasses say what executing a command means."""
+
+    imports_pages = True
+
+    def __init__(self, name: str, limits: Limits | None = None) -> None:
+        self.name = name
+        self.limits = limits or Limits()
+        self.counts, self.created, self.nbytes = Counter(), 0, Counter()
+        self.queue = HostQueue(self)
+
+    def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
+        self.counts["buffer"] += 1
+        self.created += 1
+        self.nbytes[home] += aligned(nbytes)
+        # 0xFF bytes are NaN: what reads before it is written shows.
+        return Buffer(aligned(nbytes), home, label, host=np.full(aligned(nbytes), 0xFF, np.uint8))
+
+    def free(self, buffer: Buffer) -> None:
+        self.counts["buffer"] -= 1
+        self.nbytes[buffer.home] -= buffer.nbytes
+        buffer.host = None
+
+    def import_pages(self, pages: Pages, label: str) -> Buffer:
+        self.counts["buffer"] += 1
+        self.created += 1
+        self.nbytes[pages.home] += pages.nbytes
+        return Buffer(pages.nbytes, pages.home, label, host=pages.bytes)
+
+    def write(self, view: View, data: np.ndarray) -> None:
+        _bytes(view)[: data.nbytes] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+    def read(self, view: View) -> np.ndarray:
+        return _bytes(view).copy()
+
+    def build(self, recording: Recording) -> HostExecutable:
+        self.created += 1
+        return HostExecutable(recording)
+
+    def execute(self, command: Any) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.counts.clear()
+        self.nbytes.clear()
+
+
+class NumpyDevice(HostDevice):
+    """Runs the numpy twins."""
+
+    def execute(self, command: Any) -> None:
+        if isinstance(command, Dispatch):
+            run_dispatch(command)
+        elif isinstance(command, Copy):
+            _bytes(command.dst)[:] = _bytes(command.src)
+
+
+class NullDevice(HostDevice):
+    """Runs nothing; `executed` counts what it was asked to run, by op."""
+
+    def __init__(self, name: str, limits: Limits | None = None) -> None:
+        super().__init__(name, limits)
+        self.executed: Counter[str] = Counter()
+
+    def execute(self, command: Any) -> None:
+        self.executed[command.op if isinstance(command, Dispatch) else type(command).__name__.lower()] += 1

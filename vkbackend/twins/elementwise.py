@@ -1,0 +1,64 @@
+"""Twins of ops that go over elements or rows one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.twins.arrays import Array, f64
+
+
+def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> None:
+    """y = act(gate) * up: identity, SiLU, GELU (tanh form), sigmoid, or the clamped SwiGLU of gpt-oss."""
+    g, u = f64(gate, n), f64(up, n)
+
+    def sigmoid(x: Array) -> Array:
+        return 1.0 / (1.0 + np.exp(np.minimum(-x, 700.0)))
+
+    capped = np.minimum(g, 7.0)
+    product = [
+        lambda: g * u,
+        lambda: g * sigmoid(g) * u,
+        lambda: 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3))) * u,
+        lambda: sigmoid(g) * u,
+        lambda: capped * sigmoid(1.702 * capped) * (np.clip(u, -7.0, 7.0) + 1.0),
+    ]
+    y.reshape(-1)[:n] = product[act]()
+
+
+def scale(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
+    """y = c * x, in float32: the product of two floats has one rounding; 0 gives zeros, of NaN too."""
+    y.reshape(-1)[:n] = np.float32(c) * x.reshape(-1)[:n] if c else 0.0
+
+
+def softcap(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
+    """y = c * tanh(x / c)."""
+    y.reshape(-1)[:n] = c * np.tanh(f64(x, n) / c)
+
+
+def add(a: Array, b: Array, y: Array, *, n: int, **_: Any) -> None:
+    """y = a + b."""
+    y.reshape(-1)[:n] = f64(a, n) + f64(b, n)
+
+
+def add_bias(x: Array, b: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
+    """y = x + b in every row."""
+    y.reshape(-1)[: n_rows * n] = (f64(x, n_rows, n) + f64(b, n)).reshape(-1)
+
+
+def gate_rows(gate: Array, x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
+    """y[r] = sigmoid(gate[r]) * x[r]."""
+    factor = 1 / (1 + np.exp(-f64(gate, n_rows, 1)))
+    y.reshape(-1)[: n_rows * n] = (factor * f64(x, n_rows, n)).reshape(-1)
+
+
+def columns(x: Array, y: Array, *, n: int, width: int, first: int, n_rows: int, **_: Any) -> None:
+    """y = columns first..first + n of rows of `width`."""
+    rows = x.reshape(-1)[: n_rows * width].reshape(n_rows, width)
+    y.reshape(-1)[: n_rows * n] = rows[:, first : first + n].reshape(-1)
+
+
+def copy_words(src: Array, dst: Array, *, n: int, **_: Any) -> None:
+    """dst = src, n 32-bit words."""
+    dst.reshape(-1).view(np.uint32)[:n] = src.reshape(-1).view(np.uint32)[:n]

@@ -1,0 +1,24 @@
+"""Twin of the op that rounds activations to halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.twins.arrays import Array
+
+
+def pack_f16(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
+    """Rows of halves of x / s, zeros up to whole 32, then s, the power of two below max |x|: compared bit by
+    bit."""
+    rows = x.reshape(-1)[: n_rows * k].reshape(n_rows, k)
+    top = np.abs(rows).max(axis=1)
+    exponent = np.clip(np.where(np.isfinite(top), top, 1).view(np.uint32) >> 23, 1, 253)
+    exponent = np.where(np.isfinite(top) & (top > 0), exponent, 127).astype(np.uint32)
+    scaled = rows * (254 - exponent << 23).view(np.float32)[:, None]
+    out = y.reshape(n_rows, -1)
+    out[:] = 0
+    with np.errstate(over="ignore"):
+        out[:, : 2 * k] = scaled.astype(np.float16).view(np.uint8)
+    out[:, -16:-12] = (exponent << 23)[:, None].view(np.uint8)

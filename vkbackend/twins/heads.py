@@ -1,0 +1,21 @@
+"""Twins of the ops on heads of latent attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.twins.arrays import Array, f64
+
+
+def mat_heads(w: Array, x: Array, y: Array, *, k: int, n: int, n_heads: int, n_rows: int, **_: Any) -> None:
+    """y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]."""
+    product = np.einsum("hik,rhk->rhi", f64(w, n_heads, n, k), f64(x, n_rows, n_heads, k))
+    y.reshape(-1)[: product.size] = product.reshape(-1)
+
+
+def concat(a: Array, b: Array, y: Array, *, n_a: int, n_b: int, n_rows: int, **_: Any) -> None:
+    """y[row] = a[row], then b[row]."""
+    both = [x.reshape(-1)[: n_rows * n].reshape(n_rows, n) for x, n in ((a, n_a), (b, n_b))]
+    y.reshape(-1)[: n_rows * (n_a + n_b)] = np.concatenate(both, axis=1).reshape(-1)

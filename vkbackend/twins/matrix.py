@@ -1,0 +1,52 @@
+"""Twins of products with a matrix: one for few rows, one for many, whatever shader computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.formats import dequantize
+from vkbackend.twins.arrays import Array, f64
+from vkbackend.twins.elementwise import glu
+
+
+def mat_mul(
+    w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
+    **_: Any,
+) -> None:  # fmt: skip
+    """y[r, i] = sum over k of w[i, k] * x[r, k], + b[i] with has_bias; row r of y starts at r * y_stride."""
+    with np.errstate(invalid="ignore"):  # NaN of a half
+        product = f64(x, n_rows, k) @ f64(w, n, k).T
+    if has_bias:
+        product += f64(b, n)
+    _put_rows(y, product, y_stride)
+
+
+def mat_vec(
+    w: Array, x: Array, b: Array, y: Array, *, k: int, n: int, n_rows: int, y_stride: int, has_bias: int = 0,
+    act: int = 0, up_at: int = 0, variant: str = "f32", **_: Any,
+) -> None:  # fmt: skip
+    """As mat_mul; or act(w x) * (up x), where w is words with one matrix at 0 and the other at up_at."""
+    if not act:
+        mat_mul(w, x, b, y, k=k, n=n, n_rows=n_rows, y_stride=y_stride, has_bias=has_bias)
+        return
+    rows = f64(x, n_rows, k)
+    gate, up = (
+        rows @ dequantize(w[at:].view(np.uint8), variant, (n, k)).T.astype(float) for at in (0, up_at)
+    )
+    product = np.empty(gate.shape)
+    glu(gate, up, product, n=gate.size, act=act - 1)
+    _put_rows(y, product, y_stride)
+
+
+def _put_rows(y: Array, rows: Array, y_stride: int) -> None:
+    flat = y.reshape(-1)
+    for r, row in enumerate(rows):
+        flat[r * y_stride : r * y_stride + len(row)] = row
+
+
+mat_lane = mat_wave = mat_dot = mat_vec  # the same products; x of mat_dot comes dequantized
+
+
+mat_tile = mat_mul_coop = mat_mul_dot = mat_mul_f16 = mat_mul

@@ -1,0 +1,235 @@
+"""Twins of the ops of a mixture of experts.
+
+What decides which experts are chosen is computed in float32 and in the shaders' order, bit by bit; the rest
+in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.twins.arrays import Array, f64
+
+SOFTMAX, SIGMOID, SOFTMAX_WEIGHT = range(3)
+LANES = 128  # of moe_topk's sums
+F32 = np.float32
+
+
+def _f32(x: Array, *shape: int) -> Array:
+    return x.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+
+
+# ---- shaders/lib/exact.glsl ----
+
+
+def exact_reciprocal(x: Array) -> Array:
+    y = (np.uint32(0x7EF311C3) - x.view(np.uint32)).view(F32)
+    for _ in range(4):
+        y = y * (-x * y + F32(2))
+    return y
+
+
+def exact_inverse_sqrt(x: Array) -> Array:
+    y = (np.uint32(0x5F375A86) - (x.view(np.uint32) >> 1)).view(F32)
+    for _ in range(4):
+        y = y * (F32(-0.5) * (x * y) * y + F32(1.5))
+    return y
+
+
+def exact_exp(x: Array) -> Array:
+    """NaN stays NaN."""
+    x = np.clip(x, F32(-87), F32(88))
+    n = np.floor(x * F32(1.4426950408889634) + F32(0.5))
+    f = n * F32(2.12194440e-4) + (n * F32(-0.693359375) + x)
+    total = np.full_like(x, 1 / 5040)
+    for c in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1, 1):
+        total = total * f + F32(c)
+    bits = (np.nan_to_num(n).astype(np.int32) + 127).astype(np.uint32) << 23
+    return total * bits.view(F32)
+
+
+def exact_sigmoid(x: Array) -> Array:
+    y = exact_reciprocal(exact_exp(np.minimum(-x, F32(80))) + F32(1))
+    return np.where(np.isnan(x), x, y)
+
+
+def exact_sum(x: Array) -> Array:
+    """Over the last axis: element i in lane i % 128, then halves of the lanes are added until one is left."""
+    lanes = np.zeros((*x.shape[:-1], LANES), F32)
+    for i in range(0, x.shape[-1], LANES):
+        part = x[..., i : i + LANES]
+        lanes[..., : part.shape[-1]] += part
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
+
+
+# ---- router ----
+
+
+def moe_logits(
+    h: Array, w_norm: Array, w: Array, logits: Array, *, n_embd: int, n_experts: int, n_rows: int, **_: Any
+) -> None:
+    """logits[r, e] = sum of h[r, k] * (w_norm[k] * w[e, k]) in float32 and the shader's order, bit by bit.
+
+    Lane k % 32 sums its products in order of k, then halves of the lanes are added until one is left.
+    """
+    n_lanes = 32
+    weight = w_norm.reshape(-1)[:n_embd] * w.reshape(-1)[: n_experts * n_embd].reshape(n_experts, n_embd)
+    rows = h.reshape(-1)[: n_rows * n_embd].reshape(n_rows, 1, n_embd)
+    lanes = np.zeros((n_rows, n_experts, n_lanes), np.float32)
+    for k in range(0, n_embd, n_lanes):
+        product = rows[..., k : k + n_lanes] * weight[:, k : k + n_lanes]
+        lanes[..., : product.shape[-1]] += product
+    while n_lanes > 1:
+        n_lanes //= 2
+        lanes = lanes[..., :n_lanes] + lanes[..., n_lanes:]
+    logits.reshape(-1)[: n_rows * n_experts] = lanes.reshape(-1)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def moe_topk(
+    logits: Array, h: Array, bias: Array, select: Array, gain: Array, ids: Array, weights: Array, *,
+    n_embd: int, n_experts: int, n_used: int, n_rows: int, n_groups: int, n_groups_used: int, norm_w: int,
+    eps: float, scale: float, logit_scale: float, gating: int = SOFTMAX, has_bias: int = 0,
+    has_select: int = 0, has_gain: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """The experts of the largest logits, or of the largest probability + `select` in the best groups: lowest
+    id first on ties, NaN last. Weights are the probabilities there; all in float32, bit by bit.
+    """
+    rows, raw = _f32(h, n_rows, n_embd), _f32(logits, n_rows, n_experts)
+    mean = exact_sum(rows * rows) * exact_reciprocal(np.array([n_embd], F32)) + F32(eps)
+    norm = (exact_inverse_sqrt(mean) * F32(logit_scale))[:, None]
+    value = raw * norm
+    decides = raw
+    if has_bias:
+        decides = value = value + _f32(bias, n_experts)
+    if gating == SOFTMAX:
+        top = np.nanmax(np.where(np.isnan(value), -np.inf, value), axis=1, keepdims=True)
+        value = exact_exp(value - np.where(np.isnan(value).all(axis=1, keepdims=True), F32(np.nan), top))
+        total = exact_sum(value)
+        value = value * np.where(np.isnan(total), total, exact_reciprocal(total))[:, None]
+    elif gating == SIGMOID:
+        value = exact_sigmoid(value)
+    if has_select or n_groups > 1:
+        decides = value + _f32(select, n_experts) if has_select else value
+    # NaN comes after every number, experts of other groups after that.
+    order = np.stack([np.isnan(decides), np.where(np.isnan(decides), 0, -decides)]).astype(np.float64)
+    if n_groups > 1:
+        size = n_experts // n_groups
+        best = -np.sort(-decides.reshape(n_rows, n_groups, size), axis=2)
+        score = best[..., 0] + best[..., 1]
+        place = np.argsort(np.argsort(-score, axis=1, kind="stable"), axis=1)
+        order[0] += 2 * np.repeat(place >= n_groups_used, size, axis=1)
+    chosen = np.stack([np.lexsort((order[1, r], order[0, r]))[:n_used] for r in range(n_rows)])
+    prob = np.take_along_axis(value, chosen, 1)
+    if gating == SOFTMAX_WEIGHT:
+        prob = exact_exp(prob - prob.max(axis=1, keepdims=True))
+    if gating == SOFTMAX_WEIGHT or norm_w:
+        total = np.zeros(n_rows, F32)
+        for u in range(n_used):
+            total = total + prob[:, u]
+        kept = np.maximum(total, F32(2.0**-14))
+        prob = prob * np.where(np.isnan(total), total, exact_reciprocal(kept))[:, None]
+    prob = prob * F32(scale)
+    if has_gain:
+        prob = prob * _f32(gain, n_experts)[chosen]
+    ids.reshape(-1)[: n_rows * n_used] = chosen.reshape(-1)
+    weights.reshape(-1)[: n_rows * n_used] = prob.reshape(-1)
+
+
+# ---- experts ----
+
+
+def mat_vec_id(
+    w: Array, x: Array, ids: Array, starts: Array, y: Array, *, side: int, first: int, count: int,
+    n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """y[r, u] = W_e x, e = ids[r, u]: [own, side] with axis 0, [side, own] with axis 1, own = its columns."""
+    for pair in range(n_rows * n_used):
+        expert = int(ids.reshape(-1)[pair])
+        if first <= expert < first + count:
+            begin, end = int(starts[expert]), int(starts[expert + 1])
+            n, k = (side, end - begin) if axis else (end - begin, side)
+            matrix = f64(w.reshape(-1)[side * (begin - int(starts[first])) :], n, k)
+            vector = f64(x.reshape(-1)[(pair if x_per_used else pair // n_used) * x_stride :], k)
+            y.reshape(-1)[pair * y_stride :][:n] = matrix @ vector
+
+
+def mat_lane_id(
+    w: Array, x: Array, order: Array, tiles: Array, starts: Array, y: Array, *, side: int, first: int,
+    count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
+    grouped: int = 1, **_: Any,
+) -> None:  # fmt: skip
+    """mat_vec_id for the pairs that stand in the tiles; without groups `tiles` are the ids."""
+    ids = tiles.reshape(-1)
+    if grouped:
+        ids = np.full(n_rows * n_used, 0xFFFFFFFF, np.uint32)
+        for expert, begin, n_pairs in tiles.reshape(-1, 3):
+            ids[order.reshape(-1)[begin : begin + n_pairs]] = expert
+    mat_vec_id(
+        w, x, ids, starts, y, side=side, first=first, count=count, n_used=n_used, n_rows=n_rows,
+        x_stride=x_stride, y_stride=y_stride, x_per_used=x_per_used, axis=axis,
+    )  # fmt: skip
+
+
+def mat_mul_id(
+    w: Array, x: Array, order: Array, tiles: Array, starts: Array, y: Array, *, side: int, first: int,
+    count: int, n_used: int, n_rows: int, x_stride: int, y_stride: int, x_per_used: int, axis: int = 0,
+    **_: Any,
+) -> None:  # fmt: skip
+    """mat_vec_id for the pairs that stand in the tiles."""
+    mat_lane_id(
+        w, x, order, tiles, starts, y, side=side, first=first, count=count, n_used=n_used, n_rows=n_rows,
+        x_stride=x_stride, y_stride=y_stride, x_per_used=x_per_used, axis=axis,
+    )  # fmt: skip
+
+
+mat_dot_id, mat_mul_dot_id, mat_mul_id_coop = mat_vec_id, mat_mul_id, mat_mul_id  # x comes dequantized
+
+
+def moe_group(
+    ids: Array, order: Array, tiles: Array, *, n_pairs: int, n_experts: int, tile: int, n_tiles: int, **_: Any
+) -> None:
+    """Pairs sorted by expert, stably; tiles of (expert, first place, pairs), zeros behind the last."""
+    expert_of = ids.reshape(-1)[:n_pairs]
+    own = [np.flatnonzero(expert_of == e) for e in range(n_experts)]
+    together = np.concatenate(own)
+    order.reshape(-1)[: len(together)] = together
+    rows, begin = tiles.reshape(-1, 3), 0
+    rows[:n_tiles] = 0
+    t = 0
+    for e, pairs in enumerate(own):
+        for i in range(0, len(pairs), tile):
+            rows[t] = e, begin + i, min(tile, len(pairs) - i)
+            t += 1
+        begin += len(pairs)
+
+
+def add_id(
+    x: Array,
+    b: Array,
+    ids: Array,
+    starts: Array,
+    y: Array,
+    *,
+    n: int,
+    n_pairs: int,
+    ragged: int = 0,
+    **_: Any,
+) -> None:
+    """y[p] = x[p] + b[e], e = ids[p]; ragged, b[e] is starts[e]..starts[e + 1] of b, and so far goes y."""
+    for pair in range(n_pairs):
+        e = int(ids.reshape(-1)[pair])
+        begin, end = (int(starts[e]), int(starts[e + 1])) if ragged else (e * n, (e + 1) * n)
+        own = f64(x.reshape(-1)[pair * n :], end - begin) + f64(b.reshape(-1)[begin:], end - begin)
+        y.reshape(-1)[pair * n :][: end - begin] = own
+
+
+def moe_sum(x: Array, weights: Array, y: Array, *, n: int, n_used: int, n_rows: int, **_: Any) -> None:
+    """y[r] = sum over u of weights[r, u] * x[r, u]."""
+    total = np.einsum("ru,run->rn", f64(weights, n_rows, n_used), f64(x, n_rows, n_used, n))
+    y.reshape(-1)[: n_rows * n] = total.reshape(-1)

@@ -1,0 +1,30 @@
+"""Twins of the ops on 8-bit activations.
+
+Codes are a choice that all devices have to make alike: in float32 and in the shader's order, bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.twins.arrays import Array
+from vkbackend.twins.moe import exact_reciprocal
+
+
+def quantize_q8(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
+    """Rows of int8 codes, then scale and sums of half blocks for each 32, in float32: compared bit by bit."""
+    blocks = x.reshape(-1)[: n_rows * k].reshape(-1, 32)
+    top = np.abs(blocks).max(axis=1)  # NaN if there is one
+    usable = np.isfinite(top) & (top >= np.float32(2.0**-115))
+    d = np.where(usable, top, np.float32(127)) * np.float32(1 / 127)
+    scaled = np.where(usable[:, None], blocks, np.float32(0)) * exact_reciprocal(d)[:, None]
+    codes = np.rint(scaled).astype(np.int8)
+    out = y.reshape(n_rows, 10 * (k // 32) * 4)
+    out[:, :k] = codes.reshape(n_rows, k).view(np.uint8)
+    scales = np.zeros((len(blocks), 2), np.uint32)
+    scales[usable, 0] = d[usable].view(np.uint32)
+    scales[~np.isfinite(top), 0] = 0x7FC00000
+    scales[:, 1] = codes.reshape(-1, 2, 16).sum(axis=2, dtype=np.int16).view(np.uint32)[:, 0]
+    out[:, k:] = scales.reshape(n_rows, -1).view(np.uint8)

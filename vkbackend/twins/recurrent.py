@@ -1,0 +1,135 @@
+"""Twins of the ops of recurrent layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from vkbackend.step import StepParams
+from vkbackend.twins.arrays import Array, f64
+
+
+def _runs(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
+    """(first row, rows, state cell read, state cell written, whether it begins at position 0) of each run."""
+    for _, first, n, position in step.runs[: step.n_runs].tolist():
+        cells = int(step.rows[first, 3])
+        yield first, n, cells & 0xFFFF, cells >> 16, position == 0
+
+
+def _strided(x: Array, n_rows: int, stride: int, n_heads: int, size: int) -> Array:
+    """Heads [n_rows, n_heads, size] of rows that are `stride` apart."""
+    at = np.arange(n_rows)[:, None] * stride + np.arange(n_heads * size)
+    return x.reshape(-1)[at].reshape(n_rows, n_heads, size).astype(np.float64)
+
+
+def ssm_conv(
+    x: Array, w: Array, state: Array, y: Array, step: StepParams, *, width: int, n_rows: int, d_conv: int,
+    **_: Any,
+) -> None:  # fmt: skip
+    """y = silu(sum over j of w[c, j] * (state, x)[t + j, c]); the state: the last d_conv - 1 columns."""
+    rows, taps, out = x.reshape(n_rows, width), f64(w, width, d_conv), y.reshape(n_rows, width)
+    cells = state.reshape(-1, width, d_conv - 1)
+    for first, n, read, written, is_fresh in _runs(step):
+        before = np.zeros((d_conv - 1, width)) if is_fresh else cells[read].T.astype(np.float64)
+        columns = np.concatenate([before, rows[first : first + n].astype(np.float64)])
+        total = sum(columns[j : j + n] * taps[:, j] for j in range(d_conv))
+        out[first : first + n] = total / (1.0 + np.exp(np.minimum(-total, 700.0)))
+        cells[written] = columns[n:].T
+
+
+def l2_norm(
+    x: Array, y: Array, *, n: int, n_heads: int, x_stride: int, n_rows: int, eps: float, **_: Any
+) -> None:
+    """y = x / sqrt(sum(x^2) + eps) over each head."""
+    heads = _strided(x, n_rows, x_stride, n_heads, n)
+    y.reshape(heads.shape)[:] = heads / np.sqrt((heads * heads).sum(axis=2, keepdims=True) + eps)
+
+
+def delta_gates(
+    a: Array, dt: Array, decay: Array, b: Array, g: Array, beta: Array, *, n_heads: int, width: int,
+    n_rows: int, **_: Any,
+) -> None:  # fmt: skip
+    """g = softplus(a + dt) * decay, beta = sigmoid(b)."""
+    value = f64(a, n_rows, n_heads, width) + f64(dt, n_heads, width)
+    g.reshape(value.shape)[:] = np.logaddexp(0.0, value) * f64(decay, n_heads, 1)
+    beta.reshape(n_rows, n_heads)[:] = 1.0 / (1.0 + np.exp(np.minimum(-f64(b, n_rows, n_heads), 700.0)))
+
+
+def _key_heads(n_heads: int, n_k: int, tiled: int) -> Array:
+    return np.arange(n_heads) % n_k if tiled else np.arange(n_heads) // (n_heads // n_k)
+
+
+def delta_net(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, y: Array, step: StepParams, *,
+    n_heads: int, n_k: int, tiled: int, q_stride: int, v_stride: int, n_rows: int, scale: float, s: int,
+    kda: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """M = e^g M; M = M + k (beta (v - M^T k))^T; y = scale M^T q, row by row."""
+    heads = _key_heads(n_heads, n_k, tiled)
+    queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
+    values, gates = _strided(v, n_rows, v_stride, n_heads, s), f64(g, n_rows, n_heads, s if kda else 1)
+    weights, cells = f64(beta, n_rows, n_heads, 1), state.reshape(-1, n_heads, s, s)
+    out = y.reshape(n_rows, n_heads, s)
+    out[step.n_rows :] = 0.0
+    for first, n, read, written, is_fresh in _runs(step):
+        m = np.zeros((n_heads, s, s)) if is_fresh else cells[read].astype(np.float64)
+        for t in range(first, first + n):
+            m = m * np.exp(gates[t])[:, :, None]
+            d = weights[t] * (values[t] - np.einsum("hij,hi->hj", m, keys[t]))
+            m = m + keys[t][:, :, None] * d[:, None, :]
+            out[t] = scale * np.einsum("hij,hi->hj", m, queries[t])
+        cells[written] = m
+
+
+def delta_chunk(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, work: Array, step: StepParams, *, n_heads: int,
+    n_k: int, tiled: int, q_stride: int, v_stride: int, n_rows: int, scale: float, s: int, c: int,
+    kda: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """u, w, scale e^c q, e^(c_last - c) k, e^c_last of each chunk, and the products scale q_t D_ts k_s."""
+    heads = _key_heads(n_heads, n_k, tiled)
+    queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
+    values, gates = _strided(v, n_rows, v_stride, n_heads, s), f64(g, n_rows, n_heads, s if kda else 1)
+    weights, out = f64(beta, n_rows, n_heads, 1), work.reshape(n_rows, n_heads, 5 * s + c)
+    for first, n, *_cells in _runs(step):
+        for begin in range(first, first + n, c):
+            rows = slice(begin, min(begin + c, first + n))
+            n_chunk = rows.stop - begin
+            qc, kc, vc, b = queries[rows], keys[rows], values[rows], weights[rows]
+            sums = np.cumsum(gates[rows], axis=0)
+            lower = np.tril(np.ones((n_chunk, n_chunk)))[:, :, None, None]
+            decay = np.exp((sums[:, None] - sums[None]) * lower) * lower  # [t, s, head, channel]
+            kk = np.einsum("thi,shi,tshi->hts", kc, kc, np.broadcast_to(decay, (*decay.shape[:3], s)))
+            qk = np.einsum("thi,shi,tshi->hts", qc, kc, np.broadcast_to(decay, (*decay.shape[:3], s)))
+            system = np.eye(n_chunk) + np.tril(b[:, :, 0].T[:, :, None] * kk, -1)
+            right = np.concatenate([b * vc, b * np.exp(sums) * kc], axis=2).swapaxes(0, 1)
+            out[rows, :, : 2 * s] = np.linalg.solve(system, right).swapaxes(0, 1)
+            out[rows, :, 2 * s : 3 * s] = scale * np.exp(sums) * qc
+            out[rows, :, 3 * s : 4 * s] = np.exp(sums[-1] - sums) * kc
+            out[begin, :, 4 * s : 5 * s] = np.exp(sums[-1])
+            for t in range(n_chunk):
+                out[begin + t, :, 5 * s : 5 * s + t + 1] = scale * qk[:, t, : t + 1]
+
+
+def delta_scan(
+    work: Array, state: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int, s: int, c: int,
+    **_: Any,
+) -> None:  # fmt: skip
+    """x = u - w M; y = q' M + P x; M = e^c_last M + k'^T x, chunk by chunk."""
+    parts, cells = work.reshape(n_rows, n_heads, 5 * s + c), state.reshape(-1, n_heads, s, s)
+    out = y.reshape(n_rows, n_heads, s)
+    out[step.n_rows :] = 0.0
+    for first, n, read, written, is_fresh in _runs(step):
+        m = np.zeros((n_heads, s, s)) if is_fresh else cells[read].astype(np.float64)
+        for begin in range(first, first + n, c):
+            rows = slice(begin, min(begin + c, first + n))
+            chunk = parts[rows].swapaxes(0, 1).astype(np.float64)
+            u, w, queries, keys = (chunk[:, :, i * s : (i + 1) * s] for i in range(4))
+            n_chunk = chunk.shape[1]
+            products = np.where(np.tri(n_chunk, dtype=bool), chunk[:, :, 5 * s : 5 * s + n_chunk], 0.0)
+            x = u - w @ m
+            out[rows] = (queries @ m + products @ x).swapaxes(0, 1)
+            m = chunk[:, 0, 4 * s : 5 * s, None] * m + keys.swapaxes(1, 2) @ x
+        cells[written] = m

@@ -1,0 +1,95 @@
+"""Twins of ops that take rows in and put rows out, the tail of a reduce, top-k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.step import StepParams
+from vkbackend.twins.arrays import Array, bf16_bits, bf16_values, f64
+from vkbackend.twins.quantized import quantize_q8
+
+
+def embed(
+    w: Array,
+    y: Array,
+    step: StepParams,
+    *,
+    n_embd: int,
+    n_vocab: int,
+    n_rows: int,
+    ids: int,
+    first: int = 0,
+    **_: Any,
+) -> None:
+    """y[r] = w[id(r) - first]; the piece with first = 0 writes zeros to rows it has no id of."""
+    out = y.reshape(n_rows, n_embd)
+    if first == 0:
+        out[:] = 0.0
+    n_ids = min(step.n_outputs if ids else step.n_rows, n_rows)
+    at = (step.outputs[:n_ids] if ids else step.rows[:n_ids, 2]).astype(np.int64) - first
+    found = np.flatnonzero((at >= 0) & (at < n_vocab))
+    out[found] = w.reshape(n_vocab, n_embd)[at[found]]
+
+
+def rms_norm(
+    x: Array, w: Array, y: Array, *, n: int, n_rows: int, eps: float, has_w: int = 1, **_: Any
+) -> None:
+    """y = x / sqrt(mean(x^2) + eps) * w."""
+    rows = f64(x, n_rows, n)
+    rows = rows / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + eps)
+    rows = rows * f64(w, n) if has_w else rows
+    if y.dtype == np.uint8:
+        quantize_q8(rows.astype(np.float32), y, k=n, n_rows=n_rows)
+    else:
+        y.reshape(n_rows, n)[:] = rows
+
+
+def pack_bf16(x: Array, y: Array, *, n: int, **_: Any) -> None:
+    """y = x as bfloat16 pairs in words, a last half of zero where n is odd."""
+    halves = y.reshape(-1).view(np.uint16)
+    halves[:n] = bf16_bits(x.reshape(-1)[:n])
+    halves[n:] = 0
+
+
+def add_partials(
+    residual: Array, own: Array, slots: Array, w: Array, h: Array, y: Array, *, n: int, n_rows: int,
+    n_slots: int, own_index: int, slot_stride: int, writers: int, eps: float, has_residual: int = 1,
+    has_norm: int = 1, wire: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """h = residual + sum of the writers' partials in slot order, in float32: h is compared bit by bit."""
+    total = np.zeros(n_rows * n, np.float32)
+    for s in range(n_slots):
+        if writers >> s & 1:
+            slot = slots.reshape(-1)[s * slot_stride :][:slot_stride]
+            if s == own_index:
+                partial = own.reshape(-1)[: n_rows * n]
+                partial = bf16_values(bf16_bits(partial)) if wire else partial
+            else:
+                partial = bf16_values(slot.view(np.uint16)) if wire else slot.view(np.float32)
+            total = total + partial[: n_rows * n]
+    if has_residual:
+        total = residual.reshape(-1)[: n_rows * n] + total
+    h.reshape(-1)[: n_rows * n] = total
+    if has_norm:
+        rms_norm(total, w, y, n=n, n_rows=n_rows, eps=eps)
+
+
+def top_k(
+    x: Array, source: Array, ids: Array, values: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int,
+    k: int = 64, mapped: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """The k largest of each chunk, descending, the lower place first on ties, NaN before all."""
+    rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
+    places, found = ids.reshape(-1), values.reshape(-1)
+    for r in range(n_rows):
+        for c in range(n_chunks):
+            part = rows[r, c * chunk : (c + 1) * chunk]
+            ranks = np.where(np.isnan(part), np.inf, part).astype(np.float64)
+            order = np.lexsort((np.arange(len(part)), -ranks, ~np.isnan(part)))[:k]
+            at = (r * n_chunks + c) * k
+            places[at : at + k], found[at : at + k] = 0xFFFFFFFF, -np.inf
+            chosen = order + c * chunk
+            places[at : at + len(order)] = source.reshape(-1)[r * n + chosen] if mapped else chosen
+            found[at : at + len(order)] = part[order]

@@ -1,0 +1,355 @@
+"""What a physical device is and can do: identity, features, limits, heaps, queried once and without
+opening it."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from vkbackend.limits import Limits, MatrixUnits, plausible
+from vkbackend.vulkan.cooperative import units_of
+from vkbackend.vulkan.vk import (
+    API_1_1,
+    API_1_2,
+    API_1_3,
+    NULL,
+    C,
+    enumerate_all,
+    ffi,
+    lib,
+    new,
+    string,
+)
+
+_TYPES = {1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
+_VENDORS = {
+    0x1002: "AMD",
+    0x10DE: "NVIDIA",
+    0x8086: "Intel",
+    0x13B5: "ARM",
+    0x5143: "Qualcomm",
+    0x106B: "Apple",
+    0x1AE0: "Google",
+    0x10005: "Mesa",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """One memory heap; bytes. `budget` is what the driver says this process may use now (0: not reported)."""
+
+    nbytes: int
+    device_local: bool
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a physical device is and can do. `index` is its place in `devices()`; `uuid` survives reboots."""
+
+    index: int
+    name: str
+    uuid: str
+    driver_uuid: str
+    vendor: str
+    driver: str
+    driver_version: str
+    api: str
+    type: str
+    pci: str | None
+    heaps: tuple[Heap, ...]
+    features: dict[str, bool | int | str]
+    limits: dict[str, int]
+    matrix_units: tuple[MatrixUnits, ...] = ()
+    physical: Any = field(repr=False, compare=False, default=None)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.type == "cpu"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-serialisable dict of everything but the handle."""
+        values = {k: v for k, v in asdict_shallow(self).items() if k != "physical"}
+        return values | {"heaps": [asdict(heap) for heap in self.heaps]}
+
+
+def asdict_shallow(info: DeviceInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in info.__slots__}
+
+
+def extensions_of(physical: Any) -> set[str]:
+    found = enumerate_all(
+        lib.vkEnumerateDeviceExtensionProperties,
+        "VkExtensionProperties",
+        physical,
+        NULL,
+        what="vkEnumerateDeviceExtensionProperties",
+    )
+    return {string(p.extensionName) for p in found}
+
+
+_NEVER = 1 << 32  # no version of Vulkan has it without an extension
+# Structs of properties: our name -> (Vulkan's, the version that has it, or the extension).
+_PROPERTIES = {
+    "ids": ("VkPhysicalDeviceIDProperties", API_1_1, ""),
+    "subgroup": ("VkPhysicalDeviceSubgroupProperties", API_1_1, ""),
+    "maintenance3": ("VkPhysicalDeviceMaintenance3Properties", API_1_1, ""),
+    "maintenance4": ("VkPhysicalDeviceMaintenance4Properties", API_1_3, "VK_KHR_maintenance4"),
+    "driver": ("VkPhysicalDeviceDriverProperties", API_1_2, "VK_KHR_driver_properties"),
+    "size_control": (
+        "VkPhysicalDeviceSubgroupSizeControlProperties", API_1_3, "VK_EXT_subgroup_size_control"),
+    "dots": (
+        "VkPhysicalDeviceShaderIntegerDotProductProperties", API_1_3, "VK_KHR_shader_integer_dot_product"),
+    "host": ("VkPhysicalDeviceExternalMemoryHostPropertiesEXT", _NEVER, "VK_EXT_external_memory_host"),
+    "bus": ("VkPhysicalDevicePCIBusInfoPropertiesEXT", _NEVER, "VK_EXT_pci_bus_info"),
+}  # fmt: skip
+
+
+def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo | None:
+    """The capability table of a device, or None if it is older than Vulkan 1.1 or cannot compute."""
+    base = new("VkPhysicalDeviceProperties2")
+    lib.vkGetPhysicalDeviceProperties(physical, ffi.addressof(base, "properties"))
+    api = min(base.properties.apiVersion, instance_version)
+    if api < API_1_1 or (family := compute_family(physical)) is None:
+        return None
+    extensions = extensions_of(physical)
+    p = _properties(physical, api, extensions)
+    features = _features(physical, api, extensions)
+    features |= _features_in_properties(p, features)
+    properties, bus = p.base.properties, p.bus
+    version, reported = properties.driverVersion, properties.apiVersion
+    vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
+    # Intel's matrix units belong to its smallest subgroups, not to those it has by default.
+    lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
+    limits = _limits(p, family[1]) | {
+        "subgroup_size": subgroup_size(vendor, p.subgroup.subgroupSize, features)
+    }
+    return DeviceInfo(
+        index=-1,
+        name=string(properties.deviceName),
+        uuid=str(uuid.UUID(bytes=bytes(p.ids.deviceUUID))),
+        driver_uuid=str(uuid.UUID(bytes=bytes(p.ids.driverUUID))),
+        vendor=vendor,
+        driver=string(p.driver.driverName) or "unknown",
+        driver_version=string(p.driver.driverInfo) or f"0x{version:08x}",
+        api=".".join(map(str, (reported >> 22, reported >> 12 & 0x3FF, reported & 0xFFF))),
+        type=_TYPES.get(properties.deviceType, "other"),
+        pci=f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction}"
+        if "VK_EXT_pci_bus_info" in extensions
+        else None,
+        heaps=_heaps(physical, bool(features["memory_budget"])),
+        features=features,
+        limits=plausible(limits),
+        matrix_units=units_of(instance, physical, features, int(lanes)),
+        physical=physical,
+    )
+
+
+def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
+    """The structs of _PROPERTIES, zeros where the device has none, and what they were asked with."""
+    structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
+    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # where nothing limits it
+    base = new("VkPhysicalDeviceProperties2")
+    known = (key for key, (_, version, name) in _PROPERTIES.items() if _has(api, extensions, version, name))
+    _chain(base, [structs[key] for key in known])
+    lib.vkGetPhysicalDeviceProperties2(physical, base)
+    return SimpleNamespace(physical=physical, extensions=extensions, base=base, **structs)
+
+
+def _features_in_properties(
+    p: SimpleNamespace, features: dict[str, bool | int | str]
+) -> dict[str, bool | int | str]:
+    """Features that no struct of features has."""
+    sub, control = p.subgroup, p.size_control
+    asked = control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
+    return {
+        "device_map": _maps_device_memory(p.physical),
+        "host_import": "VK_EXT_external_memory_host" in p.extensions,
+        "memory_budget": "VK_EXT_memory_budget" in p.extensions,
+        "subgroup_arithmetic": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_ARITHMETIC_BIT),
+        "subgroup_shuffle": bool(sub.supportedOperations & C.VK_SUBGROUP_FEATURE_SHUFFLE_BIT),
+        "subgroup_min": control.minSubgroupSize or sub.subgroupSize,
+        "subgroup_max": control.maxSubgroupSize or sub.subgroupSize,
+        "subgroup_size_control": bool(features["subgroup_size_control"] and asked),
+        "int_dot_accelerated": bool(p.dots.integerDotProduct4x8BitPackedSignedAccelerated),
+    }
+
+
+def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
+    limits = p.base.properties.limits
+    has_period = 0 < limits.timestampPeriod < math.inf
+    return {
+        "max_invocations": min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0]),
+        "max_shared_nbytes": limits.maxComputeSharedMemorySize,
+        "max_groups_x": limits.maxComputeWorkGroupCount[0],
+        "max_groups_y": limits.maxComputeWorkGroupCount[1],
+        "max_groups_z": limits.maxComputeWorkGroupCount[2],
+        "max_storage_range": limits.maxStorageBufferRange,
+        "max_uniform_range": limits.maxUniformBufferRange,
+        "max_push_nbytes": limits.maxPushConstantsSize,
+        "max_storage_buffers": limits.maxPerStageDescriptorStorageBuffers,
+        "max_allocation_nbytes": min(p.maintenance3.maxMemoryAllocationSize, p.maintenance4.maxBufferSize),
+        "max_allocations": limits.maxMemoryAllocationCount,
+        "storage_align": limits.minStorageBufferOffsetAlignment,
+        "uniform_align": limits.minUniformBufferOffsetAlignment,
+        "host_import_align": p.host.minImportedHostPointerAlignment,
+        # Without a period a counter tells no time; a GPU that is not there (RADV_FORCE_FAMILY) has inf.
+        "timestamp_valid_bits": timestamp_bits if has_period else 0,
+        "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
+    }
+
+
+def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
+    """The invocations of a subgroup, which programs ask for where a driver has a choice.
+
+    Intel reports 32 and runs 8, 16 or 32 as its compiler likes; with 32 it runs out of registers.
+    """
+    low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
+    return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
+
+
+def _has(api: int, extensions: set[str], version: int, extension: str) -> bool:
+    return api >= version or extension in extensions
+
+
+def _chain(head: Any, structs: list[Any]) -> None:
+    """Link the structs behind `head`, in order."""
+    for struct in structs:
+        head.pNext = struct
+        head = struct
+
+
+# Probe structs: name -> (the version that has it, or the extension, {our feature name: its field}).
+_STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
+    "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
+    "VkPhysicalDevice8BitStorageFeatures": (
+        API_1_2, "VK_KHR_8bit_storage", {"storage8": "storageBuffer8BitAccess"}),
+    "VkPhysicalDeviceShaderFloat16Int8Features": (
+        API_1_2, "VK_KHR_shader_float16_int8", {"float16": "shaderFloat16", "int8": "shaderInt8"}),
+    "VkPhysicalDeviceTimelineSemaphoreFeatures": (
+        API_1_2, "VK_KHR_timeline_semaphore", {"timeline": "timelineSemaphore"}),
+    "VkPhysicalDeviceSubgroupSizeControlFeatures": (
+        API_1_3, "VK_EXT_subgroup_size_control",
+        {"subgroup_size_control": "subgroupSizeControl", "full_subgroups": "computeFullSubgroups"}),
+    "VkPhysicalDeviceShaderIntegerDotProductFeatures": (
+        API_1_3, "VK_KHR_shader_integer_dot_product", {"int_dot": "shaderIntegerDotProduct"}),
+    "VkPhysicalDeviceBufferDeviceAddressFeatures": (
+        API_1_2, "VK_KHR_buffer_device_address", {"buffer_address": "bufferDeviceAddress"}),
+    "VkPhysicalDeviceVulkanMemoryModelFeatures": (
+        API_1_2, "VK_KHR_vulkan_memory_model",
+        {"memory_model": "vulkanMemoryModel", "memory_model_device": "vulkanMemoryModelDeviceScope"}),
+    "VkPhysicalDeviceCooperativeMatrixFeaturesNV": (
+        _NEVER, "VK_NV_cooperative_matrix", {"cooperative_matrix_nv": "cooperativeMatrix"}),
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (
+        _NEVER, "VK_KHR_cooperative_matrix", {"cooperative_matrix": "cooperativeMatrix"}),
+    "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR": (
+        _NEVER, "VK_KHR_pipeline_executable_properties", {"executable_info": "pipelineExecutableInfo"}),
+}  # fmt: skip
+
+
+def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict[str, str]]]:
+    """Probe structs that this device knows: struct name -> (struct, {our feature name: its field})."""
+    return {
+        name: (new(name), fields)
+        for name, (version, extension, fields) in _STRUCTS.items()
+        if _has(api, extensions, version, extension)
+    }
+
+
+def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool | int | str]:
+    structs = feature_structs(api, extensions)
+    head = new("VkPhysicalDeviceFeatures2")
+    _chain(head, [struct for struct, _ in structs.values()])
+    lib.vkGetPhysicalDeviceFeatures2(physical, head)
+    features: dict[str, bool | int | str] = {
+        ours: False for _, _, fields in _STRUCTS.values() for ours in fields
+    }
+    for struct, fields in structs.values():
+        features |= {ours: bool(getattr(struct, theirs)) for ours, theirs in fields.items()}
+    return features | {"robust_buffer_access": bool(head.features.robustBufferAccess)}
+
+
+def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
+    budget, memory = (
+        new("VkPhysicalDeviceMemoryBudgetPropertiesEXT"),
+        new("VkPhysicalDeviceMemoryProperties2"),
+    )
+    _chain(memory, [budget] if has_budget else [])
+    lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
+    heaps = memory.memoryProperties.memoryHeaps
+    return tuple(
+        # Some drivers report a budget above the heap itself: never believe more than the heap.
+        Heap(
+            heaps[i].size,
+            bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
+            min(budget.heapBudget[i], heaps[i].size),  # 0: left out
+        )
+        for i in range(memory.memoryProperties.memoryHeapCount)
+    )
+
+
+def _maps_device_memory(physical: Any) -> bool:
+    """Whether the host can map device-local memory: all of it on integrated GPUs, a window on others."""
+    memory = ffi.new("VkPhysicalDeviceMemoryProperties *")
+    lib.vkGetPhysicalDeviceMemoryProperties(physical, memory)
+    both = C.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | C.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT
+    kinds = (memory.memoryTypes[i].propertyFlags for i in range(memory.memoryTypeCount))
+    return any(flags & both == both for flags in kinds)
+
+
+def free_nbytes(info: DeviceInfo) -> int | None:
+    """Bytes of device-local memory that this process may still take, or None where the driver does not
+    tell."""
+    if not info.features.get("memory_budget"):
+        return None
+    budget = new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")
+    memory = new("VkPhysicalDeviceMemoryProperties2", budget)
+    lib.vkGetPhysicalDeviceMemoryProperties2(info.physical, memory)
+    return left_of(info.heaps, list(budget.heapBudget), list(budget.heapUsage))
+
+
+def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
+    """Bytes left of the device-local heap that has most of them; None where the driver names no budget."""
+    left = [
+        max(0, min(budgets[i], heap.nbytes) - used[i])
+        for i, heap in enumerate(heaps)
+        if heap.device_local and budgets[i]
+    ]
+    return max(left, default=None)
+
+
+def compute_family(physical: Any) -> tuple[int, int] | None:
+    """(queue family, valid timestamp bits): a compute family without graphics if there is one, else any
+    compute."""
+    families = enumerate_all(
+        lib.vkGetPhysicalDeviceQueueFamilyProperties,
+        "VkQueueFamilyProperties",
+        physical,
+        what="vkGetPhysicalDeviceQueueFamilyProperties",
+    )
+    compute = [(i, f) for i, f in enumerate(families) if f.queueFlags & C.VK_QUEUE_COMPUTE_BIT]
+    if not compute:
+        return None
+    index, family = min(compute, key=lambda item: bool(item[1].queueFlags & C.VK_QUEUE_GRAPHICS_BIT))
+    return index, family.timestampValidBits
+
+
+def limits_of(info: DeviceInfo) -> Limits:
+    """The limits that shaders are fitted to."""
+    have = info.limits
+    return Limits(
+        max_invocations=have["max_invocations"],
+        max_shared_nbytes=have["max_shared_nbytes"],
+        max_groups=(have["max_groups_x"], have["max_groups_y"], have["max_groups_z"]),
+        storage_align=have["storage_align"],
+        uniform_align=have["uniform_align"],
+        max_storage_range=have["max_storage_range"],
+        max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
+        host_import_align=max(have["host_import_align"], 4096),
+        subgroup_size=have["subgroup_size"],
+        is_cpu=info.is_cpu,
+    )

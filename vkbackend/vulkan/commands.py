@@ -1,0 +1,228 @@
+"""A recording as Vulkan command buffers: descriptor sets, push constants, barriers, one part per
+submission."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vkbackend import env
+from vkbackend.buffer import Buffer, View
+from vkbackend.ops.spec import PUSH_NBYTES
+from vkbackend.profiling import report_order, report_times
+from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, push_constants, submissions
+from vkbackend.runtime import Executable
+from vkbackend.vulkan.program import Layout, descriptor_type
+from vkbackend.vulkan.timestamps import Timestamps
+from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
+
+if TYPE_CHECKING:
+    from vkbackend.vulkan.device import VulkanDevice
+
+_SHADER = C.VK_ACCESS_SHADER_READ_BIT | C.VK_ACCESS_SHADER_WRITE_BIT | C.VK_ACCESS_UNIFORM_READ_BIT
+_TRANSFER = C.VK_ACCESS_TRANSFER_READ_BIT | C.VK_ACCESS_TRANSFER_WRITE_BIT
+_WORK = C.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | C.VK_PIPELINE_STAGE_TRANSFER_BIT
+_HOST = C.VK_PIPELINE_STAGE_HOST_BIT
+_WRITES = C.VK_ACCESS_SHADER_WRITE_BIT | C.VK_ACCESS_TRANSFER_WRITE_BIT
+# scope -> source stages, destination stages, source access, destination access
+_SCOPES = {
+    Scope.DEVICE: (_WORK, _WORK, _WRITES, _SHADER | _TRANSFER),
+    Scope.TO_HOST: (_WORK, _HOST, _WRITES, C.VK_ACCESS_HOST_READ_BIT),
+    Scope.FROM_HOST: (_WORK | _HOST, _WORK, _WRITES | C.VK_ACCESS_HOST_WRITE_BIT, _SHADER | _TRANSFER),
+}
+
+
+class VulkanExecutable(Executable):
+    """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for
+    it. `timed` keeps a timestamp behind every command, as DEBUG=2 does."""
+
+    def __init__(self, device: VulkanDevice, recording: Recording, *, timed: bool = False) -> None:
+        self._device = device
+        self.recording = recording
+        self.submission: Any = None
+        self._pool: Any = None
+        self._timestamps: Timestamps | None = None
+        self._buffers: list[tuple[Any, int]] = []
+        self._barriers = {
+            scope: new("VkMemoryBarrier", srcAccessMask=source, dstAccessMask=target)
+            for scope, (_, _, source, target) in _SCOPES.items()
+        }
+        dispatches = [c for c in recording.commands if isinstance(c, Dispatch)]
+        try:
+            pipelines = device.programs.pipelines(dispatches)
+            self._sets = iter(self._descriptor_sets(dispatches, [layout for _, layout in pipelines]))
+            self._pipelines = iter(pipelines)
+            segments = [submissions(segment) for segment in recording.segments()]
+            if (timed or env.debug() >= 2) and device.info.limits["timestamp_valid_bits"]:
+                n = len(list(recording.accesses())) + sum(map(len, segments))
+                self._timestamps = Timestamps(device, n)
+            self.n_segments = len(segments)
+            self.has_cuts = any(len(parts) > 1 for parts in segments)
+            self.parts: list[Any] = [self._record(parts) for parts in segments]
+            device.queue.prepare(self)
+        except BaseException:
+            self.close()
+            raise
+        if env.debug() >= 3:
+            n_barriers = sum(isinstance(c, Barrier) for c in recording.commands)
+            env.log(
+                3,
+                f"{device.name}: {recording.name}: {len(dispatches)} dispatches, {n_barriers} barriers, "
+                f"{self.n_segments} segments, {sum(map(len, segments))} submissions",
+            )
+            report_order(device.name, recording)
+
+    def _descriptor_sets(self, dispatches: list[Dispatch], layouts: list[Layout]) -> list[Any]:
+        device, n = self._device, len(dispatches)
+        if not n:
+            return []
+        sizes = ffi.new("VkDescriptorPoolSize[2]")
+        sizes[0].type, sizes[0].descriptorCount = (
+            descriptor_type(0, 1),
+            max(1, sum(len(d.bound) for d in dispatches)),
+        )
+        sizes[1].type, sizes[1].descriptorCount = (
+            descriptor_type(0, 0),
+            max(1, sum(bool(d.step) for d in dispatches)),
+        )
+        pool = ffi.new("VkDescriptorPool *")
+        info = new("VkDescriptorPoolCreateInfo", maxSets=n, poolSizeCount=2, pPoolSizes=sizes)
+        device.check(lib.vkCreateDescriptorPool(device.vk, info, NULL, pool), "vkCreateDescriptorPool")
+        device.made("VkDescriptorPool")
+        self._pool = pool[0]
+        set_layouts = ffi.new("VkDescriptorSetLayout[]", [layout.set_layout for layout in layouts])
+        sets = ffi.new("VkDescriptorSet[]", n)
+        allocate = new(
+            "VkDescriptorSetAllocateInfo",
+            descriptorPool=self._pool,
+            descriptorSetCount=n,
+            pSetLayouts=set_layouts,
+        )
+        device.check(lib.vkAllocateDescriptorSets(device.vk, allocate, sets), "vkAllocateDescriptorSets")
+        for i, dispatch in enumerate(dispatches):
+            self._write_set(sets[i], dispatch)
+        return [sets[i] for i in range(n)]
+
+    def _write_set(self, descriptor_set: Any, dispatch: Dispatch) -> None:
+        views = [*dispatch.bound, dispatch.step] if dispatch.step else list(dispatch.bound)
+        infos, writes = (
+            ffi.new("VkDescriptorBufferInfo[]", len(views)),
+            ffi.new("VkWriteDescriptorSet[]", len(views)),
+        )
+        for i, view in enumerate(views):
+            assert isinstance(view.buffer, Buffer), f"{view} of {dispatch.op} has no address"
+            base = self._base(view, uniform=i == len(dispatch.bound))
+            infos[i].buffer, infos[i].offset = view.buffer.handle, base
+            infos[i].range = max(4, view.end - base)
+            limit = self._device.info.limits["max_storage_range"]
+            assert infos[i].range <= limit, (
+                f"{dispatch.label}: binding of {infos[i].range} bytes, limit {limit}"
+            )
+            writes[i].sType = C.VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET
+            writes[i].dstSet, writes[i].dstBinding, writes[i].descriptorCount = descriptor_set, i, 1
+            writes[i].descriptorType = descriptor_type(i, len(dispatch.bound))
+            writes[i].pBufferInfo = infos + i
+        lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
+
+    def _base(self, view: View, uniform: bool = False) -> int:
+        """The descriptor offset: the view's, rounded down; shaders add the rest from their push constants."""
+        limits = self._device.info.limits
+        align = max(limits["uniform_align" if uniform else "storage_align"], 4)
+        assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"
+        return view.offset // align * align
+
+    def _record(self, parts: list[list[Any]]) -> Any:
+        device = self._device
+        buffers = device.command_buffers(len(parts))
+        self._buffers.append((buffers, len(parts)))
+        for i, commands in enumerate(parts):
+            device.check(
+                lib.vkBeginCommandBuffer(buffers[i], new("VkCommandBufferBeginInfo")), "vkBeginCommandBuffer"
+            )
+            if self._timestamps:
+                self._timestamps.begin(buffers[i], sum(isinstance(c, Copy | Dispatch) for c in commands))
+            for command in commands:
+                self._emit(buffers[i], command)
+            device.check(lib.vkEndCommandBuffer(buffers[i]), "vkEndCommandBuffer")
+        return _CommandBuffers(buffers, len(parts))
+
+    def _emit(self, cmd: Any, command: Any) -> None:
+        device = self._device
+        if isinstance(command, Barrier):
+            source, target, _, _ = _SCOPES[command.scope]
+            lib.vkCmdPipelineBarrier(
+                cmd, source, target, 0, 1, self._barriers[command.scope], 0, NULL, 0, NULL
+            )
+        elif isinstance(command, Copy):
+            src, dst = command.src, command.dst
+            region = ffi.new(
+                "VkBufferCopy *", {"srcOffset": src.offset, "dstOffset": dst.offset, "size": src.nbytes}
+            )
+            lib.vkCmdCopyBuffer(cmd, src.buffer.handle, dst.buffer.handle, 1, region)  # type: ignore[union-attr]
+        elif isinstance(command, Dispatch):
+            pipeline, layout = next(self._pipelines)
+            point = C.VK_PIPELINE_BIND_POINT_COMPUTE
+            lib.vkCmdBindPipeline(cmd, point, pipeline)
+            sets = [next(self._sets)]
+            if layout.codebook:
+                sets.append(device.programs.codebooks.descriptor_set(layout.codebook))
+            bound = ffi.new("VkDescriptorSet[]", sets)
+            lib.vkCmdBindDescriptorSets(cmd, point, layout.pipeline_layout, 0, len(sets), bound, 0, NULL)
+            push = self._push(command)
+            lib.vkCmdPushConstants(
+                cmd, layout.pipeline_layout, C.VK_SHADER_STAGE_COMPUTE_BIT, 0, len(push), push
+            )
+            lib.vkCmdDispatch(cmd, *command.groups)
+        if self._timestamps and isinstance(command, Copy | Dispatch):
+            self._timestamps.write(cmd, command)
+
+    def _push(self, dispatch: Dispatch) -> bytes:
+        if dispatch.addressed:
+            heads = [_address(view) for view in dispatch.args]
+        else:
+            heads = [(view.offset - self._base(view)) // 4 for view in dispatch.args]
+        words = push_constants(dispatch, heads)
+        assert len(words) <= PUSH_NBYTES, f"{dispatch.op}: {len(words)} bytes of push constants"
+        return words
+
+    def report(self) -> None:
+        """At DEBUG=2: the time of every command of the last replay, which must have finished."""
+        if self._timestamps:
+            report_times(self._device.name, self._timestamps.durations())
+
+    def durations(self) -> list[tuple[Dispatch | Copy, float]]:
+        """(command, microseconds) of the last replay, which must have finished."""
+        assert self._timestamps is not None, "built without timestamps"
+        return self._timestamps.durations()
+
+    def close(self) -> None:
+        device = self._device
+        if device.abandoned:
+            return
+        if self._timestamps:
+            self._timestamps.close()
+            self._timestamps = None
+        for buffers, n in self._buffers:
+            device.free_command_buffers(buffers, n)
+        self._buffers = []
+        if self._pool is not None:
+            lib.vkDestroyDescriptorPool(device.vk, self._pool, NULL)
+            device.gone("VkDescriptorPool")
+            self._pool = None
+
+
+def _address(view: View) -> int:
+    assert isinstance(view.buffer, Buffer) and view.buffer.address, f"{view} has no address"
+    return view.buffer.address + view.offset
+
+
+class _CommandBuffers:
+    """A VkCommandBuffer[n] that knows its length; indexing gives pointers, as VkSubmitInfo wants them."""
+
+    def __init__(self, array: Any, n: int) -> None:
+        self._array, self._n = array, n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: int) -> Any:
+        return self._array + i

@@ -1,0 +1,197 @@
+"""The Vulkan instance and the devices it shows: stable ids, a capability table per device, real GPUs first.
+
+One instance per process, made on first use and kept. With VKBACKEND_VALIDATION=1 it runs under the validation
+layer and collects what that says in `validation_messages`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vkbackend import env
+from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
+from vkbackend.vulkan.capabilities import DeviceInfo, asdict_shallow, describe
+from vkbackend.vulkan.vk import (
+    API_1_1,
+    API_1_3,
+    NULL,
+    C,
+    check,
+    enumerate_all,
+    ffi,
+    lib,
+    new,
+    string,
+    strings,
+)
+
+VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
+validation_messages: list[str] = []
+_TYPE_ORDER = ("discrete", "integrated", "virtual", "other", "cpu")
+
+
+class Instance:
+    """VkInstance plus the debug messenger of a validated run."""
+
+    def __init__(self) -> None:
+        version = ffi.new("uint32_t *")
+        check(lib.vkEnumerateInstanceVersion(version), "vkEnumerateInstanceVersion")
+        if version[0] < API_1_1:
+            raise UnsupportedFeature("the Vulkan loader is older than 1.1; install a newer libvulkan1")
+        extensions, layers, chain = [], [], None
+        available = {
+            string(p.extensionName)
+            for p in enumerate_all(
+                lib.vkEnumerateInstanceExtensionProperties,
+                "VkExtensionProperties",
+                NULL,
+                what="vkEnumerateInstanceExtensionProperties",
+            )
+        }
+        flags = 0
+        if "VK_KHR_portability_enumeration" in available:
+            extensions.append("VK_KHR_portability_enumeration")
+            flags = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR: also devices behind a translation
+        if env.validation():
+            layers, chain = [self._require_validation()], self._validation_features()
+            extensions += ["VK_EXT_debug_utils"]
+        app = new(
+            "VkApplicationInfo", pApplicationName=ffi.new("char[]", b"vkbackend"), apiVersion=version[0]
+        )
+        info = new(
+            "VkInstanceCreateInfo",
+            chain,
+            flags=flags,
+            pApplicationInfo=app,
+            enabledLayerCount=len(layers),
+            ppEnabledLayerNames=strings(layers),
+            enabledExtensionCount=len(extensions),
+            ppEnabledExtensionNames=strings(extensions),
+        )
+        handle = ffi.new("VkInstance *")
+        result = lib.vkCreateInstance(info, NULL, handle)
+        if result == C.VK_ERROR_INCOMPATIBLE_DRIVER:
+            raise UnsupportedFeature(no_device_message())
+        check(result, "vkCreateInstance")
+        self.handle = handle[0]
+        self.version = min(version[0], API_1_3)
+        if env.validation():
+            self._listen()
+
+    def _require_validation(self) -> str:
+        present = enumerate_all(
+            lib.vkEnumerateInstanceLayerProperties,
+            "VkLayerProperties",
+            what="vkEnumerateInstanceLayerProperties",
+        )
+        if VALIDATION_LAYER not in {string(p.layerName) for p in present}:
+            raise UnsupportedFeature(
+                f"VKBACKEND_VALIDATION=1 needs {VALIDATION_LAYER}, which is not installed; "
+                "install it (Debian/Ubuntu: apt-get install vulkan-validationlayers) or unset the variable"
+            )
+        return VALIDATION_LAYER
+
+    def _validation_features(self) -> Any:
+        enables = ffi.new(
+            "VkValidationFeatureEnableEXT[]", [C.VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT]
+        )
+        return new(
+            "VkValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enables
+        )
+
+    def _listen(self) -> None:
+        @ffi.callback(
+            "VkBool32(VkDebugUtilsMessageSeverityFlagBitsEXT, VkDebugUtilsMessageTypeFlagsEXT,"
+            " const VkDebugUtilsMessengerCallbackDataEXT *, void *)"
+        )
+        def on_message(_severity: int, _types: int, data: Any, _user: Any) -> int:
+            text = string(data.pMessage)
+            validation_messages.append(text)
+            env.log(1, f"validation: {text}")
+            return 0
+
+        self._callback = on_message
+        info = new(
+            "VkDebugUtilsMessengerCreateInfoEXT",
+            pfnUserCallback=on_message,
+            messageSeverity=C.VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT
+            | C.VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT,
+            messageType=C.VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT
+            | C.VK_DEBUG_UTILS_MESSAGE_TYPE_PERFORMANCE_BIT_EXT,
+        )
+        create = ffi.cast(
+            "PFN_vkCreateDebugUtilsMessengerEXT",
+            lib.vkGetInstanceProcAddr(self.handle, b"vkCreateDebugUtilsMessengerEXT"),
+        )
+        self._messenger = ffi.new("VkDebugUtilsMessengerEXT *")
+        check(create(self.handle, info, NULL, self._messenger), "vkCreateDebugUtilsMessengerEXT")
+
+
+def no_device_message() -> str:
+    return (
+        "no Vulkan device is present: the loader found no usable driver; install one for the GPU "
+        "(Debian/Ubuntu, also for running without a GPU: apt-get install mesa-vulkan-drivers), "
+        "or point VK_DRIVER_FILES at a driver's ICD json"
+    )
+
+
+_instance: Instance | None = None
+
+
+def instance() -> Instance:
+    """The process's Vulkan instance; raises UnsupportedFeature without a loader or a driver."""
+    global _instance
+    if _instance is None:
+        try:
+            _instance = Instance()
+        except OutOfDeviceMemory as error:  # what a loader says when it can read no driver's manifest
+            raise UnsupportedFeature(no_device_message()) from error
+    return _instance
+
+
+def devices() -> list[DeviceInfo]:
+    """Every physical device of Vulkan 1.1 or newer with a compute queue: real GPUs first, software devices
+    last, among equals those with fp16 first."""
+    inst = instance()
+    found = []
+    for physical in enumerate_all(
+        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", inst.handle, what="vkEnumeratePhysicalDevices"
+    ):
+        try:
+            info = describe(inst.handle, physical, inst.version)
+        except VkbackendError as error:  # of one driver, which must not hide the others
+            env.log(1, f"a device is left out: {error}")
+            continue
+        if info is not None:
+            found.append(info)
+    found.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
+    return [DeviceInfo(**(asdict_shallow(info) | {"index": i})) for i, info in enumerate(found)]
+
+
+def position(info: DeviceInfo) -> int:
+    """The place of a device in the loader's own order, by which other Vulkan programs number devices."""
+    handle = instance().handle
+    found = enumerate_all(
+        lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", handle, what="vkEnumeratePhysicalDevices"
+    )
+    return found.index(info.physical)
+
+
+def select(spec: str | int, present: list[DeviceInfo]) -> DeviceInfo:
+    """The device that an index, `Vulkan<index>`, UUID or unambiguous name means; raises InvalidArgument
+    otherwise."""
+    text = str(spec).strip()
+    digits = text.lower().removeprefix("vulkan")
+    if found := [d for d in present if digits == str(d.index)]:
+        return found[0]
+    is_name = text and not digits.isdecimal()
+    matches = [d for d in present if text.lower() == d.uuid] or [
+        d for d in present if is_name and text.lower() in d.name.lower()
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    listing = ", ".join(f"{d.index} ({d.name})" for d in present)
+    why = f"matches {len(matches)} devices" if matches else "names no device"
+    raise InvalidArgument(
+        f"device {text!r} {why}; there are: {listing}. Give an index, a UUID or a unique name"
+    )

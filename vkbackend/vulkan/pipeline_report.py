@@ -1,0 +1,81 @@
+"""What a driver made of a pipeline, as VK_KHR_pipeline_executable_properties tells it: statistics, and the
+stages of compiling it as text. Of devices that were opened with `captures`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vkbackend.errors import UnsupportedFeature
+from vkbackend.vulkan.vk import NULL, C, ffi, new, string
+
+if TYPE_CHECKING:
+    from vkbackend.vulkan.capabilities import DeviceInfo
+    from vkbackend.vulkan.device import VulkanDevice
+
+EXTENSION = "VK_KHR_pipeline_executable_properties"
+CAPTURE = (
+    C.VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
+    | C.VK_PIPELINE_CREATE_CAPTURE_INTERNAL_REPRESENTATIONS_BIT_KHR
+)
+# Members of the union by VkPipelineExecutableStatisticFormatKHR.
+_MEMBERS = ("b32", "i64", "u64", "f64")
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """What runs for a pipeline: statistics and texts under the names that the driver gives them.
+
+    The size of subgroups is that asked for, or what the driver has chosen."""
+
+    subgroup_size: int
+    statistics: dict[str, float]
+    texts: dict[str, str]
+
+
+def open_telling(info: DeviceInfo) -> VulkanDevice:
+    """The device, opened for `executable`; raises UnsupportedFeature where its driver tells nothing."""
+    from vkbackend.vulkan.device import VulkanDevice
+
+    device = VulkanDevice(info, captures=True)
+    if device.features["executable_info"]:
+        return device
+    device.close()
+    raise UnsupportedFeature(
+        f"{info.name}: {info.driver} {info.driver_version} lacks {EXTENSION} or has it switched off, so what "
+        "it makes of shaders stays unknown; name a device of another driver (RADV has it)"
+    )
+
+
+def executable(device: VulkanDevice, pipeline: Any) -> Executable:
+    """That of a compute pipeline; the first, should a driver make several."""
+    info = new("VkPipelineExecutableInfoKHR", pipeline=pipeline)
+    properties = _structs(device, "Properties", new("VkPipelineInfoKHR", pipeline=pipeline))
+    statistics = _structs(device, "Statistics", info)
+    texts = _structs(device, "InternalRepresentations", info)
+    room = [ffi.new("char[]", text.dataSize + 1) for text in texts]
+    for text, chars in zip(texts, room, strict=True):
+        text.pData = chars
+    _fill(device, "InternalRepresentations", info, ffi.new("uint32_t *", len(texts)), texts)
+    return Executable(
+        properties[0].subgroupSize if len(properties) else 0,
+        {string(s.name): float(getattr(s.value, _MEMBERS[s.format])) for s in statistics},
+        {string(t.name): string(chars) for t, chars in zip(texts, room, strict=True) if t.isText},
+    )
+
+
+def _structs(device: VulkanDevice, what: str, info: Any) -> Any:
+    """The array that vkGetPipelineExecutable`what`KHR fills, but for what its pointers point to."""
+    count = ffi.new("uint32_t *")
+    _fill(device, what, info, count, NULL)
+    struct = f"VkPipelineExecutable{what if what == 'Properties' else what.removesuffix('s')}KHR"
+    structs = ffi.new(f"{struct}[]", count[0])
+    for i in range(count[0]):
+        structs[i].sType = new(struct).sType
+    _fill(device, what, info, count, structs)
+    return structs
+
+
+def _fill(device: VulkanDevice, what: str, info: Any, count: Any, structs: Any) -> None:
+    name = f"vkGetPipelineExecutable{what}KHR"
+    device.check(device.function(name)(device.vk, info, count, structs), name)

@@ -1,0 +1,255 @@
+"""Programs: compute pipelines of shader variants with their specialization constants.
+
+Those that a recording needs are compiled side by side: on a GPU a large shader takes its compiler up to
+seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vkbackend import env, shaderlib
+from vkbackend.codebooks import Codebooks, codebook_of
+from vkbackend.errors import UnsupportedFeature, VkbackendError
+from vkbackend.ops.spec import OPS, PUSH_NBYTES
+from vkbackend.recording import Dispatch
+from vkbackend.vulkan.pipeline_cache import PipelineCache
+from vkbackend.vulkan.pipeline_report import CAPTURE
+from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
+
+if TYPE_CHECKING:
+    from vkbackend.vulkan.device import VulkanDevice
+
+_FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, which the binding lacks
+SAVE_AFTER_S = 1.0  # what took longer to compile is saved at once: a process that is killed does not close
+
+Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Descriptor set and pipeline layout for `n_storage` storage buffers and, behind them, maybe one uniform
+    block; set 1, if there is a codebook, is that alone."""
+
+    n_storage: int
+    uniform: bool
+    codebook: str | None
+    set_layout: Any
+    pipeline_layout: Any
+
+
+class Compiled(NamedTuple):
+    """What a thread made: the pipeline (or NULL), the calls that it took with their results, CPU seconds."""
+
+    pipeline: Any
+    calls: list[tuple[int, str]]
+    cpu_s: float
+
+
+@cache
+def _threads(n: int) -> ThreadPoolExecutor:
+    """Those of the process, for good: memory that compilers took in threads which ended is not all found
+    again by those of the next device."""
+    return ThreadPoolExecutor(n, "vkbackend-compile")
+
+
+class Programs:
+    """The pipelines of one device, made on first use and kept."""
+
+    def __init__(self, device: VulkanDevice) -> None:
+        self._device = device
+        self.codebooks = Codebooks(device)
+        self._layouts: dict[tuple[int, bool, str | None], Layout] = {}
+        self._pipelines: dict[Key, Any] = {}
+        self._cache = PipelineCache(device)
+        self._unsaved_s = 0.0  # what went into compiling since the cache was saved
+
+    def layout(self, n_storage: int, uniform: bool, codebook: str | None = None) -> Layout:
+        key = n_storage, uniform, codebook
+        if key not in self._layouts:
+            self._layouts[key] = self._make_layout(*key)
+        return self._layouts[key]
+
+    def _make_layout(self, n_storage: int, uniform: bool, codebook: str | None) -> Layout:
+        device, n = self._device, n_storage + uniform
+        needed, most = n_storage + (codebook is not None), device.info.limits["max_storage_buffers"]
+        if needed > most:
+            raise UnsupportedFeature(
+                f"{device.name} ({device.info.name}): a shader needs {needed} storage buffers, and may bind "
+                f"{most} on this device; use another device"
+            )
+        bindings = ffi.new("VkDescriptorSetLayoutBinding[]", n)
+        for i in range(n):
+            bindings[i].binding, bindings[i].descriptorCount = i, 1
+            bindings[i].stageFlags = C.VK_SHADER_STAGE_COMPUTE_BIT
+            bindings[i].descriptorType = descriptor_type(i, n_storage)
+        beside = self.layout(1, False).set_layout if codebook else NULL
+        sets, pipes = ffi.new("VkDescriptorSetLayout *"), ffi.new("VkPipelineLayout *")
+        info = new("VkDescriptorSetLayoutCreateInfo", bindingCount=n, pBindings=bindings)
+        device.check(
+            lib.vkCreateDescriptorSetLayout(device.vk, info, NULL, sets), "vkCreateDescriptorSetLayout"
+        )
+        device.made("VkDescriptorSetLayout")
+        both = ffi.new("VkDescriptorSetLayout[2]", [sets[0], beside])
+        push = new("VkPushConstantRange", stageFlags=C.VK_SHADER_STAGE_COMPUTE_BIT, size=PUSH_NBYTES)
+        pipe_info = new(
+            "VkPipelineLayoutCreateInfo",
+            setLayoutCount=2 if codebook else 1,
+            pSetLayouts=both,
+            pushConstantRangeCount=1,
+            pPushConstantRanges=push,
+        )
+        try:
+            result = lib.vkCreatePipelineLayout(device.vk, pipe_info, NULL, pipes)
+            device.check(result, "vkCreatePipelineLayout")
+        except VkbackendError:
+            lib.vkDestroyDescriptorSetLayout(device.vk, sets[0], NULL)
+            device.gone("VkDescriptorSetLayout")
+            raise
+        device.made("VkPipelineLayout")
+        return Layout(n_storage, uniform, codebook, sets[0], pipes[0])
+
+    def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, Layout]]:
+        """The pipeline that runs each dispatch, with its layout; compiled on first use."""
+        used: list[tuple[Key, Layout]] = []
+        for d in dispatches:
+            layout = self.layout(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
+            used.append(((d.op, d.variant, d.consts), layout))
+        if missing := {key: layout for key, layout in used if key not in self._pipelines}:
+            self._make(missing)
+        return [(self._pipelines[key], layout) for key, layout in used]
+
+    def _make(self, missing: dict[Key, Layout]) -> None:
+        began, n_threads = time.perf_counter(), env.compile_threads()
+        pool, made = _threads(n_threads), dict[Key, Future[Compiled]]()
+        try:
+            # Modules come first in the queue, so what waits for one never keeps it from being made.
+            modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
+            code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
+            for key, layout in missing.items():
+                made[key] = pool.submit(self._compile, *key, layout, code[key[:2]])
+            for future in as_completed(made.values()):
+                if future.exception() or any(result for result, _ in future.result().calls):
+                    break  # the others would be made for nothing
+                if self._device.compiled:
+                    self._device.compiled()
+        finally:
+            for future in made.values():
+                future.cancel()
+            wait(made.values())
+            cpu_s, error = self._keep(made)
+        if error:
+            raise error
+        took_s = time.perf_counter() - began
+        env.log(
+            1,
+            f"{self._device.name}: {len(missing)} pipelines in {took_s:.2f} s on {n_threads} threads, "
+            f"{cpu_s:.2f} s of CPU time",
+        )
+        self._unsaved_s += took_s
+        if self._unsaved_s > SAVE_AFTER_S:
+            self._save()
+
+    def _keep(self, made: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
+        """Take over what threads made, also beside one that failed; (CPU seconds, the first error). Here and
+        not in the threads: checks and counts, which know one thread."""
+        device, cpu_s, first = self._device, 0.0, None
+        for key, future in made.items():
+            if future.cancelled():
+                continue
+            try:
+                compiled = future.result()
+                cpu_s += compiled.cpu_s
+                for result, what in compiled.calls:
+                    device.check(result, what)
+            except Exception as error:
+                first = first or error
+                if not future.exception():
+                    lib.vkDestroyPipeline(device.vk, compiled.pipeline, NULL)
+                continue
+            self._pipelines[key] = compiled.pipeline
+            device.made("VkPipeline")
+        return cpu_s, first
+
+    def _compile(
+        self,
+        op: str,
+        variant: str,
+        consts: tuple[tuple[str, int], ...],
+        layout: Layout,
+        spirv: Future[bytes],
+    ) -> Compiled:
+        """Runs in a thread: makes no object but the pipeline and counts none."""
+        device, code = self._device, spirv.result()
+        began = time.thread_time()
+        env.log(4, f"{device.name}: pipeline {op} {variant} {dict(consts)}")
+        module_info = new(
+            "VkShaderModuleCreateInfo",
+            codeSize=len(code),
+            pCode=ffi.cast("uint32_t *", ffi.from_buffer(code)),
+        )
+        module = ffi.new("VkShaderModule *")
+        result = lib.vkCreateShaderModule(device.vk, module_info, NULL, module)
+        calls = [(result, f"vkCreateShaderModule of {op}")]
+        if result != C.VK_SUCCESS:
+            return Compiled(NULL, calls, time.thread_time() - began)
+        entries = ffi.new("VkSpecializationMapEntry[]", len(consts))
+        for i in range(len(consts)):
+            entries[i].constantID, entries[i].offset, entries[i].size = i, 4 * i, 4
+        data = ffi.new("uint32_t[]", [value & 0xFFFFFFFF for _, value in consts])
+        special = new(
+            "VkSpecializationInfo",
+            mapEntryCount=len(consts),
+            pMapEntries=entries,
+            dataSize=4 * len(consts),
+            pData=data,
+        )
+        name = ffi.new("char[]", b"main")
+        flags = CAPTURE if device.features["executable_info"] else 0
+        info = new("VkComputePipelineCreateInfo", layout=layout.pipeline_layout, flags=flags)
+        info.stage.sType = C.VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO
+        info.stage.stage, info.stage.module = C.VK_SHADER_STAGE_COMPUTE_BIT, module[0]
+        info.stage.pName, info.stage.pSpecializationInfo = name, special
+        size = new(
+            "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
+            requiredSubgroupSize=dict(consts).get("LANES", device.info.limits["subgroup_size"]),
+        )
+        if "full_subgroups" in OPS[op].needs:
+            # Else a subgroup may lack some of the gl_SubgroupSize invocations, and sums over it their parts.
+            info.stage.flags = _FULL_SUBGROUPS
+            info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
+        pipeline = ffi.new("VkPipeline *")
+        result = lib.vkCreateComputePipelines(device.vk, self._cache.handle, 1, info, NULL, pipeline)
+        lib.vkDestroyShaderModule(device.vk, module[0], NULL)
+        calls.append((result, f"vkCreateComputePipelines of {op} {variant} {dict(consts)}"))
+        return Compiled(pipeline[0], calls, time.thread_time() - began)
+
+    def close(self) -> None:
+        device = self._device
+        if self._unsaved_s and not device.lost:
+            self._save()
+        self.codebooks.close()
+        for pipeline in self._pipelines.values():
+            lib.vkDestroyPipeline(device.vk, pipeline, NULL)
+            device.gone("VkPipeline")
+        for layout in self._layouts.values():
+            lib.vkDestroyPipelineLayout(device.vk, layout.pipeline_layout, NULL)
+            lib.vkDestroyDescriptorSetLayout(device.vk, layout.set_layout, NULL)
+            device.gone("VkPipelineLayout")
+            device.gone("VkDescriptorSetLayout")
+        self._cache.close()
+        self._pipelines, self._layouts = {}, {}
+
+    def _save(self) -> None:
+        self._cache.save()
+        self._unsaved_s = 0.0
+
+
+def descriptor_type(binding: int, n_storage: int) -> int:
+    storage, uniform = C.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, C.VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER
+    return int(storage if binding < n_storage else uniform)

@@ -1,0 +1,198 @@
+"""Order on one Vulkan device: two timeline semaphores (go, done), or a fence per segment without them.
+
+go is signalled by the host, done by the device; segment n waits for go >= n and signals done = n. Signalling
+from the host gives execution order only; recordings carry the memory barriers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from vkbackend import env, faults
+from vkbackend.errors import Timeout, VkbackendError
+from vkbackend.runtime import Queue
+from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
+
+if TYPE_CHECKING:
+    from vkbackend.vulkan.commands import VulkanExecutable
+    from vkbackend.vulkan.device import VulkanDevice
+
+
+class TimelineQueue(Queue):
+    """Segments can be submitted before they may run: one vkQueueSubmit can take a whole step."""
+
+    ahead = True
+
+    def __init__(self, device: VulkanDevice) -> None:
+        self.device = device
+        self.submitted = 0
+        self._semaphores = ffi.new("VkSemaphore[2]")  # go, done
+        kind = new("VkSemaphoreTypeCreateInfo", semaphoreType=C.VK_SEMAPHORE_TYPE_TIMELINE)
+        self._n_made = 0
+        try:
+            for i in range(2):
+                info = new("VkSemaphoreCreateInfo", kind)
+                result = lib.vkCreateSemaphore(device.vk, info, NULL, self._semaphores + i)
+                device.check(result, "vkCreateSemaphore")
+                device.made("VkSemaphore")
+                self._n_made += 1
+        except VkbackendError:
+            self.close()
+            raise
+        self._counter = device.function("vkGetSemaphoreCounterValue", promoted=True)
+        self._wait = device.function("vkWaitSemaphores", promoted=True)
+        self._signal = device.function("vkSignalSemaphore", promoted=True)
+        self._submit = device.function("vkQueueSubmit")
+        self._value = ffi.new("uint64_t *")
+        self._wait_value = ffi.new("uint64_t *")
+        self._wait_info = new(
+            "VkSemaphoreWaitInfo",
+            semaphoreCount=1,
+            pSemaphores=self._semaphores + 1,
+            pValues=self._wait_value,
+        )
+        self._signal_info = new("VkSemaphoreSignalInfo", semaphore=self._semaphores[0])
+        self._go = 0
+
+    def prepare(self, executable: VulkanExecutable) -> None:
+        """The VkSubmitInfos of an executable, one per command buffer; only their semaphore values change
+        later."""
+        parts = executable.parts
+        n = sum(map(len, parts))
+        infos, timelines = ffi.new("VkSubmitInfo[]", n), ffi.new("VkTimelineSemaphoreSubmitInfo[]", n)
+        waits, signals = ffi.new("uint64_t[]", n), ffi.new("uint64_t[]", n)
+        stage = ffi.new("VkPipelineStageFlags *", C.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT)
+        at, firsts = 0, []
+        for s, segment in enumerate(parts):
+            firsts.append(at)
+            for p in range(len(segment)):
+                timelines[at].sType = C.VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO
+                infos[at].sType = C.VK_STRUCTURE_TYPE_SUBMIT_INFO
+                infos[at].pNext = timelines + at
+                infos[at].commandBufferCount = 1
+                infos[at].pCommandBuffers = segment[p]
+                if s and not p:
+                    timelines[at].waitSemaphoreValueCount = infos[at].waitSemaphoreCount = 1
+                    timelines[at].pWaitSemaphoreValues = waits + at
+                    infos[at].pWaitSemaphores = self._semaphores
+                    infos[at].pWaitDstStageMask = stage
+                if p == len(segment) - 1:
+                    timelines[at].signalSemaphoreValueCount = infos[at].signalSemaphoreCount = 1
+                    timelines[at].pSignalSemaphoreValues = signals + at
+                    infos[at].pSignalSemaphores = self._semaphores + 1
+                at += 1
+        executable.submission = infos, timelines, waits, signals, stage, [*firsts, n]
+
+    def submit(self, executable: Any, first: int, count: int) -> None:
+        infos, _, waits, signals, _, firsts = executable.submission
+        for s in range(first, first + count):
+            number = self.submitted + 1 + s - first
+            waits[firsts[s]] = number
+            signals[firsts[s + 1] - 1] = number
+        # Drivers may merge what one call submits: a step that was cut for their watchdog goes piece by piece.
+        whole = not executable.has_cuts
+        for s in range(first, first + count, count if whole else 1):
+            begin, end = firsts[s], firsts[first + count if whole else s + 1]
+            for at in range(begin, end, end - begin if whole else 1):
+                result = self._submit(self.device.vk_queue, end - begin if whole else 1, infos + at, NULL)
+                self.device.check(result, "vkQueueSubmit")
+            self.submitted += count if whole else 1  # what a later failure leaves has these numbers
+
+    def completed(self) -> int:
+        device = self.device
+        device.check(self._counter(device.vk, self._semaphores[1], self._value), "vkGetSemaphoreCounterValue")
+        done = int(self._value[0])
+        if done > self.submitted:  # of a lost device drivers may complete everything, with the largest value
+            device.check(C.VK_ERROR_DEVICE_LOST, "vkGetSemaphoreCounterValue")
+        return done
+
+    def allow(self, number: int) -> None:
+        if faults.planned and faults.struck(self.device.name, "vkSignalSemaphore hang") == "hang":
+            return
+        if number > self._go:
+            self._go = self._signal_info.value = number
+            self.device.check(self._signal(self.device.vk, self._signal_info), "vkSignalSemaphore")
+
+    def wait(self, number: int, timeout_s: float) -> bool:
+        self._wait_value[0] = number
+        result = self._wait(self.device.vk, self._wait_info, int(timeout_s * 1e9))
+        if result == C.VK_TIMEOUT:
+            return False
+        self.device.check(result, "vkWaitSemaphores")
+        return self.completed() >= number  # a wait for a lost device may succeed
+
+    def release(self) -> None:
+        """Let everything that was submitted run, whatever it waits for: the device is about to be closed."""
+        self._go = self._signal_info.value = self._go + (1 << 20)  # far above what was submitted
+        self._signal(self.device.vk, self._signal_info)
+
+    def close(self) -> None:
+        for i in range(self._n_made):
+            lib.vkDestroySemaphore(self.device.vk, self._semaphores[i], NULL)
+            self.device.gone("VkSemaphore")
+
+
+class FenceQueue(Queue):
+    """For devices without timeline semaphores (core in Vulkan 1.2): one segment in flight, its end told by a
+    fence."""
+
+    ahead = False
+
+    def __init__(self, device: VulkanDevice) -> None:
+        self.device = device
+        self.submitted = 0
+        self._done = 0
+        self._fence = ffi.new("VkFence *")
+        device.check(
+            lib.vkCreateFence(device.vk, new("VkFenceCreateInfo"), NULL, self._fence), "vkCreateFence"
+        )
+        device.made("VkFence")
+
+    def prepare(self, executable: VulkanExecutable) -> None:
+        executable.submission = [
+            [
+                new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=segment[p])
+                for p in range(len(segment))
+            ]
+            for segment in executable.parts
+        ]
+
+    def submit(self, executable: Any, first: int, count: int) -> None:
+        for s in range(first, first + count):
+            if self.submitted > self._done and not self.wait(self.submitted, env.timeout_s()):
+                raise Timeout(f"{self.device.name} did not finish a segment within {env.timeout_s()} s")
+            *cut, last = executable.submission[s]
+            for info, fence in (*((info, NULL) for info in cut), (last, self._fence[0])):
+                self.device.check(lib.vkQueueSubmit(self.device.vk_queue, 1, info, fence), "vkQueueSubmit")
+            self.submitted += 1
+
+    def completed(self) -> int:
+        if self.submitted > self._done:
+            result = lib.vkGetFenceStatus(self.device.vk, self._fence[0])
+            if result != C.VK_NOT_READY:
+                self.device.check(result, "vkGetFenceStatus")
+                self.device.check(lib.vkResetFences(self.device.vk, 1, self._fence), "vkResetFences")
+                self._done = self.submitted
+        return self._done
+
+    def allow(self, number: int) -> None:
+        pass  # nothing is submitted before it may run
+
+    def wait(self, number: int, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.completed() < number:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            result = lib.vkWaitForFences(self.device.vk, 1, self._fence, 1, int(left * 1e9))
+            if result != C.VK_TIMEOUT:
+                self.device.check(result, "vkWaitForFences")
+        return True
+
+    def release(self) -> None:
+        pass  # nothing waits
+
+    def close(self) -> None:
+        lib.vkDestroyFence(self.device.vk, self._fence[0], NULL)
+        self.device.gone("VkFence")
