@@ -16,10 +16,11 @@ import numpy as np
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import MIRRORED, State, partial
-from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
 MAX_WIDTH = 4096  # elements per row: the kernel that sums works on rows, which are as wide as an embedding

@@ -8,52 +8,20 @@ long.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import row_nbytes
 from vkbackend.meta import split
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.split import MIRRORED, Kind
-from vkbackend.meta.tensor import Graph, Tensor, Weight
-
-
-def whole(x: Tensor) -> Tensor:
-    """x itself, or the sum it stands for, on every device that works in this scope."""
-    x = _latest(x)
-    if x.state.kind is Kind.PARTIAL:
-        x.whole = x.graph.all_reduce(x)[0]
-        x = x.whole
-    if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
-        # Some device joins here: whoever holds the value hands it on, as a sum of one share.
-        first = next(d for d, view in enumerate(x.views) if view is not None)
-        views = [view if d == first else None for d, view in enumerate(x.views)]
-        x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
-        x = x.whole
-    return x
-
-
-def _latest(x: Tensor) -> Tensor:
-    """x as it was last made whole or handed on, if it was."""
-    while x.whole is not None:
-        x = x.whole
-    return x
-
-
-def _holders(x: Tensor) -> list[int]:
-    return [d for d, view in enumerate(x.views) if view is not None]
-
-
-def _each(y: Tensor, *operands: Tensor | Weight) -> Iterator[tuple[Any, ...]]:
-    """(recording, limits, operand views..., y view) for every device that holds a share of y."""
-    graph = y.graph
-    for d, out in enumerate(y.views):
-        if out is not None:
-            views = [o.whole(d) if isinstance(o, Weight) else o.views[d] for o in operands]
-            yield (graph.recordings[d], graph.devices[d].limits, *views, out)
+from vkbackend.meta.sums import add as add
+from vkbackend.meta.sums import each, holders_of, latest, whole
+from vkbackend.meta.sums import together as together
+from vkbackend.meta.tensor import Tensor, Weight
 
 
 def embed(graph: Graph, table: Weight) -> Tensor:
@@ -69,8 +37,8 @@ def embed(graph: Graph, table: Weight) -> Tensor:
 def outputs(x: Tensor) -> Tensor:
     """The rows of x whose logits are wanted [n_outputs, width]."""
     x, graph = whole(x), x.graph
-    y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", _holders(x))
-    for d in _holders(y):
+    y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", holders_of(x))
+    for d in holders_of(y):
         device_ops.embed(
             graph.recordings[d],
             graph.devices[d].limits,
@@ -92,8 +60,8 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
         assert y is not None
         return y
     x = whole(x)
-    y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm", _holders(x))
-    for recording, limits, source, weight, out in _each(y, x, w):
+    y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm", holders_of(x))
+    for recording, limits, source, weight, out in each(y, x, w):
         device_ops.rms_norm(recording, limits, source, weight, out, eps=eps, label=graph.label("rms_norm"))
     return y
 
@@ -101,8 +69,8 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
 def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
     """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim] or None for none."""
     x, graph = whole(x), x.graph
-    y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", _holders(x))
-    for d in _holders(y):
+    y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", holders_of(x))
+    for d in holders_of(y):
         recording, limits, source, out = graph.recordings[d], graph.devices[d].limits, x.on(d), y.on(d)
         weight = w.whole(d) if w else None
         heads = source.reshape(x.rows * source.shape[1] // head_dim, head_dim)
@@ -115,12 +83,12 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     x, graph = whole(x), x.graph
     name = w.name.rpartition(".")[0] or w.name
     state = split.linear(x.state, w.state)
-    holders = _holders(x) if state == MIRRORED else None
+    holders = holders_of(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
     biased: Sequence[int] = ()  # the devices that add the bias: of a PARTIAL sum one writer
     if bias:
         y.state = split.add_bias(y.state, bias.state)
-        biased = y.state.writers[:1] or _holders(y)
+        biased = y.state.writers[:1] or holders_of(y)
     for d, out in enumerate(y.views):
         if out is not None:
             _matmul(graph, d, w, x, out, bias.whole(d) if bias and d in biased else None)
@@ -319,18 +287,18 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 
 def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
     gate, up = whole(gate), whole(up)
-    holders = [d for d in _holders(gate) if up.views[d] is not None]
+    holders = [d for d in holders_of(gate) if up.views[d] is not None]
     y = gate.graph.new(gate.rows, gate.width, split.elementwise(name, gate.state, up.state), name, holders)
-    for recording, limits, left, right, out in _each(y, gate, up):
+    for recording, limits, left, right, out in each(y, gate, up):
         device_ops.glu(recording, limits, left, right, out, act=act, label=y.graph.label(name))
     return y
 
 
 def scale(x: Tensor, c: float) -> Tensor:
     """c * x. A PARTIAL sum stays one: c times every share of it."""
-    x = _latest(x)
-    y = x.graph.new(x.rows, x.width, x.state, "scale", _holders(x))
-    for recording, limits, source, out in _each(y, x):
+    x = latest(x)
+    y = x.graph.new(x.rows, x.width, x.state, "scale", holders_of(x))
+    for recording, limits, source, out in each(y, x):
         device_ops.scale(recording, limits, source, out, c=c, label=x.graph.label("scale"))
     y.base = scale(x.base, c) if x.base else None
     return y
@@ -339,82 +307,27 @@ def scale(x: Tensor, c: float) -> Tensor:
 def softcap(x: Tensor, c: float) -> Tensor:
     """c * tanh(x / c): keeps values within +-c."""
     x = whole(x)
-    y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", _holders(x))
-    for recording, limits, source, out in _each(y, x):
+    y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", holders_of(x))
+    for recording, limits, source, out in each(y, x):
         device_ops.softcap(recording, limits, source, out, c=c, label=x.graph.label("softcap"))
     return y
 
 
 def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
     """sigmoid(gate) * x, one gate [rows, 1] for a whole row of x. A PARTIAL sum stays one."""
-    gate, x = whole(gate), _latest(x)
-    y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", _holders(x))
-    for recording, limits, factor, source, out in _each(y, gate, x):
+    gate, x = whole(gate), latest(x)
+    y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", holders_of(x))
+    for recording, limits, factor, source, out in each(y, gate, x):
         device_ops.gate_rows(recording, limits, factor, source, out, label=x.graph.label("gate_rows"))
     y.base = gate_rows(gate, x.base) if x.base else None
     return y
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b. With a PARTIAL operand the sum stays PARTIAL until somebody needs the whole value."""
-    state = split.add(a.state, b.state)
-    if state.kind is not Kind.PARTIAL:
-        return _elementwise("add", a, b)
-    a, b = _latest(a), _latest(b)
-    if a.state == MIRRORED and b.state == MIRRORED:
-        return _elementwise("add", a, b)
-    if MIRRORED in (a.state, b.state):
-        base, x = (a, b) if a.state == MIRRORED else (b, a)
-        return Tensor(x.graph, x.rows, x.width, x.state, x.views, _plus(base, x.base))
-    y = a.graph.new(a.rows, a.width, state, "add")
-    for d, out in enumerate(y.views):
-        left, right, graph = a.views[d], b.views[d], a.graph
-        if left is not None and right is not None and out is not None:
-            recording, limits = graph.recordings[d], graph.devices[d].limits
-            device_ops.add(recording, limits, left, right, out, label=graph.label("add"))
-        else:
-            y.views[d] = left or right
-    y.base = _plus(a.base, b.base)
-    return y
-
-
-def together(*sums: Tensor) -> None:
-    """Make several PARTIAL sums whole in one exchange, where they need one."""
-    graph, width = sums[0].graph, sums[0].width
-    parts = [x for x in map(_latest, sums) if x.state.kind is Kind.PARTIAL]
-    writers = tuple(sorted({d for x in parts for d in x.state.writers}))
-    if len(parts) < 2 or (len(writers) == 1 and writers == graph.readers()):
-        return  # each is made whole where it is read
-    joint = graph.new(sum(x.rows for x in parts), width, split.partial(writers), "together")
-    begins = [0, *accumulate(x.rows for x in parts)]
-    for d in writers:
-        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("together")
-        some = next(x.on(d) for x in parts if x.views[d] is not None)
-        for x, begin in zip(parts, begins, strict=False):
-            out = _rows(joint.on(d), begin, x.rows)
-            if (own := x.views[d]) is not None:
-                recording.copy(own, out, label)
-            else:  # zeros
-                device_ops.scale(recording, limits, _rows(some, 0, x.rows), out, c=0.0, label=label)
-    summed = graph.all_reduce(joint)[0]
-    for x, begin in zip(parts, begins, strict=False):
-        views = [view and _rows(view, begin, x.rows) for view in summed.views]
-        x.whole = Tensor(graph, x.rows, width, MIRRORED, views)
-        if x.base:
-            x.whole = add(x.base, x.whole)
-
-
-def _rows(view: View, begin: int, n: int) -> View:
-    """Rows of a view of f32 rows."""
-    width = view.shape[-1]
-    return View(view.buffer, view.offset + 4 * begin * width, (n, width))
-
-
 def columns(x: Tensor, begin: int, end: int) -> Tensor:
     """Columns begin..end of every row."""
     x, graph = whole(x), x.graph
-    y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", _holders(x))
-    for recording, limits, source, out in _each(y, x):
+    y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", holders_of(x))
+    for recording, limits, source, out in each(y, x):
         device_ops.columns(recording, limits, source, out, first=begin, label=graph.label("columns"))
     return y
 
@@ -422,29 +335,14 @@ def columns(x: Tensor, begin: int, end: int) -> Tensor:
 def add_vector(x: Tensor, v: Weight) -> Tensor:
     """x + v in every row, v [width] on every device. To a PARTIAL sum it is added once, to what is added to
     the sum anyway where there is such a thing."""
-    x, graph = _latest(x), x.graph
+    x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:
         return Tensor(graph, x.rows, x.width, state, x.views, add_vector(x.base, v))
-    y = graph.new(x.rows, x.width, state, "add_vector", state.writers[:1] or _holders(x))
+    y = graph.new(x.rows, x.width, state, "add_vector", state.writers[:1] or holders_of(x))
     if state.kind is Kind.PARTIAL:
         y.views = [x.views[d] if d != state.writers[0] else out for d, out in enumerate(y.views)]
-    for d in state.writers[:1] or _holders(y):
+    for d in state.writers[:1] or holders_of(y):
         recording, limits = graph.recordings[d], graph.devices[d].limits
         device_ops.add_bias(recording, limits, x.on(d), v.whole(d), y.on(d), label=v.name)
-    return y
-
-
-def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return add(a, b) if a and b else a or b
-
-
-def _elementwise(op: str, a: Tensor, b: Tensor) -> Tensor:
-    graph, a, b = a.graph, _latest(a), _latest(b)
-    if a.state == b.state == MIRRORED and any(None in (a.views[d], b.views[d]) for d in graph.readers()):
-        a, b = whole(a), whole(b)
-    holders = [d for d in _holders(a) if b.views[d] is not None]
-    y = graph.new(a.rows, a.width, split.elementwise(op, a.state, b.state), op, holders)
-    for recording, limits, left, right, out in _each(y, a, b):
-        getattr(device_ops, op)(recording, limits, left, right, out, label=graph.label(op))
     return y

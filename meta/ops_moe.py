@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.ops import convert, operand_of, whole
 from vkbackend.meta.split import MIRRORED
-from vkbackend.meta.tensor import Graph, Tensor, Weight
+from vkbackend.meta.tensor import Tensor, Weight
 from vkbackend.ops.moe import Gating
 
 

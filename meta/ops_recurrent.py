@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
-from vkbackend.meta.tensor import Graph, Tensor, Weight
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.tensor import Tensor, Weight
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight) -> Tensor:

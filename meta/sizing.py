@@ -12,9 +12,10 @@ from itertools import zip_longest
 from vkbackend import env
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.memory import ALIGN, aligned, plan_scratch
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Provider, Reduce, Slots
 from vkbackend.meta.split import Ranges
-from vkbackend.meta.tensor import Graph, Inputs
+from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Recording, interleave

@@ -1,26 +1,18 @@
-"""Tensors over N devices, and the graph in which ops on them become one recording per device.
+"""Tensors over N devices: a `Tensor` is an activation of one step, a `Weight` lives as long as the model.
 
-A `Tensor` is an activation of one step, a `Weight` lives as long as the model. Each carries its split state
-and one view per device. The graph cuts the recordings where devices must exchange.
+Each carries its split state and one view per device.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from vkbackend import ops as device_ops
-from vkbackend.buffer import View, Virtual
-from vkbackend.errors import PlanError
-from vkbackend.memory import aligned
-from vkbackend.meta.reduce import Provider, Reduce, Slots, wire_of
-from vkbackend.meta.split import MIRRORED, Kind, State, partial
-from vkbackend.recording import Recording
-from vkbackend.runtime import Device
+from vkbackend.buffer import View
+from vkbackend.meta.split import State
 
-PART = 1024  # elements: parts of a scattered reduce are whole multiples of it, where they are that large
+if TYPE_CHECKING:
+    from vkbackend.meta.graph import Graph
 
 
 @dataclass(slots=True)
@@ -64,9 +56,7 @@ class Tensor:
     converted: dict[tuple[int, str], View] = field(default_factory=dict)  # as matrices read it
 
     def __add__(self, other: Tensor) -> Tensor:
-        from vkbackend.meta import ops
-
-        return ops.add(self, other)
+        return self.graph.add(self, other)
 
     def on(self, device: int) -> View:
         """The slice of a device that holds one."""
@@ -85,202 +75,3 @@ class Inputs:
     host: View
     device: View
     logits: View | None  # f32 [max_outputs, own vocabulary rows], host visible
-
-
-@dataclass(slots=True)
-class Graph:
-    """Builds the recordings of one step for `n_rows` rows and `n_outputs` output rows."""
-
-    devices: Sequence[Device]
-    inputs: Sequence[Inputs]
-    provider: Provider | None
-    n_rows: int
-    n_outputs: int
-    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices at work, by outermost scope
-    wire: str = "f32"
-    lane: int = 0  # which half of the slots its reduces use, where two graphs share a step
-    top_k: int = 0  # of each output row only the logits of this many candidates go to the host; 0: all
-    recordings: list[Recording] = field(init=False)
-    reduces: list[Reduce] = field(default_factory=list)
-    values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
-    _scope: str = ""
-    _section: str = ""  # the outermost scope
-
-    def __post_init__(self) -> None:
-        name = f"step rows={self.n_rows} outputs={self.n_outputs}"
-        self.recordings = [Recording(f"{name} {device.name}") for device in self.devices]
-
-    @contextmanager
-    def scope(self, name: str) -> Iterator[None]:
-        """Prefix the labels of everything built inside with `name`."""
-        outer, self._scope = self._scope, f"{self._scope}{name}."
-        section, self._section = self._section, self._section or name
-        try:
-            yield
-        finally:
-            self._scope, self._section = outer, section
-
-    def label(self, name: str) -> str:
-        return self._scope + name
-
-    @property
-    def n(self) -> int:
-        return len(self.devices)
-
-    def readers(self) -> tuple[int, ...]:
-        """The devices that need a value made whole in this scope."""
-        return self.active.get(self._section, tuple(range(self.n)))
-
-    def new(
-        self, rows: int, width: int, state: State, label: str, holders: Sequence[int] | None = None
-    ) -> Tensor:
-        """A tensor of fresh scratch: whole on the `holders` (default all), or each device's share of
-        columns."""
-        label = self.label(label)
-        tensor = Tensor(self, rows, width, state, [])
-        widths = [state.count(d) if state.kind is Kind.SPLIT else width for d in range(self.n)]
-        if state.kind is Kind.PARTIAL:
-            holders = state.writers
-        for d, local in enumerate(widths):
-            holds = local > 0 and (holders is None or d in holders)
-            tensor.views.append(View(Virtual(4 * rows * local, label), 0, (rows, local)) if holds else None)
-        while label in self.values:
-            label += "'"
-        self.values[label] = list(tensor.views)
-        return tensor
-
-    def scratch(self, shape: tuple[int, ...], label: str) -> View:
-        """Fresh scratch of one device that is no tensor of the model."""
-        return View(Virtual(4 * math.prod(shape), self.label(label)), 0, shape)
-
-    def begin(self) -> None:
-        """Bring the step's parameters from host memory to the devices, so that the host copy is free
-        again."""
-        for recording, inputs in zip(self.recordings, self.inputs, strict=True):
-            used = {"step": (inputs.step, inputs.step.nbytes // 4)}
-            for name, rope in inputs.rope.items():
-                used[f"rope {name}"] = rope, self.n_rows * (rope.nbytes // 4 // rope.shape[0])
-            for name, (view, words) in used.items():
-                at = inputs.host.offset + view.offset - inputs.device.offset
-                recording.copy(
-                    View(inputs.host.buffer, at, (words,)), View(view.buffer, view.offset, (words,)), name
-                )
-
-    def all_reduce(
-        self, x: Tensor, norm: Weight | None = None, eps: float = 0.0
-    ) -> tuple[Tensor, Tensor | None]:
-        """Make a PARTIAL tensor whole on the readers; with `norm`, also its RMSNorm, in the same kernel.
-
-        Nothing is exchanged where the only writer is the only reader. A reader that does not hold the
-        mirrored addend (it joins here) gets it through the first writer's slot.
-        """
-        if x.state.kind is not Kind.PARTIAL:
-            raise PlanError(f"all_reduce of a tensor that is {x.state}")
-        readers = self.readers()
-        if x.state.writers != readers or len(readers) > 1:
-            if x.base and any(x.base.views[d] is None for d in readers):
-                x = self._fold_base(x)
-            slots = self._exchange(x, readers)
-        else:
-            [d] = readers
-            share = x.on(d)
-            slots = {d: Slots(share.buffer, share.offset, x.rows * x.width, 1, None, 1)}
-        h = self.new(x.rows, x.width, MIRRORED, "h", readers)
-        y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
-        for d in readers:
-            own = x.on(d) if slots[d].own_index is not None else None
-            base, w = x.base.on(d) if x.base else None, norm.whole(d) if norm else None
-            self._add_partials(d, slots[d], base, own, w, h.on(d), y.on(d) if y else None, eps)
-        return h, y
-
-    def _add_partials(
-        self,
-        d: int,
-        slots: Slots,
-        base: View | None,
-        own: View | None,
-        norm: View | None,
-        h: View,
-        y: View | None,
-        eps: float = 0.0,
-        first: int = 0,
-    ) -> None:
-        device_ops.add_partials(
-            self.recordings[d],
-            self.devices[d].limits,
-            base,
-            own,
-            slots.view(math.prod(h.shape), first),
-            norm,
-            h,
-            y,
-            own_index=slots.own_index,
-            writers=slots.writers,
-            eps=eps,
-            wire=slots.wire,
-            slot_stride=slots.stride,
-            label=self.label("add_partials"),
-        )
-
-    def _fold_base(self, x: Tensor) -> Tensor:
-        """The same sum without an addend: a writer that holds the addend adds it to its share."""
-        assert x.base is not None
-        d = next(d for d in x.state.writers if x.base.views[d] is not None)
-        folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
-        folded.views[d] = self.new(x.rows, x.width, partial((d,)), "fold").on(d)
-        device_ops.add(
-            self.recordings[d],
-            self.devices[d].limits,
-            x.on(d),
-            x.base.on(d),
-            folded.on(d),
-            label=self.label("fold"),
-        )
-        return folded
-
-    def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, Slots]:
-        """Every writer puts its share into its slot; the devices meet; this is what each reader then sums."""
-        provider = self.provider
-        assert provider is not None
-        elements = x.rows * x.width
-        wire = wire_of(self.wire, elements, self.n)
-        reduce = Reduce(len(self.reduces) % 2, elements, x.state.writers, wire, lane=self.lane)
-        for d in reduce.writers:
-            own, slot = x.on(d), provider.slot(d, reduce)
-            if wire == "bf16":
-                packed = View(slot.buffer, slot.offset, (-(-elements // 2),), "u32")
-                device_ops.pack_bf16(
-                    self.recordings[d], self.devices[d].limits, own, packed, label=self.label("pack")
-                )
-            else:
-                target = View(slot.buffer, slot.offset, own.shape)
-                self.recordings[d].copy(own, target, self.label("partial to slot"))
-        self._meet(reduce)
-        if not provider.scatters(elements):
-            return {d: provider.readable(d, reduce) for d in readers}
-        self._sum_parts(x, reduce, provider)
-        gather = replace(reduce, gather=True)
-        self._meet(gather)
-        return {d: provider.readable(d, gather) for d in readers}
-
-    def _meet(self, reduce: Reduce) -> None:
-        self.reduces.append(reduce)
-        for recording in self.recordings:
-            recording.exchange(self.label("all_reduce"))
-
-    def _sum_parts(self, x: Tensor, reduce: Reduce, provider: Provider) -> None:
-        """Each device sums its part of the elements (in pairs, for the wire's sake) where all will read
-        it."""
-        part = aligned(-(-reduce.elements // self.n), PART if reduce.elements >= PART * self.n else 2)
-        for d in range(self.n):
-            begin, end = min(d * part, reduce.elements), min((d + 1) * part, reduce.elements)
-            if begin == end:
-                continue
-            slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce)
-            # A workgroup sums a row: whole lines where the part divides into them.
-            line = math.gcd(end - begin, PART)
-            shape = ((end - begin) // line, line) if line >= 32 else (1, end - begin)
-            h = View(gathered.buffer, gathered.offset + 4 * begin, shape)
-            own = x.views[d]
-            own = own and View(own.buffer, own.offset + 4 * begin, shape)
-            self._add_partials(d, slots, None, own, None, h, None, first=begin)

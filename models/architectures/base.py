@@ -14,9 +14,10 @@ import numpy as np
 from vkbackend import shaderlib
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.plan import MIRROR, Role
 from vkbackend.meta.policy import Layer
-from vkbackend.meta.tensor import Graph, Tensor, Weight
+from vkbackend.meta.tensor import Tensor, Weight
 from vkbackend.models.gguf.header import TensorInfo
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable

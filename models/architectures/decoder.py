@@ -16,9 +16,10 @@ import numpy as np
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.plan import MIRROR, columns, rows
 from vkbackend.meta.policy import Attention, FeedForward, Layer
-from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import (
     MAX_HEAD_DIM,
     ROPE_FACTORS,

@@ -11,7 +11,8 @@ import math
 from dataclasses import replace
 
 from vkbackend.meta import ops
-from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, WeightSpec, read_float, read_windowed
 from vkbackend.models.architectures.decoder import Config, Decoder
 from vkbackend.models.gguf.reader import GGUF

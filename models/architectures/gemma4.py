@@ -18,8 +18,9 @@ import numpy as np
 from vkbackend.errors import GGUFError
 from vkbackend.formats import block_of
 from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.policy import Layer
-from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import gemma3
 from vkbackend.models.architectures.base import (
     KVSpec,

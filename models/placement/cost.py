@@ -13,12 +13,13 @@ from typing import Any
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.limits import Limits
 from vkbackend.meta.balance import Cost, Shares
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, bucket, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
 from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
-from vkbackend.meta.tensor import Graph, Weight
+from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import LayerCache, LayerMemory, LayerState, Model, Weights
 from vkbackend.models.placement.layout import Layout, Options, lay_out, sizes, weight_nbytes
 from vkbackend.ops import MAX_TOP_K

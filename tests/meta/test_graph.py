@@ -20,11 +20,12 @@ from vkbackend.errors import PlanError, UnsupportedFeature
 from vkbackend.hazards import check, check_placement
 from vkbackend.memory import plan_scratch
 from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import ImportedPages, Provider, Reduce, make_provider
 from vkbackend.meta.sizing import Kind as StepKind
 from vkbackend.meta.sizing import build_step
 from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
-from vkbackend.meta.tensor import Graph, Inputs, Tensor, Weight
+from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Copy, Dispatch, Exchange, Recording

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from device_sets import MULTI, device_infos, nmse
 
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.reduce import PROVIDERS, wire_of
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import partial
-from vkbackend.meta.tensor import Graph, Tensor
+from vkbackend.meta.tensor import Tensor
 from vkbackend.models.engine.runner import Runner, open_devices
 from vkbackend.runtime import Device
 from vkbackend.step import Run

@@ -1,0 +1,123 @@
+"""Sums over devices: what a PARTIAL tensor stays, and when it is made whole.
+
+`whole` triggers the one all-reduce that a PARTIAL value needs; `add` keeps a sum PARTIAL; `together` lets
+several sums travel in one exchange. Ops (ops.py) and `Tensor.__add__` build on these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View
+from vkbackend.meta import split
+from vkbackend.meta.split import MIRRORED, Kind
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def whole(x: Tensor) -> Tensor:
+    """x itself, or the sum it stands for, on every device that works in this scope."""
+    x = latest(x)
+    if x.state.kind is Kind.PARTIAL:
+        x.whole = x.graph.all_reduce(x)[0]
+        x = x.whole
+    if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
+        # Some device joins here: whoever holds the value hands it on, as a sum of one share.
+        first = next(d for d, view in enumerate(x.views) if view is not None)
+        views = [view if d == first else None for d, view in enumerate(x.views)]
+        x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
+        x = x.whole
+    return x
+
+
+def latest(x: Tensor) -> Tensor:
+    """x as it was last made whole or handed on, if it was."""
+    while x.whole is not None:
+        x = x.whole
+    return x
+
+
+def holders_of(x: Tensor) -> list[int]:
+    return [d for d, view in enumerate(x.views) if view is not None]
+
+
+def each(y: Tensor, *operands: Tensor | Weight) -> Iterator[tuple[Any, ...]]:
+    """(recording, limits, operand views..., y view) for every device that holds a share of y."""
+    graph = y.graph
+    for d, out in enumerate(y.views):
+        if out is not None:
+            views = [o.whole(d) if isinstance(o, Weight) else o.views[d] for o in operands]
+            yield (graph.recordings[d], graph.devices[d].limits, *views, out)
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b. With a PARTIAL operand the sum stays PARTIAL until somebody needs the whole value."""
+    state = split.add(a.state, b.state)
+    if state.kind is not Kind.PARTIAL:
+        return _add_values(a, b)
+    a, b = latest(a), latest(b)
+    if a.state == MIRRORED and b.state == MIRRORED:
+        return _add_values(a, b)
+    if MIRRORED in (a.state, b.state):
+        base, x = (a, b) if a.state == MIRRORED else (b, a)
+        return Tensor(x.graph, x.rows, x.width, x.state, x.views, _plus(base, x.base))
+    y = a.graph.new(a.rows, a.width, state, "add")
+    for d, out in enumerate(y.views):
+        left, right, graph = a.views[d], b.views[d], a.graph
+        if left is not None and right is not None and out is not None:
+            recording, limits = graph.recordings[d], graph.devices[d].limits
+            device_ops.add(recording, limits, left, right, out, label=graph.label("add"))
+        else:
+            y.views[d] = left or right
+    y.base = _plus(a.base, b.base)
+    return y
+
+
+def _add_values(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of two tensors that lie alike: value by value on every device that holds both."""
+    graph, a, b = a.graph, latest(a), latest(b)
+    if a.state == b.state == MIRRORED and any(None in (a.views[d], b.views[d]) for d in graph.readers()):
+        a, b = whole(a), whole(b)
+    holders = [d for d in holders_of(a) if b.views[d] is not None]
+    y = graph.new(a.rows, a.width, split.elementwise("add", a.state, b.state), "add", holders)
+    for recording, limits, left, right, out in each(y, a, b):
+        device_ops.add(recording, limits, left, right, out, label=graph.label("add"))
+    return y
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return add(a, b) if a and b else a or b
+
+
+def together(*sums: Tensor) -> None:
+    """Make several PARTIAL sums whole in one exchange, where they need one."""
+    graph, width = sums[0].graph, sums[0].width
+    parts = [x for x in map(latest, sums) if x.state.kind is Kind.PARTIAL]
+    writers = tuple(sorted({d for x in parts for d in x.state.writers}))
+    if len(parts) < 2 or (len(writers) == 1 and writers == graph.readers()):
+        return  # each is made whole where it is read
+    joint = graph.new(sum(x.rows for x in parts), width, split.partial(writers), "together")
+    begins = [0, *accumulate(x.rows for x in parts)]
+    for d in writers:
+        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("together")
+        some = next(x.on(d) for x in parts if x.views[d] is not None)
+        for x, begin in zip(parts, begins, strict=False):
+            out = _rows(joint.on(d), begin, x.rows)
+            if (own := x.views[d]) is not None:
+                recording.copy(own, out, label)
+            else:  # zeros
+                device_ops.scale(recording, limits, _rows(some, 0, x.rows), out, c=0.0, label=label)
+    summed = graph.all_reduce(joint)[0]
+    for x, begin in zip(parts, begins, strict=False):
+        views = [view and _rows(view, begin, x.rows) for view in summed.views]
+        x.whole = Tensor(graph, x.rows, width, MIRRORED, views)
+        if x.base:
+            x.whole = add(x.base, x.whole)
+
+
+def _rows(view: View, begin: int, n: int) -> View:
+    """Rows of a view of f32 rows."""
+    width = view.shape[-1]
+    return View(view.buffer, view.offset + 4 * begin * width, (n, width))
