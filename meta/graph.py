@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from vkbackend import ops as device_ops
-from vkbackend.buffer import View, Virtual
+from vkbackend.buffer import View, Virtual, aligned
 from vkbackend.errors import PlanError
-from vkbackend.memory import aligned
 from vkbackend.meta import sums
 from vkbackend.meta.reduce import Provider, Reduce, Slots, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial

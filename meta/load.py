@@ -16,7 +16,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.host_copy import copy_into, touch
-from vkbackend.memory import FilePages, HostPages, Pages, allocate
+from vkbackend.memory import allocate
 from vkbackend.meta.mapped import map_weights
 from vkbackend.meta.slices import (
     Load,
@@ -28,6 +28,7 @@ from vkbackend.meta.slices import (
     slices_of,
 )
 from vkbackend.meta.tensor import Weight
+from vkbackend.pages import FilePages, HostPages, Pages
 from vkbackend.runtime import Device
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

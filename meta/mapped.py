@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkbackend import env
-from vkbackend.buffer import Buffer, View
+from vkbackend.buffer import Buffer, View, aligned
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.formats import row_nbytes
-from vkbackend.memory import FilePages, aligned
 from vkbackend.meta.slices import Load, mapped_pieces
 from vkbackend.meta.tensor import Weight
+from vkbackend.pages import FilePages
 from vkbackend.runtime import Device
 
 

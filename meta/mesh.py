@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from vkbackend import env, hazards
-from vkbackend.buffer import Buffer, Home, View, Virtual
+from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
-from vkbackend.memory import ALIGN, Pages, aligned, plan_scratch
+from vkbackend.memory import plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.ops import candidates
 from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
@@ -28,6 +28,7 @@ from vkbackend.meta.sizing import Build, Kind, StepShape, StepSizes, build_step,
 from vkbackend.meta.split import MIRRORED, State
 from vkbackend.meta.tensor import Inputs, Weight
 from vkbackend.ops import MAX_SLOTS
+from vkbackend.pages import Pages
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable

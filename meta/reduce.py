@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vkbackend import env
-from vkbackend.buffer import Buffer, Home, View, Virtual
+from vkbackend.buffer import Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature
-from vkbackend.memory import HostPages, aligned
+from vkbackend.pages import HostPages
 from vkbackend.runtime import Device
 
 WIRES = ("auto", "f32", "bf16")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from vkbackend import env
-from vkbackend.buffer import Buffer, Home, View
-from vkbackend.memory import ALIGN, aligned, plan_scratch
+from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned
+from vkbackend.memory import plan_scratch
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Provider, Reduce, Slots
 from vkbackend.meta.split import Ranges

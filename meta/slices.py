@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from vkbackend.buffer import Home
+from vkbackend.buffer import ALIGN, Home
 from vkbackend.errors import PlanError
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.memory import ALIGN
 from vkbackend.meta.split import MIRRORED, Kind, State
 from vkbackend.runtime import Device
 

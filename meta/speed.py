@@ -46,13 +46,13 @@ class Speed:
 
 def class_of(device: Device) -> Hashable:
     """What makes two devices equally fast by decree: vendor, model and driver."""
-    info = getattr(device, "info", None)
+    info = device.physical
     return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
 
 
 def resource_of(device: Device) -> Hashable:
     """What logical devices take turns on: a physical device; for all software devices, the processor."""
-    info = getattr(device, "info", None)
+    info = device.physical
     return info.uuid if info and not info.is_cpu else "cpu"
 
 
@@ -113,16 +113,16 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
 def _twin(device: Device) -> Device:
     """Another logical device on the same physical one, that runs the same ops."""
     name = f"{device.name} (measured)"
-    if not hasattr(device, "info"):
+    if not device.physical:
         return NumpyDevice(name)
-    twin = type(device)(device.info, name)  # type: ignore[call-arg]
+    twin = type(device)(device.physical, name)  # type: ignore[call-arg]
     twin.limits = device.limits
     return twin
 
 
 def _read_rate(device: Device, home: Home) -> float:
     """Bytes per second of matrices times a row, over distinct matrices that together exceed every cache."""
-    info = getattr(device, "info", None)
+    info = device.physical
     total, count = (
         (GPU_NBYTES, GPU_MATRICES) if info and not info.is_cpu else (SOFTWARE_NBYTES, SOFTWARE_MATRICES)
     )
@@ -154,7 +154,7 @@ def _read_rate(device: Device, home: Home) -> float:
 
 def _copy_rate(device: Device) -> float:
     """Bytes per second of copies between distinct buffers that together exceed every cache."""
-    info = getattr(device, "info", None)
+    info = device.physical
     total = GPU_NBYTES if info and not info.is_cpu else 8 * SOFTWARE_NBYTES
     if info:
         total = min(total, max(heap.nbytes for heap in info.heaps) // HEAP_SHARE)
@@ -186,7 +186,7 @@ def _run_times(device: Device, recording: Recording) -> list[float]:
 
 
 def _key(device: Device) -> str:
-    info = getattr(device, "info", None)
+    info = device.physical
     what = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
     what += type(device).__name__
     limited = env.disabled() | ({"floor"} if env.floor() else set())

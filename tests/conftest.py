@@ -120,12 +120,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture(autouse=True)
 def no_device_opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test marked `no_vulkan` fails where it opens a Vulkan device."""
-    if "no_vulkan" in request.keywords and (module := sys.modules.get("vkbackend.vulkan.device")):
+    if "no_vulkan" in request.keywords and (module := sys.modules.get("vkbackend.vulkan.logical_device")):
 
         def refuse(self: object) -> None:
             raise AssertionError("this test is marked no_vulkan and opens a Vulkan device")
 
-        monkeypatch.setattr(module.VulkanDevice, "_create", refuse)
+        monkeypatch.setattr(module.LogicalDevice, "_create", refuse)
 
 
 @pytest.fixture(autouse=True)

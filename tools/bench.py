@@ -194,7 +194,7 @@ def settings(runner: Runner) -> dict[str, Any]:
         "backends": ",".join(dict.fromkeys(BACKENDS[type(device).__name__] for device in devices)),
         "devices": runner.device_names(),
         "drivers": [
-            f"{device.info.driver} {device.info.driver_version}" if hasattr(device, "info") else device.name
+            f"{of.driver} {of.driver_version}" if (of := device.physical) else device.name
             for device in devices
         ],
         "n_gpu_layers": layers if options.n_gpu_layers is None else min(options.n_gpu_layers, layers),

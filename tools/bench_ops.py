@@ -147,7 +147,7 @@ class Chain:
 
 def has_clock(device: Device) -> bool:
     """Whether a dispatch can be timed by itself without stopping the device for it."""
-    info = getattr(device, "info", None)  # Vulkan devices have one; their module needs the loader
+    info = device.physical
     return info is not None and not info.is_cpu and bool(info.limits["timestamp_valid_bits"])
 
 

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     out, err = console(), console(stderr=True)
     devices = open_devices(device_list(args.device) or ("0",))
     try:
-        infos = [device.info for device in devices if hasattr(device, "info")]
+        infos = [device.physical for device in devices if device.physical]
         if len(infos) < len(devices):
             raise InvalidArgument("numpy has one op for each case; give one of `vkbackend devices`")
         info = infos[0]

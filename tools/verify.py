@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _about(device: Device) -> dict[str, Any]:
-    info = getattr(device, "info", None)
+    info = device.physical
     if info is None:
         return {"device": device.name}
     on = sorted(name for name, value in device.features.items() if value)  # type: ignore[attr-defined]

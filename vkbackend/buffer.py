@@ -15,6 +15,12 @@ from typing import Any
 
 from vkbackend.formats import row_nbytes
 
+ALIGN = 256  # the largest storage and uniform offset alignment Vulkan allows a device to ask for
+
+
+def aligned(nbytes: int, align: int = ALIGN) -> int:
+    return -(-nbytes // align) * align
+
 
 class Home(Enum):
     """Where a buffer lives, named by purpose."""

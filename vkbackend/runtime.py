@@ -22,7 +22,8 @@ from vkbackend.limits import Limits
 from vkbackend.recording import Recording, derive_barriers
 
 if TYPE_CHECKING:
-    from vkbackend.memory import Pages
+    from vkbackend.pages import Pages
+    from vkbackend.vulkan.capabilities import DeviceInfo
 
 
 class Executable(ABC):
@@ -77,6 +78,11 @@ class Device(ABC):
     maps_files: bool = False  # it runs on the host, where a model file's pages are memory as good as any
     compiled: Callable[[], None] | None = None  # called behind every shader that was compiled
     has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
+
+    @property
+    def physical(self) -> DeviceInfo | None:
+        """The physical device behind it; None where there is none (numpy, null)."""
+        return None
 
     @abstractmethod
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:

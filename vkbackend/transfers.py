@@ -9,23 +9,34 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import ALIGN, Buffer, Home, View
 from vkbackend.host_copy import copy_into
-from vkbackend.memory import ALIGN
 from vkbackend.recording import HOST_HOMES
-from vkbackend.runtime import Device
 
 UPLOAD_NBYTES = 32 << 20  # two halves
+
+
+class Memory(Protocol):
+    """Where the staging buffer comes from, and who makes it coherent: a device, or its memory."""
+
+    def buffer(self, nbytes: int, home: Home, label: str) -> Buffer: ...
+
+    def free(self, buffer: Buffer) -> None: ...
+
+    def flush(self, buffer: Buffer) -> None: ...
+
+    def invalidate(self, buffer: Buffer) -> None: ...
 
 
 class Transfers(ABC):
     """The transfers of one device."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self._upload: Buffer | None = None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -38,7 +49,7 @@ class Transfers(ABC):
         if buffer.host is not None:
             target = buffer.host[view.offset : view.offset + data.nbytes]
             copy_into(target.view(data.dtype).reshape(data.shape), data)
-            self._device.flush(buffer)
+            self._memory.flush(buffer)
             return
         upload, half = self._upload_buffer(), UPLOAD_NBYTES // 2
         offset, sent = view.offset, None
@@ -55,7 +66,7 @@ class Transfers(ABC):
     def _send(self, filled: Future[None], at: int, buffer: Buffer, offset: int, nbytes: int) -> None:
         upload = self._upload_buffer()
         filled.result()
-        self._device.flush(upload)
+        self._memory.flush(upload)
         self._copy(upload, at, buffer, offset, nbytes)
 
     def read(self, view: View) -> np.ndarray:
@@ -64,19 +75,19 @@ class Transfers(ABC):
         if buffer.host is not None:
             if buffer.home not in HOST_HOMES:  # recordings order the host behind writes of those homes alone
                 self._order()
-            self._device.invalidate(buffer)
+            self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
         upload, out = self._upload_buffer(), np.empty(view.nbytes, np.uint8)
         for at in range(0, out.size, UPLOAD_NBYTES):
             n = min(UPLOAD_NBYTES, out.size - at)
             self._copy(buffer, view.offset + at, upload, 0, n)
-            self._device.invalidate(upload)
+            self._memory.invalidate(upload)
             out[at : at + n] = upload.host[:n]
         return out
 
     def _upload_buffer(self) -> Buffer:
         if self._upload is None:
-            self._upload = self._device.buffer(UPLOAD_NBYTES + ALIGN, Home.STAGING, "upload")
+            self._upload = self._memory.buffer(UPLOAD_NBYTES + ALIGN, Home.STAGING, "upload")
         return self._upload
 
     def _filler(self) -> ThreadPoolExecutor:
@@ -90,7 +101,7 @@ class Transfers(ABC):
             self._thread.shutdown()
             self._thread = None
         if self._upload is not None:
-            self._device.free(self._upload)
+            self._memory.free(self._upload)
             self._upload = None
 
     @abstractmethod

@@ -283,7 +283,7 @@ class Runner:
     # ---- reports ----
 
     def device_names(self) -> list[str]:
-        return [d.info.name if hasattr(d, "info") else d.name for d in self.mesh.devices]
+        return [d.physical.name if d.physical else d.name for d in self.mesh.devices]
 
     def memory(self) -> list[dict[str, Any]]:
         """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).

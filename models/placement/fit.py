@@ -46,11 +46,12 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
     """One budget per physical device among `devices` (numpy and null devices have none)."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
-        if hasattr(device, "info"):
-            groups.setdefault(device.info.uuid, []).append(d)
+        if device.physical:
+            groups.setdefault(device.physical.uuid, []).append(d)
     budgets = []
     for members in groups.values():
-        info = devices[members[0]].info  # type: ignore[attr-defined]
+        info = devices[members[0]].physical
+        assert info is not None
         heap = max((h for h in info.heaps if h.device_local), key=lambda h: h.nbytes, default=info.heaps[0])
         usable = int((heap.budget or heap.nbytes) * (1 - RESERVE))
         binding = min(devices[d].limits.max_storage_range for d in members)

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vkbackend.buffer import Home
+from vkbackend.buffer import Home, aligned
 from vkbackend.formats import row_nbytes
-from vkbackend.memory import aligned, packed
+from vkbackend.memory import packed
 from vkbackend.meta.reduce import slots_nbytes
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.meta.slices import Load, mapped_pieces, own_pieces, piece_nbytes, rows_in_pieces

@@ -21,13 +21,13 @@ from vkbackend.buffer import Buffer, Home
 from vkbackend.errors import PlanError, UnsupportedFeature
 from vkbackend.formats import row_nbytes
 from vkbackend.limits import Limits
-from vkbackend.memory import FilePages, Pages
 from vkbackend.meta.gather import gather
 from vkbackend.meta.load import load_weights
 from vkbackend.meta.mapped import Piece, windows
 from vkbackend.meta.slices import Load, mapped_pieces, run_of
 from vkbackend.meta.split import MIRRORED
 from vkbackend.models.engine.runner import Runner
+from vkbackend.pages import FilePages, Pages
 from vkbackend.step import Run
 from vkbackend.twins.device import NumpyDevice
 

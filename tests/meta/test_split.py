@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkbackend import shaderlib
-from vkbackend.buffer import Home
+from vkbackend.buffer import ALIGN, Home
 from vkbackend.errors import PlanError
 from vkbackend.formats import block_of, dequantize
 from vkbackend.limits import Limits
-from vkbackend.memory import ALIGN
 from vkbackend.meta import split as rules
 from vkbackend.meta.load import load_weights
 from vkbackend.meta.plan import Dim, normalise, share_out

@@ -58,18 +58,18 @@ def test_instructions_and_loops_of_a_text() -> None:
 
 def test_a_row_is_for_32_weights() -> None:
     try:
-        from vkbackend.vulkan.pipeline_report import Executable
+        from vkbackend.vulkan.pipeline_report import PipelineReport
     except UnsupportedFeature as error:
         pytest.skip(f"no Vulkan loader on this machine: {error}")
     gpu = replace(Limits.floor(), features=frozenset({"int_dot", "subgroup_arithmetic", "full_subgroups"}))
     gpu = replace(gpu, subgroup_size=32, is_cpu=False)
-    made = Executable(32, {"VGPRs": 24, "SGPRs": 107, "Spilled VGPRs": 1, "Spilled SGPRs": 2}, {})
+    made = PipelineReport(32, {"VGPRs": 24, "SGPRs": 107, "Spilled VGPRs": 1, "Spilled SGPRs": 2}, {})
     per_32 = {}
     for kernel, dispatch in count_instructions.kernels(gpu, r"MatDot\(.*q(4_0|6_k).*1024, rows=8,").items():
         cells = count_instructions.row(kernel, dispatch, made, TEXT)
         assert cells[1:9] == ("32", "4", "5", "3", "1", "1", "24", "3") and cells[0].endswith("ROWS=8 N=8")
         per_32[dispatch.variant] = cells[9:]
-        assert count_instructions.row(kernel, dispatch, Executable(0, {}, {}), "")[1:] == ("-",) * 11
+        assert count_instructions.row(kernel, dispatch, PipelineReport(0, {}, {}), "")[1:] == ("-",) * 11
     # a round has two rows of 32 weights, of Q6_K two rows of 16
     assert per_32 == {"q4_0": ("1", "1", "0.5"), "q6_k": ("2", "2", "1")}
 

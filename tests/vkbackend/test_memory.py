@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import buffer, dispatch, recordings
 
-from vkbackend.buffer import Home, View, Virtual
+from vkbackend.buffer import ALIGN, Home, View, Virtual, aligned
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.hazards import check, check_placement
 from vkbackend.limits import Limits
-from vkbackend.memory import ALIGN, HostPages, aligned, allocate, lifetimes, pack, plan_scratch
+from vkbackend.memory import allocate, lifetimes, pack, plan_scratch
+from vkbackend.pages import HostPages
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.twins.device import NullDevice
 

@@ -140,11 +140,12 @@ class LlamaCpp:
 
 def positions(runner: Runner) -> str:
     """The runner's devices as llama.cpp numbers them: their places in the Vulkan loader's order."""
-    if any(not hasattr(device, "info") for device in runner.mesh.devices):
+    physical = [device.physical for device in runner.mesh.devices if device.physical]
+    if len(physical) < len(runner.mesh.devices):
         raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is none")
     from vkbackend.vulkan.instance import position  # needs the Vulkan loader
 
-    return ",".join(str(position(device.info)) for device in runner.mesh.devices)  # type: ignore[attr-defined]
+    return ",".join(str(position(info)) for info in physical)
 
 
 def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def measure(path: str, spec: str, n_rows: int, threads: Sequence[int], repeats: 
 
         def seconds(n_threads: int, folder: str) -> float:
             with variable("VKBACKEND_CACHE", folder), variable(env.COMPILE_THREADS, str(n_threads)):
-                programs = Programs(device)
+                programs = Programs(device, device.memory, device.transfers)
                 try:
                     began = time.perf_counter()
                     programs.pipelines(dispatches)

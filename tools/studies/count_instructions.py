@@ -30,7 +30,7 @@ from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
 if TYPE_CHECKING:
-    from vkbackend.vulkan.pipeline_report import Executable
+    from vkbackend.vulkan.pipeline_report import PipelineReport
 
 CLASSES = ("vector", "scalar", "loads", "stores", "LDS")
 INNER = ("vector", "loads", "LDS")
@@ -95,7 +95,7 @@ def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
         probe.close()
 
 
-def row(kernel: str, dispatch: Dispatch, made: Executable, assembly: str) -> tuple[str, ...]:
+def row(kernel: str, dispatch: Dispatch, made: PipelineReport, assembly: str) -> tuple[str, ...]:
     """The cells of a kernel; "-" for what the driver does not tell, or no table here knows."""
     named = {name.lower(): int(value) for name, value in made.statistics.items()}
     spills = [value for name, value in named.items() if "spill" in name]
@@ -130,19 +130,20 @@ def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
 
 
 def measure(spec: str, pattern: str, subgroup: int, folder: Path | None) -> None:
+    from vkbackend.vulkan.device import open_for_report
     from vkbackend.vulkan.instance import devices, select
-    from vkbackend.vulkan.pipeline_report import executable, open_telling
+    from vkbackend.vulkan.pipeline_report import report_of
 
     info = select(spec, devices())
     low, high = int(info.features["subgroup_min"]), int(info.features["subgroup_max"])
     if info.features["subgroup_size_control"] and low <= subgroup <= high:
         info = replace(info, limits=info.limits | {"subgroup_size": subgroup})
-    device, rows = open_telling(info), []
+    device, rows = open_for_report(info), []
     try:
         wanted = kernels(device.limits, pattern)
         pipelines = device.programs.pipelines(list(wanted.values()))
         for (kernel, dispatch), (pipeline, _) in zip(wanted.items(), pipelines, strict=True):
-            made = executable(device, pipeline)
+            made = report_of(device, pipeline)
             assembly = made.texts.get("Assembly", "") if info.vendor == "AMD" else ""
             rows.append(row(kernel, dispatch, made, assembly))
             if not assembly:

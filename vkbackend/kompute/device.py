@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend import env, faults, ops, shaderlib
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.codebooks import codebook_of
 from vkbackend.codebooks import entries as codebook_entries
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
@@ -34,7 +34,6 @@ from vkbackend.kompute.queues import KomputeExecutable, KomputeQueue
 from vkbackend.kompute.spirv import storage_only
 from vkbackend.kompute.transfers import KomputeTransfers
 from vkbackend.limits import Limits
-from vkbackend.memory import aligned
 from vkbackend.recording import (
     Barrier,
     Copy,
@@ -147,6 +146,10 @@ class KomputeDevice(Device):
             check(result_of(injected), f"{self.name} ({self.info.name}): {what}")
 
     # ---- memory ----
+
+    @property
+    def physical(self) -> DeviceInfo:
+        return self.info
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
         nbytes = aligned(nbytes)

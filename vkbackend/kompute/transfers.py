@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 class KomputeTransfers(Transfers):
     """`canaries` holds the last word that was written to each buffer since something ran."""
 
-    _device: KomputeDevice
-
     def __init__(self, device: KomputeDevice) -> None:
         super().__init__(device)
+        self._device = device
         self.canaries: dict[Buffer, tuple[int, bytes]] = {}
 
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:

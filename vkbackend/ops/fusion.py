@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vkbackend.buffer import View, Virtual
+from vkbackend.buffer import ALIGN, View, Virtual
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
-from vkbackend.memory import ALIGN
 from vkbackend.ops import add_partials
 from vkbackend.ops.attention import HeadNorm, Rotation, kv_store, rope
 from vkbackend.ops.elementwise import ACTS

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from vkbackend import twins
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits
-from vkbackend.memory import Pages, aligned
+from vkbackend.pages import Pages
 from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device, Executable, Queue
 from vkbackend.step import StepParams

@@ -3,7 +3,7 @@ submission."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
@@ -11,12 +11,10 @@ from vkbackend.ops.spec import PUSH_NBYTES
 from vkbackend.profiling import report_order, report_times
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, push_constants, submissions
 from vkbackend.runtime import Executable
-from vkbackend.vulkan.program import Layout, descriptor_type
+from vkbackend.vulkan.logical_device import LogicalDevice
+from vkbackend.vulkan.program import PipelineLayout, Programs, descriptor_type
 from vkbackend.vulkan.timestamps import Timestamps
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.device import VulkanDevice
 
 _SHADER = C.VK_ACCESS_SHADER_READ_BIT | C.VK_ACCESS_SHADER_WRITE_BIT | C.VK_ACCESS_UNIFORM_READ_BIT
 _TRANSFER = C.VK_ACCESS_TRANSFER_READ_BIT | C.VK_ACCESS_TRANSFER_WRITE_BIT
@@ -35,8 +33,10 @@ class VulkanExecutable(Executable):
     """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for
     it. `timed` keeps a timestamp behind every command, as DEBUG=2 does."""
 
-    def __init__(self, device: VulkanDevice, recording: Recording, *, timed: bool = False) -> None:
-        self._device = device
+    def __init__(
+        self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False
+    ) -> None:
+        self._device, self._programs = device, programs
         self.recording = recording
         self.submission: Any = None
         self._pool: Any = None
@@ -48,7 +48,7 @@ class VulkanExecutable(Executable):
         }
         dispatches = [c for c in recording.commands if isinstance(c, Dispatch)]
         try:
-            pipelines = device.programs.pipelines(dispatches)
+            pipelines = programs.pipelines(dispatches)
             self._sets = iter(self._descriptor_sets(dispatches, [layout for _, layout in pipelines]))
             self._pipelines = iter(pipelines)
             segments = [submissions(segment) for segment in recording.segments()]
@@ -58,7 +58,6 @@ class VulkanExecutable(Executable):
             self.n_segments = len(segments)
             self.has_cuts = any(len(parts) > 1 for parts in segments)
             self.parts: list[Any] = [self._record(parts) for parts in segments]
-            device.queue.prepare(self)
         except BaseException:
             self.close()
             raise
@@ -71,7 +70,7 @@ class VulkanExecutable(Executable):
             )
             report_order(device.name, recording)
 
-    def _descriptor_sets(self, dispatches: list[Dispatch], layouts: list[Layout]) -> list[Any]:
+    def _descriptor_sets(self, dispatches: list[Dispatch], layouts: list[PipelineLayout]) -> list[Any]:
         device, n = self._device, len(dispatches)
         if not n:
             return []
@@ -146,7 +145,6 @@ class VulkanExecutable(Executable):
         return _CommandBuffers(buffers, len(parts))
 
     def _emit(self, cmd: Any, command: Any) -> None:
-        device = self._device
         if isinstance(command, Barrier):
             source, target, _, _ = _SCOPES[command.scope]
             lib.vkCmdPipelineBarrier(
@@ -164,7 +162,7 @@ class VulkanExecutable(Executable):
             lib.vkCmdBindPipeline(cmd, point, pipeline)
             sets = [next(self._sets)]
             if layout.codebook:
-                sets.append(device.programs.codebooks.descriptor_set(layout.codebook))
+                sets.append(self._programs.codebooks.descriptor_set(layout.codebook))
             bound = ffi.new("VkDescriptorSet[]", sets)
             lib.vkCmdBindDescriptorSets(cmd, point, layout.pipeline_layout, 0, len(sets), bound, 0, NULL)
             push = self._push(command)

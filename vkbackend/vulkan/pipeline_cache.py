@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vkbackend import env, shaderlib
+from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.device import VulkanDevice
 
 _MAGIC = b"vkbackend pipeline cache 1\n"
 _HEAD_NBYTES = len(_MAGIC) + 64
@@ -27,7 +25,7 @@ _VERSION_ONE = 1
 class PipelineCache:
     """Internally synchronised: threads may compile with it side by side."""
 
-    def __init__(self, device: VulkanDevice) -> None:
+    def __init__(self, device: LogicalDevice) -> None:
         self._device, self._path = device, cache_path(device)
         self._stored = read_cache(self._path, _identity(device))
         if not fits(self._stored, *_driver(device)):
@@ -66,7 +64,7 @@ class PipelineCache:
         self._device.gone("VkPipelineCache")
 
 
-def _driver(device: VulkanDevice) -> tuple[int, int, bytes]:
+def _driver(device: LogicalDevice) -> tuple[int, int, bytes]:
     """(vendor, device, UUID of its caches) as they stand in the header of its cache data."""
     properties = ffi.new("VkPhysicalDeviceProperties *")
     lib.vkGetPhysicalDeviceProperties(device.info.physical, properties)
@@ -81,14 +79,14 @@ def fits(body: bytes, vendor: int, device: int, uuid: bytes) -> bool:
     return _HEADER.size <= size <= len(body) and found == [_VERSION_ONE, vendor, device, uuid]
 
 
-def _identity(device: VulkanDevice) -> bytes:
+def _identity(device: LogicalDevice) -> bytes:
     info = device.info
     return hashlib.sha256(
         repr((info.vendor, info.uuid, info.driver_uuid, info.driver_version)).encode()
     ).digest()
 
 
-def cache_path(device: VulkanDevice) -> Path:
+def cache_path(device: LogicalDevice) -> Path:
     return env.cache_dir() / f"pipelines-{_identity(device).hex()[:16]}.bin"
 
 

@@ -4,14 +4,10 @@ stages of compiling it as text. Of devices that were opened with `captures`."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vkbackend.errors import UnsupportedFeature
+from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, new, string
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.capabilities import DeviceInfo
-    from vkbackend.vulkan.device import VulkanDevice
 
 EXTENSION = "VK_KHR_pipeline_executable_properties"
 CAPTURE = (
@@ -23,8 +19,8 @@ _MEMBERS = ("b32", "i64", "u64", "f64")
 
 
 @dataclass(frozen=True, slots=True)
-class Executable:
-    """What runs for a pipeline: statistics and texts under the names that the driver gives them.
+class PipelineReport:
+    """What a driver made of a pipeline: statistics and texts under the names that the driver gives them.
 
     The size of subgroups is that asked for, or what the driver has chosen."""
 
@@ -33,22 +29,8 @@ class Executable:
     texts: dict[str, str]
 
 
-def open_telling(info: DeviceInfo) -> VulkanDevice:
-    """The device, opened for `executable`; raises UnsupportedFeature where its driver tells nothing."""
-    from vkbackend.vulkan.device import VulkanDevice
-
-    device = VulkanDevice(info, captures=True)
-    if device.features["executable_info"]:
-        return device
-    device.close()
-    raise UnsupportedFeature(
-        f"{info.name}: {info.driver} {info.driver_version} lacks {EXTENSION} or has it switched off, so what "
-        "it makes of shaders stays unknown; name a device of another driver (RADV has it)"
-    )
-
-
-def executable(device: VulkanDevice, pipeline: Any) -> Executable:
-    """That of a compute pipeline; the first, should a driver make several."""
+def report_of(device: LogicalDevice, pipeline: Any) -> PipelineReport:
+    """The report of a compute pipeline; of its first executable, should a driver make several."""
     info = new("VkPipelineExecutableInfoKHR", pipeline=pipeline)
     properties = _structs(device, "Properties", new("VkPipelineInfoKHR", pipeline=pipeline))
     statistics = _structs(device, "Statistics", info)
@@ -57,14 +39,14 @@ def executable(device: VulkanDevice, pipeline: Any) -> Executable:
     for text, chars in zip(texts, room, strict=True):
         text.pData = chars
     _fill(device, "InternalRepresentations", info, ffi.new("uint32_t *", len(texts)), texts)
-    return Executable(
+    return PipelineReport(
         properties[0].subgroupSize if len(properties) else 0,
         {string(s.name): float(getattr(s.value, _MEMBERS[s.format])) for s in statistics},
         {string(t.name): string(chars) for t, chars in zip(texts, room, strict=True) if t.isText},
     )
 
 
-def _structs(device: VulkanDevice, what: str, info: Any) -> Any:
+def _structs(device: LogicalDevice, what: str, info: Any) -> Any:
     """The array that vkGetPipelineExecutable`what`KHR fills, but for what its pointers point to."""
     count = ffi.new("uint32_t *")
     _fill(device, what, info, count, NULL)
@@ -76,6 +58,6 @@ def _structs(device: VulkanDevice, what: str, info: Any) -> Any:
     return structs
 
 
-def _fill(device: VulkanDevice, what: str, info: Any, count: Any, structs: Any) -> None:
+def _fill(device: LogicalDevice, what: str, info: Any, count: Any, structs: Any) -> None:
     name = f"vkGetPipelineExecutable{what}KHR"
     device.check(device.function(name)(device.vk, info, count, structs), name)

@@ -11,28 +11,28 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vkbackend import env, shaderlib
-from vkbackend.codebooks import Codebooks, codebook_of
+from vkbackend.codebooks import codebook_of
 from vkbackend.errors import UnsupportedFeature, VkbackendError
 from vkbackend.ops.spec import OPS, PUSH_NBYTES
 from vkbackend.recording import Dispatch
+from vkbackend.transfers import Transfers
+from vkbackend.vulkan.codebooks import Codebooks
+from vkbackend.vulkan.logical_device import LogicalDevice
+from vkbackend.vulkan.memory import Memory
 from vkbackend.vulkan.pipeline_cache import PipelineCache
 from vkbackend.vulkan.pipeline_report import CAPTURE
-from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
+from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
-if TYPE_CHECKING:
-    from vkbackend.vulkan.device import VulkanDevice
-
-_FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, which the binding lacks
 SAVE_AFTER_S = 1.0  # what took longer to compile is saved at once: a process that is killed does not close
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PipelineLayout:
     """Descriptor set and pipeline layout for `n_storage` storage buffers and, behind them, maybe one uniform
     block; set 1, if there is a codebook, is that alone."""
 
@@ -61,21 +61,21 @@ def _threads(n: int) -> ThreadPoolExecutor:
 class Programs:
     """The pipelines of one device, made on first use and kept."""
 
-    def __init__(self, device: VulkanDevice) -> None:
+    def __init__(self, device: LogicalDevice, memory: Memory, transfers: Transfers) -> None:
         self._device = device
-        self.codebooks = Codebooks(device)
-        self._layouts: dict[tuple[int, bool, str | None], Layout] = {}
+        self.codebooks = Codebooks(device, memory, transfers, lambda: self.layout(1, False).set_layout)
+        self._layouts: dict[tuple[int, bool, str | None], PipelineLayout] = {}
         self._pipelines: dict[Key, Any] = {}
         self._cache = PipelineCache(device)
         self._unsaved_s = 0.0  # what went into compiling since the cache was saved
 
-    def layout(self, n_storage: int, uniform: bool, codebook: str | None = None) -> Layout:
+    def layout(self, n_storage: int, uniform: bool, codebook: str | None = None) -> PipelineLayout:
         key = n_storage, uniform, codebook
         if key not in self._layouts:
             self._layouts[key] = self._make_layout(*key)
         return self._layouts[key]
 
-    def _make_layout(self, n_storage: int, uniform: bool, codebook: str | None) -> Layout:
+    def _make_layout(self, n_storage: int, uniform: bool, codebook: str | None) -> PipelineLayout:
         device, n = self._device, n_storage + uniform
         needed, most = n_storage + (codebook is not None), device.info.limits["max_storage_buffers"]
         if needed > most:
@@ -112,11 +112,11 @@ class Programs:
             device.gone("VkDescriptorSetLayout")
             raise
         device.made("VkPipelineLayout")
-        return Layout(n_storage, uniform, codebook, sets[0], pipes[0])
+        return PipelineLayout(n_storage, uniform, codebook, sets[0], pipes[0])
 
-    def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, Layout]]:
+    def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
         """The pipeline that runs each dispatch, with its layout; compiled on first use."""
-        used: list[tuple[Key, Layout]] = []
+        used: list[tuple[Key, PipelineLayout]] = []
         for d in dispatches:
             layout = self.layout(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
             used.append(((d.op, d.variant, d.consts), layout))
@@ -124,7 +124,7 @@ class Programs:
             self._make(missing)
         return [(self._pipelines[key], layout) for key, layout in used]
 
-    def _make(self, missing: dict[Key, Layout]) -> None:
+    def _make(self, missing: dict[Key, PipelineLayout]) -> None:
         began, n_threads = time.perf_counter(), env.compile_threads()
         pool, made = _threads(n_threads), dict[Key, Future[Compiled]]()
         try:
@@ -181,7 +181,7 @@ class Programs:
         op: str,
         variant: str,
         consts: tuple[tuple[str, int], ...],
-        layout: Layout,
+        layout: PipelineLayout,
         spirv: Future[bytes],
     ) -> Compiled:
         """Runs in a thread: makes no object but the pipeline and counts none."""
@@ -221,7 +221,7 @@ class Programs:
         )
         if "full_subgroups" in OPS[op].needs:
             # Else a subgroup may lack some of the gl_SubgroupSize invocations, and sums over it their parts.
-            info.stage.flags = _FULL_SUBGROUPS
+            info.stage.flags = FULL_SUBGROUPS
             info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
         pipeline = ffi.new("VkPipeline *")
         result = lib.vkCreateComputePipelines(device.vk, self._cache.handle, 1, info, NULL, pipeline)

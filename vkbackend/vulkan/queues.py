@@ -7,16 +7,14 @@ from the host gives execution order only; recordings carry the memory barriers.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vkbackend import env, faults
 from vkbackend.errors import Timeout, VkbackendError
 from vkbackend.runtime import Queue
+from vkbackend.vulkan.commands import VulkanExecutable
+from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.commands import VulkanExecutable
-    from vkbackend.vulkan.device import VulkanDevice
 
 
 class TimelineQueue(Queue):
@@ -24,7 +22,7 @@ class TimelineQueue(Queue):
 
     ahead = True
 
-    def __init__(self, device: VulkanDevice) -> None:
+    def __init__(self, device: LogicalDevice) -> None:
         self.device = device
         self.submitted = 0
         self._semaphores = ffi.new("VkSemaphore[2]")  # go, done
@@ -139,7 +137,7 @@ class FenceQueue(Queue):
 
     ahead = False
 
-    def __init__(self, device: VulkanDevice) -> None:
+    def __init__(self, device: LogicalDevice) -> None:
         self.device = device
         self.submitted = 0
         self._done = 0

@@ -5,21 +5,19 @@ Independent commands overlap, so a command's time is what it added to the end of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vkbackend.recording import Copy, Dispatch
+from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.device import VulkanDevice
 
 
 class Timestamps:
     """A query pool with one timestamp per command and one per submission, for one executable."""
 
-    def __init__(self, device: VulkanDevice, n: int) -> None:
+    def __init__(self, device: LogicalDevice, n: int) -> None:
         self._device, self._n = device, n
         # What ended at each timestamp; None: a submission began.
         self._commands: list[Dispatch | Copy | None] = []

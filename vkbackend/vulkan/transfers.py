@@ -7,15 +7,17 @@ from typing import Any
 from vkbackend import env
 from vkbackend.buffer import Buffer, View
 from vkbackend.transfers import Transfers
+from vkbackend.vulkan.logical_device import LogicalDevice
+from vkbackend.vulkan.memory import Memory
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 
 class VulkanTransfers(Transfers):
-    """Copies, fills and waits as command buffers of their own. `device` is a VulkanDevice."""
+    """Copies, fills and waits as command buffers of their own."""
 
-    def __init__(self, device: Any) -> None:
-        super().__init__(device)
-        self._device: Any = device
+    def __init__(self, device: LogicalDevice, memory: Memory) -> None:
+        super().__init__(memory)
+        self._device = device
 
     def fill(self, view: View, word: int) -> None:
         """Fill a view with a 32-bit pattern."""

@@ -30,6 +30,12 @@ ffi, lib = C.ffi, C.lib
 NULL = ffi.NULL
 API_1_1, API_1_2, API_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
 
+# Values of the specification that the binding lacks.
+ADDRESS_USAGE = 0x20000  # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT
+ADDRESS_MEMORY = 0x2  # VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT
+FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
+WHOLE_SIZE = (1 << 64) - 1  # VK_WHOLE_SIZE overflows in it
+
 RESULT_NAMES = {
     value: name
     for name, value in vars(C).items()

@@ -45,7 +45,8 @@ pytestmark = [
 CHAIN = """
 import sys
 import numpy as np
-from vkbackend import instance, ops
+from vkbackend import ops
+from vkbackend.vulkan import instance
 from vkbackend.buffer import Home, View
 from vkbackend.recording import Recording
 from vkbackend.open_device import open_device

@@ -13,10 +13,9 @@ from oracles.fixture import write
 from oracles.fixtures import build
 
 from vkbackend import ops
-from vkbackend.buffer import Buffer, Home, View, Virtual
+from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
-from vkbackend.memory import ALIGN
 from vkbackend.models.engine.runner import Runner
 from vkbackend.ops import OPS
 from vkbackend.ops.fusion import fuse

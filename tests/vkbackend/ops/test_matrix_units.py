@@ -14,7 +14,7 @@ from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops.half import coop_tile, usable
 from vkbackend.vulkan import cooperative
-from vkbackend.vulkan.device import VulkanDevice
+from vkbackend.vulkan.device import usable_units
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -51,8 +51,9 @@ def test_units_of_other_subgroups_need_a_choice_of_size(
     able = dict.fromkeys((*cooperative.BESIDES, "cooperative_matrix"), True)
     units = MatrixUnits("khr", lanes=lanes)
     info = SimpleNamespace(matrix_units=(units,), limits={"subgroup_size": 32})
-    probe: Any = SimpleNamespace(name="probe", features=able | {"subgroup_size_control": choice}, info=info)
-    assert VulkanDevice._matrix_units(probe) == (units if used else None)
+    probe: Any = info
+    found = usable_units(probe, "probe", able | {"subgroup_size_control": choice})
+    assert found == (units if used else None)
 
 
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)

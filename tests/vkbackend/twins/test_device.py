@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vkbackend import ops
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.memory import HostPages
+from vkbackend.pages import HostPages
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.twins.device import HostDevice, NullDevice, NumpyDevice, array_of

@@ -56,15 +56,16 @@ def test_what_a_buffer_may_not_have_is_left_out() -> None:
 
 
 class Probe:
-    """What `VulkanDevice._allocate` asks of a device; `room` is what the driver still gives by heap."""
+    """What `Memory._allocate` asks of a device; `room` is what the driver still gives by heap."""
 
     def __init__(self, types: list[tuple[int, int]], heaps: list[int], room: list[int]) -> None:
-        self.name, self._types, self._room = "probe", types, room
-        self.info = SimpleNamespace(
+        self._types, self._room = types, room
+        info = SimpleNamespace(
             name="GPU",
             heaps=[SimpleNamespace(nbytes=n, budget=0) for n in heaps],
             limits={"max_allocation_nbytes": 4 * GIB},
         )
+        self._device = SimpleNamespace(name="probe", info=info)
         self.asked: list[int] = []
 
     def _memory_flags(self) -> None:
@@ -78,11 +79,11 @@ class Probe:
         return f"memory of heap {heap}"
 
     def allocate(self, nbytes: int, home: Home = Home.WEIGHTS, allowed: int = -1) -> tuple[Any, int]:
-        from vkbackend.vulkan.device import VulkanDevice
+        from vkbackend.vulkan.memory import Memory
 
         requirements = SimpleNamespace(size=nbytes, memoryTypeBits=allowed & (1 << len(self._types)) - 1)
         probe: Any = self
-        return VulkanDevice._allocate(probe, requirements, home, "weights[0]")
+        return Memory._allocate(probe, requirements, home, "weights[0]")
 
 
 @pytest.fixture(autouse=True)

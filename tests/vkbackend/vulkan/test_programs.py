@@ -39,7 +39,7 @@ def programs(device: Any, caches: Path) -> Iterator[Any]:
 
     device.programs.layout(1, False)  # codebooks take it of their device
     before = dict(device.counts)
-    made = Programs(device)
+    made = Programs(device, device.memory, device.transfers)
     yield made
     made.close()
     assert dict(device.counts) == before

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.native
 
 RUN = """
 import json, sys
-from vkbackend import instance
+from vkbackend.vulkan import instance
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 path, devices = sys.argv[1], sys.argv[2].split(",")
@@ -40,7 +40,7 @@ for executable in [*runner.mesh.step(32, 2).executables, *runner.mesh.step(2, 2)
 
 UNORDERED = """
 import json
-from vkbackend import instance
+from vkbackend.vulkan import instance
 from vkbackend.buffer import Home, View
 from vkbackend.vulkan.device import VulkanDevice
 from vkbackend.recording import Barrier, Recording, derive_barriers

@@ -1,0 +1,62 @@
+"""Host memory that devices import: pinned pages, and those of a mapped file."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+
+from vkbackend.buffer import Home, aligned
+from vkbackend.errors import OutOfDeviceMemory
+
+
+class HostPages:
+    """Page-aligned private anonymous memory that devices can import.
+
+    Private, because a shared mapping counts as file backed and amdgpu refuses to import it; kept out of
+    forked children, whose copy-on-write would move the parent's pages away from under the device.
+    """
+
+    home = Home.PAGES
+
+    def __init__(self, nbytes: int, align: int = 4096) -> None:
+        self.nbytes = aligned(max(nbytes, 1), align)
+        try:
+            self._map = mmap.mmap(-1, self.nbytes + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise OutOfDeviceMemory(
+                f"the host has no {self.nbytes} bytes of memory for pages that devices share ({error}); "
+                "use a smaller model or context",
+                requested=self.nbytes,
+            ) from None
+        self._map.madvise(mmap.MADV_DONTFORK)
+        whole = np.frombuffer(self._map, np.uint8)
+        skip = -whole.ctypes.data % align
+        self.bytes = whole[skip : skip + self.nbytes]
+
+    @property
+    def address(self) -> int:
+        return int(self.bytes.ctypes.data)
+
+
+class FilePages:
+    """The pages around bytes begin..end of a mapped file, as HostPages are: `lead` bytes of them come before.
+
+    Read only, and the file's for good: who cuts the file short takes them away (SIGBUS). Keeps it mapped.
+    """
+
+    home = Home.MAPPED
+
+    def __init__(self, file: np.ndarray, begin: int, end: int) -> None:
+        self._file, page = file, mmap.PAGESIZE
+        first = int(file.ctypes.data) + begin
+        self.lead = first % page
+        self.address = first - self.lead
+        self.nbytes = aligned(self.lead + end - begin, page)
+        # Of the last page more than the file has may be read: zeros.
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
+        self.bytes.flags.writeable = False
+
+
+Pages = HostPages | FilePages

@@ -1,0 +1,141 @@
+"""An opened VkDevice: what programs, recordings, queues and memory all need of it.
+
+Handles, the function table, checked results, counts of what was made. Knows none of those that use it: the
+device behind the seam (device.py) stands on top of them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vkbackend import faults
+from vkbackend.errors import UnsupportedFeature
+from vkbackend.vulkan.capabilities import DeviceInfo, compute_family, extensions_of, feature_structs
+from vkbackend.vulkan.instance import instance
+from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
+
+# Extensions worth enabling when a driver has them (some are core in newer versions: harmless to name).
+_EXTENSIONS = (
+    "VK_EXT_external_memory_host",
+    "VK_EXT_memory_budget",
+    "VK_KHR_timeline_semaphore",
+    "VK_KHR_8bit_storage",
+    "VK_KHR_shader_float16_int8",
+    "VK_EXT_subgroup_size_control",
+    "VK_KHR_shader_integer_dot_product",
+    "VK_KHR_buffer_device_address",
+    "VK_KHR_vulkan_memory_model",
+    "VK_KHR_cooperative_matrix",
+    "VK_NV_cooperative_matrix",
+    "VK_KHR_pipeline_executable_properties",
+    "VK_KHR_portability_subset",
+)
+
+
+class LogicalDevice:
+    """`info` opened with `features` enabled: those whose value is true."""
+
+    def __init__(self, info: DeviceInfo, name: str, features: Mapping[str, Any]) -> None:
+        self.info, self.name, self.features = info, name, features
+        self.counts: Counter[str] = Counter()
+        self.created = 0
+        self.lost = self.abandoned = False
+        self.command_pool: Any = None
+        self.compiled: Callable[[], None] | None = None  # called behind every pipeline that was compiled
+        self._create()
+
+    def _create(self) -> None:
+        present = extensions_of(self.info.physical)
+        wanted = [name for name in _EXTENSIONS if name in present]
+        head = None
+        for name, (struct, fields) in feature_structs(self._api_version(), present).items():
+            for ours, theirs in fields.items():
+                setattr(struct, theirs, int(bool(self.features.get(ours))))
+            head = new(name, head, **{f: getattr(struct, f) for f in fields.values()})
+        self.family = compute_family(self.info.physical)[0]  # type: ignore[index]
+        queues = new(
+            "VkDeviceQueueCreateInfo",
+            queueFamilyIndex=self.family,
+            queueCount=1,
+            pQueuePriorities=ffi.new("float[]", [1.0]),
+        )
+        create = new(
+            "VkDeviceCreateInfo",
+            head,
+            queueCreateInfoCount=1,
+            pQueueCreateInfos=queues,
+            enabledExtensionCount=len(wanted),
+            ppEnabledExtensionNames=strings(wanted),
+        )
+        handle = ffi.new("VkDevice *")
+        self.check(lib.vkCreateDevice(self.info.physical, create, NULL, handle), "vkCreateDevice")
+        self.vk = handle[0]
+        self.made("VkDevice")
+        self._suffix = "" if self._api_version() >= API_1_2 else "KHR"
+        queue = ffi.new("VkQueue *")
+        lib.vkGetDeviceQueue(self.vk, self.family, 0, queue)
+        self.vk_queue = queue[0]
+
+    def create_pool(self) -> None:
+        """Make the command pool that `command_buffers` come from."""
+        pool = ffi.new("VkCommandPool *")
+        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=self.family)
+        self.check(lib.vkCreateCommandPool(self.vk, info, NULL, pool), "vkCreateCommandPool")
+        self.command_pool = pool[0]
+        self.made("VkCommandPool")
+
+    def destroy(self) -> None:
+        """Destroy the command pool and the device; nothing that was made of it may be left."""
+        if self.command_pool is not None:
+            lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
+            self.gone("VkCommandPool")
+        lib.vkDestroyDevice(self.vk, NULL)
+        self.gone("VkDevice")
+
+    def _api_version(self) -> int:
+        """The Vulkan version that both the device and the loader speak."""
+        major, minor, patch = map(int, self.info.api.split("."))
+        return min(major << 22 | minor << 12 | patch, instance().version)
+
+    def check(self, result: int, what: str) -> None:
+        """Raise the typed error of a failed call, naming this device; remembers a lost device."""
+        if faults.planned and (injected := faults.struck(self.name, what)):
+            result = result_of(injected)
+        if result == C.VK_ERROR_DEVICE_LOST:
+            self.lost = True
+        if result != C.VK_SUCCESS:
+            check(result, f"{self.name} ({self.info.name}): {what}")
+
+    def function(self, name: str, *, promoted: bool = False) -> Any:
+        """A device-level entry point; `promoted`: core since 1.2, an extension function before."""
+        name += self._suffix if promoted else ""
+        address = lib.vkGetDeviceProcAddr(self.vk, name.encode())
+        if address == NULL:
+            raise UnsupportedFeature(f"{self.name}: the driver has no {name}")
+        return ffi.cast(f"PFN_{name}", address)
+
+    def made(self, kind: str, n: int = 1) -> None:
+        """Count `n` new objects of a kind."""
+        self.counts[kind] += n
+        self.created += n
+
+    def gone(self, kind: str, n: int = 1) -> None:
+        """Count `n` destroyed objects of a kind."""
+        self.counts[kind] -= n
+        if not self.counts[kind]:
+            del self.counts[kind]
+
+    def command_buffers(self, n: int) -> Any:
+        """A VkCommandBuffer[n] of this device's pool."""
+        buffers = ffi.new("VkCommandBuffer[]", n)
+        info = new("VkCommandBufferAllocateInfo", commandPool=self.command_pool, commandBufferCount=n)
+        self.check(lib.vkAllocateCommandBuffers(self.vk, info, buffers), "vkAllocateCommandBuffers")
+        self.made("VkCommandBuffer", n)
+        return buffers
+
+    def free_command_buffers(self, buffers: Any, n: int) -> None:
+        """Give back what `command_buffers` returned."""
+        lib.vkFreeCommandBuffers(self.vk, self.command_pool, n, buffers)
+        self.gone("VkCommandBuffer", n)
