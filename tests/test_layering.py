@@ -1,14 +1,17 @@
-"""The folders are layers: imports point one way, wherever in a module they stand."""
+"""The folders are layers: imports point one way, wherever in a module they stand, and never in circles."""
 
 from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from places import ROOT
+
+from vkbackend.tools.studies import structure
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -80,6 +83,33 @@ def test_imports_point_one_way(path: Path) -> None:
 )
 def test_a_wrong_arrow_is_seen(layer: str, source: str) -> None:
     assert wrong_arrows(source, layer)
+
+
+def test_no_circles() -> None:
+    circles = structure.read(ROOT).circles()
+    assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
+
+
+def test_a_circle_is_named(tmp_path: Path) -> None:
+    """Of three files the two that import each other, wherever the import stands; typing alone is none."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n')
+    sources = {
+        "__init__": "",
+        "a": "from p import b",
+        "b": "def f():\n    from p.a import f",
+        "c": "import p.a\nfrom typing import TYPE_CHECKING",
+        "d": "import p.c\nif TYPE_CHECKING:\n    import p.e",
+        "e": "import p.d",
+    }
+    for name, source in sources.items():
+        (tmp_path / "p" / f"{name}.py").write_text(source)
+    assert structure.read(tmp_path).circles() == [["p.a", "p.b"]]
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert set(listed) == structure.read(ROOT).packages | {"vkbackend.shaders"}
 
 
 def test_package_is_lazy() -> None:

@@ -1,0 +1,125 @@
+"""The structure of a checkout, from its imports: `python -m vkbackend.tools.studies.structure [FOLDER]`.
+
+Prints files and lines per package, the imports between packages, and every circle of files that import each
+other. An import for type checking alone is none: it never runs. FOLDER is a checkout, this one by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vkbackend.tools.console import console, table
+
+Imports = Mapping[str, frozenset[str]]  # module -> modules that it imports
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The modules of a checkout by name, and what each imports of them."""
+
+    files: Mapping[str, Path]
+    packages: frozenset[str]
+    imports: Imports
+
+    def package_of(self, module: str) -> str:
+        return module if module in self.packages else module.rpartition(".")[0]
+
+    def between_packages(self) -> Counter[tuple[str, str]]:
+        """Imports from one package to another, counted."""
+        pairs = ((self.package_of(a), self.package_of(b)) for a, to in self.imports.items() for b in to)
+        return Counter((a, b) for a, b in pairs if a != b)
+
+    def circles(self) -> list[list[str]]:
+        """Groups of files each of which can be reached from every other."""
+        reach = {module: reached(self.imports, module) for module in self.imports}
+        groups = {frozenset(other for other in seen if module in reach[other])
+                  for module, seen in reach.items() if module in seen}  # fmt: skip
+        return sorted(sorted(group) for group in groups)
+
+
+def read(root: Path) -> Structure:
+    """The structure of the checkout at `root`, whose pyproject.toml maps its folders to packages."""
+    mapped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    files: dict[str, Path] = {}
+    packages = set()
+    for package, folder in mapped.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            inner = path.relative_to(root / folder).with_suffix("")
+            name = ".".join([package, *inner.parts]).removesuffix(".__init__")
+            files[name] = path
+            packages |= {name} if path.name == "__init__.py" else set()
+    found = {}
+    for name, path in files.items():
+        named = set(imported(ast.parse(path.read_text()), files))
+        found[name] = frozenset(named - {name})
+    return Structure(files, frozenset(packages | set(mapped)), found)
+
+
+def imported(tree: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
+    """The modules among `files` that a module imports when it runs, also inside functions."""
+    if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
+        for node in tree.orelse:
+            yield from imported(node, files)
+        return
+    if isinstance(tree, ast.Import):
+        yield from (alias.name for alias in tree.names if alias.name in files)
+    elif isinstance(tree, ast.ImportFrom) and tree.module:
+        for alias in tree.names:
+            inner = f"{tree.module}.{alias.name}"
+            if inner in files or tree.module in files:
+                yield inner if inner in files else tree.module
+    for node in ast.iter_child_nodes(tree):
+        yield from imported(node, files)
+
+
+def reached(imports: Imports, module: str) -> set[str]:
+    """All that `module` imports, and what that imports, and so on."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        new = imports[waiting.pop()] - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def lines_of(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m vkbackend.tools.studies.structure", description=__doc__.partition("\n")[0]
+    )
+    here = Path(__file__).resolve().parents[2]
+    parser.add_argument("folder", nargs="?", type=Path, default=here, metavar="FOLDER", help="a checkout")
+    structure = read(parser.parse_args().folder)
+    out = console()
+    between = structure.between_packages()
+    rows = []
+    for package in sorted(structure.packages):
+        own = [m for m in structure.files if structure.package_of(m) == package]
+        inside = sum(len({b for b in structure.imports[m] if b in own}) for m in own)
+        uses = sorted(b for a, b in between if a == package)
+        if own:
+            n_lines = sum(lines_of(structure.files[m]) for m in own)
+            rows.append((package, len(own), n_lines, inside, ", ".join(uses) or "-"))
+    out.print(table("packages", ("package", "files", "lines", "imports inside", "uses"), rows))
+    circles = structure.circles()
+    n_imports = sum(map(len, structure.imports.values()))
+    print(f"{len(structure.files)} files, {n_imports} imports, {len(between)} arrows between packages, "
+          f"{len(circles)} circles")  # fmt: skip
+    for circle in circles:
+        print("circle:", " <-> ".join(circle))
+    return 1 if circles else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
