@@ -31,7 +31,10 @@ void main() {
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
-        for (uint i = GROUP * lane; i < k; i += GROUP * gl_SubgroupSize) {
+        for (uint base = 0; base < k; base += GROUP * gl_SubgroupSize) {
+            // Every lane takes the same rounds, so that all meet in subgroupAdd: one past the end adds zeros.
+            const bool inside = base + GROUP * lane < k;
+            const uint i = inside ? base + GROUP * lane : 0;
             const Group g0 = group_at(start0, i);
             const Group g1 = group_at(start1, i);
             [[unroll]] for (uint r = 0; r < N; ++r) {
@@ -43,7 +46,8 @@ void main() {
                     codes[c] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
                 }
                 const int x_sum = group_sum(x[block + 1], i);
-                sum[r] += uintBitsToFloat(x[block]) * vec2(product(g0, codes, x_sum), product(g1, codes, x_sum));
+                const float scale = inside ? uintBitsToFloat(x[block]) : 0.0;
+                sum[r] += scale * vec2(product(g0, codes, x_sum), product(g1, codes, x_sum));
             }
         }
         vec2 bias = vec2(0.0);

@@ -38,7 +38,10 @@ void main() {
         const uint start0 = expert_row(e, row);
         const uint start1 = expert_row(e, min(row + 1, e.n - 1));
         vec2 sum = vec2(0.0);
-        for (uint i = GROUP * gl_SubgroupInvocationID; i < e.k; i += GROUP * gl_SubgroupSize) {
+        for (uint base = 0; base < e.k; base += GROUP * gl_SubgroupSize) {
+            // Every lane takes the same rounds, so that all meet in subgroupAdd: one past the end adds zeros.
+            const bool inside = base + GROUP * gl_SubgroupInvocationID < e.k;
+            const uint i = inside ? base + GROUP * gl_SubgroupInvocationID : 0;
             uvec4 codes[GROUP / 16];
             [[unroll]] for (uint c = 0; c < GROUP / 16; ++c) {
                 const uint at = x_row + i / 4 + 4 * c;
@@ -49,7 +52,7 @@ void main() {
             const vec2 products = vec2(
                 product(group_at(start0, i), codes, x_sum), product(group_at(start1, i), codes, x_sum)
             );
-            sum += uintBitsToFloat(x[block]) * products;
+            sum += (inside ? uintBitsToFloat(x[block]) : 0.0) * products;
         }
         const vec2 total = subgroupAdd(sum);
         if (gl_SubgroupInvocationID == 0) {

@@ -31,20 +31,25 @@ void main() {
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;
         vec2 sum[N];
         [[unroll]] for (uint r = 0; r < N; ++r) sum[r] = vec2(0.0);
-        for (uint i = 8 * lane; i < k8; i += 8 * gl_SubgroupSize) {
+        for (uint base = 0; base < k8; base += 8 * gl_SubgroupSize) {
+            // Every lane takes the same rounds, so that all meet in subgroupAdd: one past the end adds zeros.
+            const bool inside = base + 8 * lane < k8;
+            const uint i = inside ? base + 8 * lane : 0;
             const mat2x4 w0 = dequant8(start0, i);
             const mat2x4 w1 = dequant8(start1, i);
             [[unroll]] for (uint r = 0; r < N; ++r) {
                 const uint at = x_off + r * k + i;
-                const vec4 x0 = vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
-                const vec4 x1 = vec4(x[at + 4], x[at + 5], x[at + 6], x[at + 7]);
+                const vec4 x0 = inside ? vec4(x[at], x[at + 1], x[at + 2], x[at + 3]) : vec4(0.0);
+                const vec4 x1 = inside ? vec4(x[at + 4], x[at + 5], x[at + 6], x[at + 7]) : vec4(0.0);
                 sum[r] += vec2(dot(w0[0], x0) + dot(w0[1], x1), dot(w1[0], x0) + dot(w1[1], x1));
             }
         }
 #ifdef HAS_TAIL
-        for (uint i = k8 + lane; i < k; i += gl_SubgroupSize) {
+        for (uint base = k8; base < k; base += gl_SubgroupSize) {
+            const bool inside = base + lane < k;
+            const uint i = inside ? base + lane : k8;
             const vec2 wv = vec2(dequant1(start0, i), dequant1(start1, i));
-            [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * x[x_off + r * k + i];
+            [[unroll]] for (uint r = 0; r < N; ++r) sum[r] += wv * (inside ? x[x_off + r * k + i] : 0.0);
         }
 #endif
         vec2 bias = vec2(0.0);

@@ -31,10 +31,11 @@ def debug() -> int:
 
 # Optional features by the names of capabilities.py, which probes every one of them on every device.
 FEATURES = frozenset(
-    "buffer_address cooperative_matrix cooperative_matrix_nv device_map executable_info float16 "
-    "full_subgroups host_import int8 int_dot int_dot_accelerated memory_budget memory_model "
-    "memory_model_device robust_buffer_access storage16 storage8 subgroup_arithmetic subgroup_max "
-    "subgroup_min subgroup_shuffle subgroup_size_control timeline".split()
+    "buffer_address cooperative_matrix cooperative_matrix_nv denorm_float16 device_map "
+    "executable_info float16 full_subgroups host_import int8 int_dot int_dot_accelerated "
+    "memory_budget memory_model memory_model_device robust_buffer_access rte_float16 storage16 "
+    "storage8 subgroup_arithmetic subgroup_max subgroup_min subgroup_shuffle subgroup_size_control "
+    "timeline".split()
 )
 
 
@@ -48,6 +49,12 @@ def disabled() -> frozenset[str]:
             f"there are: {', '.join(sorted(FEATURES))}"
         )
     return names
+
+
+def without_gpu() -> bool:
+    """RADV_FORCE_FAMILY=...: Mesa's variable for AMD's compiler without an AMD GPU. RADV of Mesa 25.0 crashes
+    where it is asked for the memory budget of a GPU that is not there (GFX1201, GFX1151, NAVI33)."""
+    return bool(os.environ.get("RADV_FORCE_FAMILY"))
 
 
 FUSE = "VKBACKEND_FUSE"

@@ -7,7 +7,7 @@ write, in-place updates, scratch reuse, and the ordering of host memory around e
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vkbackend.buffer import Buffer, Virtual
 from vkbackend.memory import lifetimes
@@ -32,11 +32,32 @@ def _name(index: int, command: Dispatch | Copy) -> str:
     return f"#{index} {kind} {command.label}".rstrip()
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """What a command did, and the kinds of later commands that no barrier orders behind it yet."""
+
+    where: Range
+    is_write: bool
+    is_copy: bool
+    name: str
+    open_to_copies: bool = True
+    open_to_dispatches: bool = True
+
+    def behind(self, barrier: Barrier) -> _Access | None:
+        """The access after a barrier; None where everything later is ordered."""
+        if self.is_copy and not barrier.after_copies:
+            return self
+        left = replace(
+            self, open_to_copies=self.open_to_copies and not barrier.before_copies, open_to_dispatches=False
+        )
+        return left if left.open_to_copies else None
+
+
 def check(recording: Recording) -> list[Hazard]:
     """All hazards of a placed recording whose barriers are in place; an empty list means it is ordered."""
     hazards: list[Hazard] = []
-    # Since the last barrier, and: device writes to host memory that are not yet visible to the host.
-    unordered: dict[Buffer | Virtual, list[tuple[Range, bool, str]]] = defaultdict(list)
+    unordered: dict[Buffer | Virtual, list[_Access]] = defaultdict(list)
+    # Device writes to host memory that are not yet visible to the host.
     host_pending: list[tuple[Range, str]] = []
     host_wrote = True  # the host may have written its memory since the device last waited for it
 
@@ -51,14 +72,15 @@ def check(recording: Recording) -> list[Hazard]:
             if command.scope is Scope.TO_HOST:  # orders the host behind the device, but nothing on the device
                 host_pending.clear()
             else:
-                unordered.clear()
+                for buffer, found in unordered.items():
+                    unordered[buffer] = [left for access in found if (left := access.behind(command))]
             if command.scope is Scope.FROM_HOST:
                 host_wrote = False
         elif isinstance(command, Exchange):
             end_of_segment()
             host_wrote = True
         elif isinstance(command, Dispatch | Copy):
-            name = _name(index, command)
+            name, is_copy = _name(index, command), isinstance(command, Copy)
             accesses = [(r, False) for r in command.reads] + [(w, True) for w in command.writes]
             for own, is_write in accesses:
                 is_host = isinstance(own.buffer, Buffer) and own.buffer.home in HOST_HOMES
@@ -66,10 +88,13 @@ def check(recording: Recording) -> list[Hazard]:
                     hazards.append(Hazard("device-access-after-host-write", "host", name, own))
                 if is_host and is_write:
                     host_pending.append((own, name))
-                for other, was_write, other_name in unordered[own.buffer]:
-                    if (is_write or was_write) and own.overlaps(other):
-                        kind = f"{'write' if is_write else 'read'}-after-{'write' if was_write else 'read'}"
-                        hazards.append(Hazard(kind, other_name, name, own))
+                for other in unordered[own.buffer]:
+                    conflict = (is_write or other.is_write) and own.overlaps(other.where)
+                    if conflict and (other.open_to_copies if is_copy else other.open_to_dispatches):
+                        kind = (
+                            f"{'write' if is_write else 'read'}-after-{'write' if other.is_write else 'read'}"
+                        )
+                        hazards.append(Hazard(kind, other.name, name, own))
             hazards += [
                 Hazard("in-place", name, name, w)
                 for w in command.writes
@@ -77,7 +102,7 @@ def check(recording: Recording) -> list[Hazard]:
                 if w.overlaps(r)
             ]
             for own, is_write in accesses:
-                unordered[own.buffer].append((own, is_write, name))
+                unordered[own.buffer].append(_Access(own, is_write, is_copy, name))
     end_of_segment()
     return hazards
 

@@ -85,7 +85,12 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
+    """Orders what comes before it ahead of what comes behind it. Dispatches are always named; copies only on
+    a side that has some: naming the transfer stage for nothing makes some GPUs wait for more."""
+
     scope: Scope
+    after_copies: bool = True
+    before_copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,8 @@ def derive_barriers(recording: Recording) -> Recording:
     A barrier covers all memory and goes before the first command that reads or writes a range written, or
     writes a range read, since the last one. A segment begins with FROM_HOST (the wait before it orders
     execution only, so this also orders it behind earlier segments) and ends with TO_HOST where it wrote host
-    memory.
+    memory. A barrier names copies before it where one stands since the last barrier (that one made earlier
+    ones available), and copies behind it where any follows in the segment.
     """
     commands: list[Command] = []
     marks = exchanges(recording)
@@ -214,18 +220,20 @@ def derive_barriers(recording: Recording) -> Recording:
         commands.append(Barrier(Scope.FROM_HOST))
         reads: list[Range] = []
         writes: list[Range] = []
-        wrote_host = False
-        for command in segment:
+        wrote_host = copied = False
+        last_copy = max((at for at, c in enumerate(segment) if isinstance(c, Copy)), default=-1)
+        for at, command in enumerate(segment):
             if isinstance(command, Dispatch | Copy):
                 conflict = any(
                     r.overlaps(w) for r in (*command.reads, *command.writes) for w in writes
                 ) or any(w.overlaps(r) for w in command.writes for r in reads)
                 if conflict:
-                    commands.append(Barrier(Scope.DEVICE))
-                    reads, writes = [], []
+                    commands.append(Barrier(Scope.DEVICE, copied, at <= last_copy))
+                    reads, writes, copied = [], [], False
                 reads += command.reads
                 writes += command.writes
                 wrote_host |= _is_host(command.writes)
+                copied |= isinstance(command, Copy)
             commands.append(command)
         if wrote_host:
             commands.append(Barrier(Scope.TO_HOST))

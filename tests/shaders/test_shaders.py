@@ -143,6 +143,16 @@ def test_step_layout() -> None:
     assert block is not None and int(block[1]) == ops.CELL_BLOCK == twins.attention.CELL_BLOCK
 
 
+@pytest.mark.parametrize("path", sorted(shaderlib.shaders_dir().rglob("*.[cg]*")), ids=lambda path: path.name)
+def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
+    """A sum or shuffle over a subgroup behind a loop whose rounds depend on the lane may miss lanes that are
+    still inside: only maximal reconvergence, which few drivers have, promises that they meet."""
+    text = path.read_text()
+    if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
+        loops = re.findall(r"\bfor \(([^)]*)\)", text)
+        assert not [loop for loop in loops if re.search(r"\blane\b|gl_SubgroupInvocationID", loop)]
+
+
 # ---- SPIR-V ----
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from vkbackend.buffer import Buffer, Home, View, Virtual
-from vkbackend.recording import Barrier, Dispatch, Recording
+from vkbackend.recording import Barrier, Copy, Dispatch, Recording
 
 WORDS = 64  # of every buffer here
 
@@ -52,6 +53,13 @@ def recordings(draw: st.DrawFn, virtual: bool = False) -> Recording:
             recording.exchange(str(segment))
         recording.copy(view(host[0], 0, 8), view(draw(st.sampled_from(scratch)), 0, 8), "in")
         for _ in range(draw(st.integers(0, 8))):
+            if draw(st.integers(0, 4)) == 0:
+                src, dst = draw(views(anywhere)), draw(views(anywhere))
+                words = min(src.shape[0], dst.shape[0])
+                copy = Copy(replace(src, shape=(words,)), replace(dst, shape=(words,)))
+                if not copy.reads[0].overlaps(copy.writes[0]):
+                    recording.commands.append(copy)
+                continue
             writes = draw(st.lists(views(anywhere), min_size=1, max_size=2))
             reads = draw(st.lists(views(anywhere), max_size=3))
             command = dispatch(reads, writes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -81,6 +82,26 @@ def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
     assert len(scopes(derive_barriers(sorted_))) <= len(scopes(derive_barriers(recording)))
 
 
+@pytest.mark.parametrize(
+    ("kinds", "flags"),
+    [("dd", (False, False)), ("cd", (True, False)), ("dc", (False, True)), ("cc", (True, True))],
+)
+def test_a_barrier_names_copies_where_there_are_some(kinds: str, flags: tuple[bool, bool]) -> None:
+    """Each of two commands in a row a dispatch or a copy; a flag that is taken away is missed."""
+    a, b, c = buffer(), buffer(), buffer()
+    made = {
+        "d": lambda src, dst: dispatch([view(src)], [view(dst)]),
+        "c": lambda src, dst: Copy(view(src), view(dst)),
+    }
+    placed = of(made[kinds[0]](a, b), made[kinds[1]](b, c))
+    [barrier] = [c for c in placed.commands if isinstance(c, Barrier) and c.scope is Scope.DEVICE]
+    assert (barrier.after_copies, barrier.before_copies) == flags and not check(placed)
+    for name, is_set in zip(("after_copies", "before_copies"), flags, strict=True):
+        if is_set:
+            weaker = [replace(x, **{name: False}) if x is barrier else x for x in placed.commands]
+            assert check(Recording("weaker", weaker)), f"nobody misses {name}"
+
+
 def test_independent_dispatches_need_no_barrier() -> None:
     x, a, b = buffer(), buffer(), buffer()
     commands = [
@@ -110,7 +131,11 @@ def test_each_conflict_gets_one_barrier_and_a_name(
     )
     placed = of(one, two)
     assert scopes(placed) == [Scope.FROM_HOST, Scope.DEVICE]
-    [hazard] = check(Recording("", [c for c in placed.commands if c != Barrier(Scope.DEVICE)]))
+    [hazard] = check(
+        Recording(
+            "", [c for c in placed.commands if not (isinstance(c, Barrier) and c.scope is Scope.DEVICE)]
+        )
+    )
     assert hazard.kind == kind and "one" in hazard.first and "two" in hazard.second and kind in str(hazard)
 
 

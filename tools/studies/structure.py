@@ -75,8 +75,8 @@ def imported(tree: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
             inner = f"{tree.module}.{alias.name}"
             if inner in files or tree.module in files:
                 yield inner if inner in files else tree.module
-    for node in ast.iter_child_nodes(tree):
-        yield from imported(node, files)
+    for child in ast.iter_child_nodes(tree):
+        yield from imported(child, files)
 
 
 def reached(imports: Imports, module: str) -> set[str]:

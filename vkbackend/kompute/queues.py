@@ -32,7 +32,7 @@ class KomputeExecutable(Executable):
 
     def __init__(self, device: KomputeDevice, recording: Recording, timed: bool) -> None:
         if order_of(device.info.driver) == "submit":
-            commands = [Cut() if c == Barrier(Scope.DEVICE) else c for c in recording.commands]
+            commands = [Cut() if is_between(c) else c for c in recording.commands]
             recording = Recording(recording.name, commands)
         self._device, self.recording = device, recording
         self.number = next(device.numbers)
@@ -62,7 +62,7 @@ class KomputeExecutable(Executable):
                 if isinstance(command, Dispatch | Copy):
                     at += 1
                     found.append((command, (ticks[at] - ticks[at - 1]) * us))
-                elif command == Barrier(Scope.DEVICE) and at:
+                elif is_between(command) and at:
                     at += 1
         return found
 
@@ -122,6 +122,11 @@ class KomputeQueue(Queue):
             if not self.device.answers(max(0.0, deadline - time.monotonic())):
                 return False
         return True
+
+
+def is_between(command: Any) -> bool:
+    """Whether a command is a barrier between commands of the device."""
+    return isinstance(command, Barrier) and command.scope is Scope.DEVICE
 
 
 def spans(segment: Iterable[Any]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:

@@ -155,6 +155,7 @@ def delta_net(
     n_rows, n_heads = y.shape[:2]
     assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
     local = min(floor_pow2(size & -size), 32)
+    assert size % local == 0, (size, local)  # every thread has a column: the shader has no bound on it
     record(
         rec,
         "delta_net",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from vkbackend import env
 from vkbackend.limits import Limits, MatrixUnits, plausible
 from vkbackend.vulkan.cooperative import units_of
 from vkbackend.vulkan.vk import (
@@ -92,6 +93,7 @@ def extensions_of(physical: Any) -> set[str]:
     return {string(p.extensionName) for p in found}
 
 
+_NO_INDEPENDENCE = C.VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE
 _NEVER = 1 << 32  # no version of Vulkan has it without an extension
 # Structs of properties: our name -> (Vulkan's, the version that has it, or the extension).
 _PROPERTIES = {
@@ -104,6 +106,8 @@ _PROPERTIES = {
         "VkPhysicalDeviceSubgroupSizeControlProperties", API_1_3, "VK_EXT_subgroup_size_control"),
     "dots": (
         "VkPhysicalDeviceShaderIntegerDotProductProperties", API_1_3, "VK_KHR_shader_integer_dot_product"),
+    "float_controls": (
+        "VkPhysicalDeviceFloatControlsProperties", API_1_2, "VK_KHR_shader_float_controls"),
     "host": ("VkPhysicalDeviceExternalMemoryHostPropertiesEXT", _NEVER, "VK_EXT_external_memory_host"),
     "bus": ("VkPhysicalDevicePCIBusInfoPropertiesEXT", _NEVER, "VK_EXT_pci_bus_info"),
 }  # fmt: skip
@@ -141,7 +145,7 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
         pci=f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction}"
         if "VK_EXT_pci_bus_info" in extensions
         else None,
-        heaps=_heaps(physical, bool(features["memory_budget"])),
+        heaps=_heaps(physical, bool(features["memory_budget"]) and not env.without_gpu()),
         features=features,
         limits=plausible(limits),
         matrix_units=units_of(instance, physical, features, int(lanes)),
@@ -175,6 +179,11 @@ def _features_in_properties(
         "subgroup_min": control.minSubgroupSize or sub.subgroupSize,
         "subgroup_max": control.maxSubgroupSize or sub.subgroupSize,
         "subgroup_size_control": bool(features["subgroup_size_control"] and asked),
+        # For 16 bits alone: some devices want the same mode for all sizes of floats.
+        "rte_float16": bool(p.float_controls.shaderRoundingModeRTEFloat16)
+        and p.float_controls.roundingModeIndependence != _NO_INDEPENDENCE,
+        "denorm_float16": bool(p.float_controls.shaderDenormPreserveFloat16)
+        and p.float_controls.denormBehaviorIndependence != _NO_INDEPENDENCE,
         "int_dot_accelerated": bool(p.dots.integerDotProduct4x8BitPackedSignedAccelerated),
     }
 

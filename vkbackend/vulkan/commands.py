@@ -18,15 +18,23 @@ from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
 _SHADER = C.VK_ACCESS_SHADER_READ_BIT | C.VK_ACCESS_SHADER_WRITE_BIT | C.VK_ACCESS_UNIFORM_READ_BIT
 _TRANSFER = C.VK_ACCESS_TRANSFER_READ_BIT | C.VK_ACCESS_TRANSFER_WRITE_BIT
-_WORK = C.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | C.VK_PIPELINE_STAGE_TRANSFER_BIT
+_COMPUTE, _COPY = C.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, C.VK_PIPELINE_STAGE_TRANSFER_BIT
 _HOST = C.VK_PIPELINE_STAGE_HOST_BIT
-_WRITES = C.VK_ACCESS_SHADER_WRITE_BIT | C.VK_ACCESS_TRANSFER_WRITE_BIT
-# scope -> source stages, destination stages, source access, destination access
-_SCOPES = {
-    Scope.DEVICE: (_WORK, _WORK, _WRITES, _SHADER | _TRANSFER),
-    Scope.TO_HOST: (_WORK, _HOST, _WRITES, C.VK_ACCESS_HOST_READ_BIT),
-    Scope.FROM_HOST: (_WORK | _HOST, _WORK, _WRITES | C.VK_ACCESS_HOST_WRITE_BIT, _SHADER | _TRANSFER),
-}
+
+
+def masks(barrier: Barrier) -> tuple[int, int, int, int]:
+    """Source stages, destination stages, source access, destination access of a barrier."""
+    source, target = _COMPUTE, _COMPUTE
+    source_access, target_access = C.VK_ACCESS_SHADER_WRITE_BIT, _SHADER
+    if barrier.after_copies:
+        source, source_access = source | _COPY, source_access | C.VK_ACCESS_TRANSFER_WRITE_BIT
+    if barrier.before_copies:
+        target, target_access = target | _COPY, target_access | _TRANSFER
+    if barrier.scope is Scope.FROM_HOST:
+        source, source_access = source | _HOST, source_access | C.VK_ACCESS_HOST_WRITE_BIT
+    elif barrier.scope is Scope.TO_HOST:
+        target, target_access = _HOST, C.VK_ACCESS_HOST_READ_BIT
+    return source, target, source_access, target_access
 
 
 class VulkanExecutable(Executable):
@@ -42,10 +50,6 @@ class VulkanExecutable(Executable):
         self._pool: Any = None
         self._timestamps: Timestamps | None = None
         self._buffers: list[tuple[Any, int]] = []
-        self._barriers = {
-            scope: new("VkMemoryBarrier", srcAccessMask=source, dstAccessMask=target)
-            for scope, (_, _, source, target) in _SCOPES.items()
-        }
         dispatches = [c for c in recording.commands if isinstance(c, Dispatch)]
         try:
             pipelines = programs.pipelines(dispatches)
@@ -146,10 +150,9 @@ class VulkanExecutable(Executable):
 
     def _emit(self, cmd: Any, command: Any) -> None:
         if isinstance(command, Barrier):
-            source, target, _, _ = _SCOPES[command.scope]
-            lib.vkCmdPipelineBarrier(
-                cmd, source, target, 0, 1, self._barriers[command.scope], 0, NULL, 0, NULL
-            )
+            source, target, source_access, target_access = masks(command)
+            memory = new("VkMemoryBarrier", srcAccessMask=source_access, dstAccessMask=target_access)
+            lib.vkCmdPipelineBarrier(cmd, source, target, 0, 1, memory, 0, NULL, 0, NULL)
         elif isinstance(command, Copy):
             src, dst = command.src, command.dst
             region = ffi.new(

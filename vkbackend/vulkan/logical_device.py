@@ -23,6 +23,7 @@ _EXTENSIONS = (
     "VK_KHR_timeline_semaphore",
     "VK_KHR_8bit_storage",
     "VK_KHR_shader_float16_int8",
+    "VK_KHR_shader_float_controls",
     "VK_EXT_subgroup_size_control",
     "VK_KHR_shader_integer_dot_product",
     "VK_KHR_buffer_device_address",

@@ -19,6 +19,7 @@ from vkbackend.errors import UnsupportedFeature, VkbackendError
 from vkbackend.ops.spec import OPS, PUSH_NBYTES
 from vkbackend.recording import Dispatch
 from vkbackend.transfers import Transfers
+from vkbackend.vulkan import float_controls
 from vkbackend.vulkan.codebooks import Codebooks
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.memory import Memory
@@ -26,6 +27,7 @@ from vkbackend.vulkan.pipeline_cache import PipelineCache
 from vkbackend.vulkan.pipeline_report import CAPTURE
 from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
+_HALVES = frozenset({"float16", "matrix_units"})  # needs of shaders that compute with 16-bit floats
 SAVE_AFTER_S = 1.0  # what took longer to compile is saved at once: a process that is killed does not close
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
@@ -187,6 +189,8 @@ class Programs:
         """Runs in a thread: makes no object but the pipeline and counts none."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
+        if _HALVES.intersection(OPS[op].needs):
+            code = float_controls.declared(code, device.features)
         env.log(4, f"{device.name}: pipeline {op} {variant} {dict(consts)}")
         module_info = new(
             "VkShaderModuleCreateInfo",

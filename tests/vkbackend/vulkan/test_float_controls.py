@@ -1,0 +1,77 @@
+"""Rounding modes added to SPIR-V: the words stand where they belong, and drivers take the module."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from vkbackend import shaderlib
+
+MODULE = "mat_mul_f16", "q4_0"
+
+
+def instructions(code: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    at = 5
+    while at < len(words):
+        length = words[at] >> 16
+        yield words[at] & 0xFFFF, words[at + 1 : at + length]
+        at += length
+
+
+@pytest.fixture
+def code() -> bytes:
+    if not shaderlib.is_available(*MODULE):
+        pytest.skip("no compiler for the shader is here (tools/setup.sh)")
+    return shaderlib.spirv(*MODULE)
+
+
+def test_modes_are_declared_in_order(code: bytes) -> None:
+    from vkbackend.vulkan.float_controls import declared
+
+    before, after = list(instructions(code)), list(instructions(declared(code, {"rte_float16": True})))
+    added = [i for i in after if i not in before]
+    assert [op for op, _ in added] == [17, 10, 16]  # capability, extension, execution mode
+    entry = next(operands[1] for op, operands in before if op == 15)
+    assert added[0][1] == (4467,) and added[2][1] == (entry, 4462, 16)
+    assert struct.pack(f"<{len(added[1][1])}I", *added[1][1]).rstrip(b"\0") == b"SPV_KHR_float_controls"
+    order = [op for op, _ in after]
+    assert order.index(10) > max(i for i, op in enumerate(order) if op == 17)  # behind all capabilities
+    assert after[order.index(15) + 1] == added[2]  # behind the entry point
+    assert [i for i in after if i not in added] == before
+
+
+def test_without_the_feature_nothing_changes(code: bytes) -> None:
+    from vkbackend.vulkan.float_controls import declared
+
+    assert declared(code, {"rte_float16": False}) == code
+
+
+@pytest.mark.native
+def test_shaders_of_halves_get_them(device: Any, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the driver has the mode, the module that it gets declares it; others are left as they are."""
+    from vkbackend.vulkan import float_controls, program
+
+    if not (device.features.get("float16") and device.features.get("rte_float16")):
+        pytest.skip(f"{device.info.name} has no rounding mode for halves")
+    seen = []
+
+    def declared(code: bytes, features: Any) -> bytes:
+        seen.append(float_controls.declared(code, features))
+        return seen[-1]
+
+    monkeypatch.setattr(program, "float_controls", type("Spy", (), {"declared": staticmethod(declared)}))
+    programs = program.Programs(device, device.memory, device.transfers)
+    try:
+        for op, variant, consts in (
+            (*MODULE, (("LOCAL", 128), ("RM", 4), ("RN", 4))),
+            ("add", "f32", (("LOCAL", 64),)),
+        ):
+            layout = programs.layout(4 if op != "add" else 3, False)
+            programs._make({(op, variant, consts): layout})
+    finally:
+        programs.close()
+    assert len(seen) == 1 and any(op == 16 and operands[1] == 4462 for op, operands in instructions(seen[0]))

@@ -1,0 +1,48 @@
+"""How a shader rounds to halves, declared in its SPIR-V (SPV_KHR_float_controls, core in SPIR-V 1.4).
+
+Without a declaration a driver may truncate, and may flush halves below 2^-14 to zero. Which modes a device
+takes is a property of its driver, so the words are added where the module is made.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+_HEADER_WORDS = 5
+_OP_EXTENSION, _OP_ENTRY_POINT, _OP_EXECUTION_MODE, _OP_CAPABILITY = 10, 15, 16, 17
+_NAME = b"SPV_KHR_float_controls"
+# Feature -> capability and execution mode: round to nearest even, keep denormals.
+MODES = {"rte_float16": (4467, 4462), "denorm_float16": (4464, 4459)}
+
+
+def declared(code: bytes, features: Mapping[str, Any]) -> bytes:
+    """The module with the modes for 16-bit floats that `features` has."""
+    wanted = [modes for name, modes in MODES.items() if features.get(name)]
+    if not wanted:
+        return code
+    words = list(struct.unpack(f"<{len(code) // 4}I", code))
+    capability_at = entry_at = at = _HEADER_WORDS
+    entry_point = 0
+    while at < len(words):
+        op, length = words[at] & 0xFFFF, words[at] >> 16
+        assert length, "not a SPIR-V module"
+        at += length
+        if op == _OP_CAPABILITY:
+            capability_at = at
+        elif op == _OP_ENTRY_POINT:
+            entry_at, entry_point = at, words[at - length + 2]
+            break
+    name = _NAME + bytes(4 - len(_NAME) % 4)
+    extension = _instruction(_OP_EXTENSION, *struct.unpack(f"<{len(name) // 4}I", name))
+    head = [word for capability, _ in wanted for word in _instruction(_OP_CAPABILITY, capability)]
+    modes = [word for _, mode in wanted for word in _instruction(_OP_EXECUTION_MODE, entry_point, mode, 16)]
+    patched = [
+        *words[:capability_at], *head, *extension, *words[capability_at:entry_at], *modes, *words[entry_at:]
+    ]  # fmt: skip
+    return struct.pack(f"<{len(patched)}I", *patched)
+
+
+def _instruction(op: int, *operands: int) -> list[int]:
+    return [1 + len(operands) << 16 | op, *operands]
