@@ -1,0 +1,61 @@
+"""What docs/architecture.md names is there: files, packages, hooks, threads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import ROOT
+
+from vkbackend.models.architectures.decoder import Decoder, LayerConfig
+from vkbackend.tools.studies import structure
+
+pytestmark = pytest.mark.no_vulkan
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+FOLDERS = (
+    "",
+    "meta",
+    "models",
+    "models/architectures",
+    "models/placement",
+    "shaders",
+    "tests/support/oracles",
+)
+
+
+def named(pattern: str) -> list[str]:
+    return sorted(set(re.findall(pattern, PAGE)))
+
+
+@pytest.mark.parametrize("path", named(r"`([\w/-]+\.(?:py|toml|glsl|comp|md))`"))
+def test_files_are_there(path: str) -> None:
+    if "NAME" not in path:
+        assert any((ROOT / folder / path).is_file() for folder in FOLDERS), path
+
+
+def test_every_package_has_a_row() -> None:
+    rows = set(re.findall(r"^\| `([a-z_/]+)/` \|", PAGE, re.MULTILINE))
+    packages = {name.removeprefix("vkbackend.") for name in structure.read(ROOT).packages}
+    below = {f"vkbackend/{name}" for name in ("ops", "twins", "vulkan", "kompute")}
+    assert {name.replace(".", "/") for name in packages} <= rows | {name.partition("/")[2] for name in below}
+
+
+def test_the_hooks_are_the_decoders() -> None:
+    table = PAGE[PAGE.index("| what differs | hook |") :]
+    hooks = [row.split("|")[2] for row in table.splitlines()[2:] if row.startswith("|")]
+    names = {
+        name for hook in hooks for name in re.findall(r"`(?:LayerConfig\.)?([a-z_]+)(?: =[^`]*)?`", hook)
+    }
+    other = {"attn_sinks", "owner"}  # a weight, a field of KVSpec
+    known = set(dir(Decoder)) | set(LayerConfig.__dataclass_fields__) | other
+    assert len(names) > 12 and names <= known, names - known
+
+
+def test_the_picture_is_of_its_source() -> None:
+    """Every box of the source stands in the picture."""
+    source = (ROOT / "docs" / "architecture.dot").read_text()
+    picture = (ROOT / "docs" / "architecture.svg").read_text()
+    for label in re.findall(r'\[label="([^"]+)"\]', source):
+        for line in label.split("\\n"):
+            assert re.sub(r"\s+", " ", line) in re.sub(r"(&#160;|\s)+", " ", picture), line
