@@ -24,7 +24,7 @@ from vkbackend.memory import plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.ops import candidates
 from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
-from vkbackend.meta.sizing import Build, Kind, StepShape, StepSizes, build_step, measure
+from vkbackend.meta.sizing import Build, StepKind, StepShape, StepSizes, build_step, measure
 from vkbackend.meta.split import MIRRORED, State
 from vkbackend.meta.tensor import Inputs, Weight
 from vkbackend.ops import MAX_SLOTS
@@ -80,7 +80,7 @@ class Mesh:
         self._pages: list[Pages] = []
         self._inputs: list[Inputs] = []
         self._arenas: list[Buffer] = []
-        self._steps: dict[Kind, Step] = {}
+        self._steps: dict[StepKind, Step] = {}
         self._bases = [0] * len(self.devices)
         self._broken = ""
 
@@ -166,12 +166,12 @@ class Mesh:
         """The recorded step for this many rows and output rows, made on first use. With `top_k` it ends with
         that many candidates of each output row instead of all logits; with `halves` it is two half
         micro-batches in turn, the output rows in the second."""
-        kind = Kind(n_rows, n_outputs, top_k, halves)
+        kind = StepKind(n_rows, n_outputs, top_k, halves)
         if kind not in self._steps:
             self._steps[kind] = self._record(kind)
         return self._steps[kind]
 
-    def _record(self, kind: Kind) -> Step:
+    def _record(self, kind: StepKind) -> Step:
         active, build = self._shape.active, self._build
         recordings, reduces, made = build_step(
             self.devices, self._inputs, self._provider, active, self._wire, kind, build

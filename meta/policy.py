@@ -180,10 +180,12 @@ def _take(
     def load(d: int, more: int) -> float:
         return round((before[d] + counts[d] + more) / shares[d], 6)
 
-    while sum(counts) > units:  # who is behind may not catch up on more than there is
-        counts[max((d for d in candidates if counts[d]), key=lambda d: load(d, 0))] -= 1
+    while sum(counts) > units:  # a device that is behind may not catch up on more than there is
+        taking = [d for d in candidates if counts[d]]
+        counts[max(taking, key=lambda d: load(d, 0))] -= 1
     for _ in range(units - sum(counts)):
-        counts[min(candidates, key=lambda d: (load(d, 1), held[d] / shares[d], d))] += 1
+        least = min(candidates, key=lambda d: (load(d, 1), held[d] / shares[d], d))
+        counts[least] += 1
     last = max(d for d in range(n) if counts[d])
     ranges, at = [], 0
     for d in range(n):

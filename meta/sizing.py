@@ -89,7 +89,7 @@ def second_half(inputs: Inputs, n_rows: int) -> Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StepKind:
     """What distinguishes recorded steps: rows, output rows, candidates per output row, two halves or one."""
 
     n_rows: int
@@ -107,7 +107,7 @@ def build_step(
     provider: Provider | None,
     active: Mapping[str, tuple[int, ...]],
     wire: str,
-    kind: Kind,
+    kind: StepKind,
     build: Build,
 ) -> Built:
     """(a recording per device, what each exchange reduces, values by label), commands in order of depth.
@@ -169,9 +169,9 @@ def measure(
     kinds = set()
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
-        kinds |= {Kind(rows, most), Kind(rows, one), Kind(rows, most, shape.top_k)}
+        kinds |= {StepKind(rows, most), StepKind(rows, one), StepKind(rows, most, shape.top_k)}
     if shape.halves and shape.n_rows >= shape.halves:
-        kinds.add(Kind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
+        kinds.add(StepKind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
     for kind in kinds:
         recordings, reduces, _ = build_step(devices, inputs, sizing, shape.active, wire, kind, build)
         for d, recording in enumerate(recordings):

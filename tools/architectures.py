@@ -18,7 +18,7 @@ from vkbackend.errors import VkbackendError
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import holders
 from vkbackend.models.architectures.base import KVSpec, Model, StateSpec
-from vkbackend.models.architectures.registry import ARCHITECTURES, described
+from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS
 from vkbackend.models.placement.layout import Options, lay_out
 from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
@@ -103,7 +103,7 @@ def row_of(name: str) -> Row:
     model.control = {1: np.zeros(model.n_embd, np.float32)}
     return Row(
         name,
-        described(name),
+        MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
         whole_slots=recurrent,  # the sequence so far left it: it cannot be cut at a position

@@ -301,8 +301,10 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
     if name not in gguf.metadata:
         return
     value = gguf.metadata[name]
-    if not np.array_equal(value, off) and (off is True or not is_off(value)):
-        # Where a switch is on by default, off is no absence.
+    allowed = np.array_equal(value, off)
+    if off is not True:  # a switch that is on by default must say so; any other may be 0, false or empty
+        allowed = allowed or is_off(value)
+    if not allowed:
         raise UnsupportedModel(f"{name} = {value} is not supported; only {off} (off) is")
 
 

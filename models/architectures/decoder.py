@@ -134,8 +134,9 @@ class Decoder:
         if not self.mixture:
             check_off(gguf, "expert_count")
             check_off(gguf, "expert_used_count")
-        for name in () if self.freq_factors else set(ROPE_FACTORS) & set(gguf.tensors):
-            raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no {name}")
+        if not self.freq_factors:
+            for name in set(ROPE_FACTORS) & set(gguf.tensors):
+                raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no {name}")
         self.config = c = self.read_config(gguf)
         if not self.windows:
             self._check_no_window(gguf)

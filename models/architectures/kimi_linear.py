@@ -118,8 +118,9 @@ class Model(Decoder):
             (("attn_q", "attn_q_shared"), "attn_q", True),
             (("attn_latent", "attn_k_shared"), "attn_kv_a_mqa", False),
         ):
-            parts = [by_name[name] for n in names if (name := f"{prefix}{n}.weight") in by_name]
-            if len(parts) == 2:
+            full_names = [f"{prefix}{name}.weight" for name in names]
+            if all(name in by_name for name in full_names):
+                parts = [by_name[name] for name in full_names]
                 repeat = parts[0].shape[0] // self.nope if per_head else 1
                 by_name |= {spec.name: spec for spec in fused(f"{prefix}{tensor}.weight", parts, repeat)}
         return list(by_name.values())

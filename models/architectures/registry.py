@@ -9,24 +9,26 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.gguf.reader import GGUF
 
-ARCHITECTURES = (
-    "llama",
-    "mistral3",
-    "qwen2",
-    "qwen2moe",
-    "qwen3",
-    "qwen3moe",
-    "qwen3next",
-    "qwen35",
-    "qwen35moe",
-    "kimi-linear",
-    "phi3",
-    "gemma3",
-    "gemma4",
-    "glm4",
-    "glm4moe",
-    "gpt-oss",
-)
+# general.architecture -> the models that have it.
+MODELS = {
+    "llama": "Llama 1 to 3, Mistral, Mixtral, SmolLM",
+    "mistral3": "Ministral 3",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen2moe": "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
+    "qwen3": "dense Qwen3",
+    "qwen3moe": "Qwen3-30B-A3B, Qwen3-235B-A22B",
+    "qwen3next": "Qwen3-Next-80B-A3B",
+    "qwen35": "dense Qwen3.5 and 3.6",
+    "qwen35moe": "Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B",
+    "kimi-linear": "Kimi-Linear-48B-A3B",
+    "phi3": "Phi-3, Phi-4",
+    "gemma3": "Gemma 3",
+    "gemma4": "Gemma 4",
+    "glm4": "GLM-4",
+    "glm4moe": "GLM-4.5, GLM-4.5-Air",
+    "gpt-oss": "gpt-oss-20b, gpt-oss-120b",
+}
+ARCHITECTURES = tuple(MODELS)
 
 
 def load_model(gguf: GGUF) -> Model:
@@ -44,12 +46,6 @@ def load_model(gguf: GGUF) -> Model:
 def model_class(name: str) -> Any:
     """The class of an architecture of the list."""
     return _module(name).Model
-
-
-def described(name: str) -> str:
-    """The models that have an architecture, as its file's docstring says."""
-    text: str = _module(name).__doc__.partition("(")[2].partition(")")[0]
-    return text.replace("\n", " ")
 
 
 def _module(name: str) -> Any:

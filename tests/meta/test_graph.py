@@ -22,8 +22,7 @@ from vkbackend.memory import plan_scratch
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import ImportedPages, Provider, Reduce, make_provider
-from vkbackend.meta.sizing import Kind as StepKind
-from vkbackend.meta.sizing import build_step
+from vkbackend.meta.sizing import StepKind, build_step
 from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.models.architectures.registry import ARCHITECTURES

@@ -88,14 +88,20 @@ class TimelineQueue(Queue):
             number = self.submitted + 1 + s - first
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
+        # `submitted` grows with each call, so that a failure leaves the number of what runs.
+        if not executable.has_cuts:
+            self._submit_infos(infos, firsts[first], firsts[first + count])
+            self.submitted += count
+            return
         # Drivers may merge what one call submits: a step that was cut for their watchdog goes piece by piece.
-        whole = not executable.has_cuts
-        for s in range(first, first + count, count if whole else 1):
-            begin, end = firsts[s], firsts[first + count if whole else s + 1]
-            for at in range(begin, end, end - begin if whole else 1):
-                result = self._submit(self.device.vk_queue, end - begin if whole else 1, infos + at, NULL)
-                self.device.check(result, "vkQueueSubmit")
-            self.submitted += count if whole else 1  # what a later failure leaves has these numbers
+        for s in range(first, first + count):
+            for at in range(firsts[s], firsts[s + 1]):
+                self._submit_infos(infos, at, at + 1)
+            self.submitted += 1
+
+    def _submit_infos(self, infos: Any, begin: int, end: int) -> None:
+        result = self._submit(self.device.vk_queue, end - begin, infos + begin, NULL)
+        self.device.check(result, "vkQueueSubmit")
 
     def completed(self) -> int:
         device = self.device
