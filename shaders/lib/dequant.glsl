@@ -1,5 +1,6 @@
 // Weights of every format as floats. The including file declares `uint w[]`, calls it with the row's start, and never
-// unpacks bits itself. A format is one block description and one decode4, in the file of its family below.
+// unpacks bits itself. A format is one block description and one decode4, in the file of its family below. A block
+// description is macros, so that a TYPE without one is an #error.
 //
 //     uint row_start(uint row, uint n)      where a row of n elements starts
 //     ROW_UNIT                              elements that rows are whole multiples of
@@ -26,8 +27,8 @@ uvec4 codes4(uint word, uint shift, uint mask) {
 // at address b. Nothing but what differs between the parts may depend on `part`.
 
 #if defined(TYPE_F32)
-const uint ROW_UNIT = 1;
-const uint BLOCK_NBYTES = 4;
+#define ROW_UNIT 1u
+#define BLOCK_NBYTES 4u
 #define HAS_TAIL // rows need not be a multiple of 4 long
 
 float decode1(uint b) { return uintBitsToFloat(u32_at(b)); }
@@ -37,8 +38,8 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_F16)
-const uint ROW_UNIT = 1;
-const uint BLOCK_NBYTES = 2;
+#define ROW_UNIT 1u
+#define BLOCK_NBYTES 2u
 #define HAS_TAIL
 
 float decode1(uint b) { return f16_at(b); }
@@ -46,8 +47,8 @@ float decode1(uint b) { return f16_at(b); }
 vec4 decode4(uint b, uint k, uint part) { return vec4(unpackHalf2x16(u32_at(b)), unpackHalf2x16(u32_at(b + 4))); }
 
 #elif defined(TYPE_BF16)
-const uint ROW_UNIT = 1;
-const uint BLOCK_NBYTES = 2;
+#define ROW_UNIT 1u
+#define BLOCK_NBYTES 2u
 #define HAS_TAIL
 
 float decode1(uint b) { return uintBitsToFloat(u16_at(b) << 16); }
@@ -62,6 +63,10 @@ vec4 decode4(uint b, uint k, uint part) {
 #include "lib/dequant_k.glsl"
 #include "lib/dequant_iq.glsl"
 #include "lib/dequant_tq.glsl"
+
+#ifndef BLOCK_NBYTES
+#error unknown TYPE has no block description and no decode4 in dequant.glsl or the file of its family
+#endif
 
 // ---- addresses and reads, the same for all ----
 

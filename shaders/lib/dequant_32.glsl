@@ -5,15 +5,15 @@ uvec4 nibbles4(uint at, uint k, uint part) { return codes4(u32_at(at + (k & 15u)
 
 #if defined(TYPE_Q4_0)
 // half d; nibbles q                                     d * (q - 8)
-const uint ROW_UNIT = 32;
-const uint BLOCK_NBYTES = 18;
+#define ROW_UNIT 32u
+#define BLOCK_NBYTES 18u
 
 vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * (vec4(nibbles4(b + 2, k, part)) - 8.0); }
 
 #elif defined(TYPE_Q4_1)
 // half d, m; nibbles q                                  d * q + m
-const uint ROW_UNIT = 32;
-const uint BLOCK_NBYTES = 20;
+#define ROW_UNIT 32u
+#define BLOCK_NBYTES 20u
 
 vec4 decode4(uint b, uint k, uint part) {
     const vec2 dm = unpackHalf2x16(u32_at(b));
@@ -23,12 +23,12 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
 // Q5_0: half d; u32 h; nibbles q                        d * (q + 16 * bit k of h - 16)
 // Q5_1: half d, m; u32 h; nibbles q                     d * (q + 16 * bit k of h) + m
-const uint ROW_UNIT = 32;
+#define ROW_UNIT 32u
 #ifdef TYPE_Q5_0
-const uint BLOCK_NBYTES = 22;
+#define BLOCK_NBYTES 22u
 const uint HEAD = 2;
 #else
-const uint BLOCK_NBYTES = 24;
+#define BLOCK_NBYTES 24u
 const uint HEAD = 4;
 #endif
 
@@ -45,8 +45,8 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_Q8_0)
 // half d; int8 q[32]                                    d * q
-const uint ROW_UNIT = 32;
-const uint BLOCK_NBYTES = 34;
+#define ROW_UNIT 32u
+#define BLOCK_NBYTES 34u
 
 vec4 decode4(uint b, uint k, uint part) {
     const int q = int(u32_at(b + 2 + k + part));
@@ -55,8 +55,8 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_MXFP4)
 // u8 e; nibbles q, a sign over the code of 0, 1, 2, 3, 4, 6, 8 or 12                2^(e - 128) * value
-const uint ROW_UNIT = 32;
-const uint BLOCK_NBYTES = 17;
+#define ROW_UNIT 32u
+#define BLOCK_NBYTES 17u
 
 float scale_of(uint b, uint k) {
     const uint e = u8_at(b);

@@ -13,7 +13,7 @@ ivec4 values4(uvec4 q) {
 
 #if defined(TYPE_IQ1_S) || defined(TYPE_IQ1_M) || defined(TYPE_IQ2_XXS) || defined(TYPE_IQ2_XS) || \
     defined(TYPE_IQ2_S) || defined(TYPE_IQ3_XXS) || defined(TYPE_IQ3_S)
-const uint ROW_UNIT = 256;
+#define ROW_UNIT 256u
 
 layout(set = 1, binding = 0) readonly buffer Codebook { uint codebook[]; }; // of codebooks.py, two entries in a word
 
@@ -43,16 +43,16 @@ uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7;
 
 #if defined(TYPE_IQ4_NL)
 // a block of 32: half d; nibbles q                      d * values[q]
-const uint ROW_UNIT = 32;
-const uint BLOCK_NBYTES = 18;
+#define ROW_UNIT 32u
+#define BLOCK_NBYTES 18u
 
 vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * vec4(values4(nibbles4(b + 2, k, part))); }
 
 #elif defined(TYPE_IQ4_XS)
 // half d; u16 h, bits 2g the high bits of group g's scale; u8 s[4], a nibble each its low ones; nibbles q[8]
 //                                                       d * (scale - 32) * values[q]
-const uint ROW_UNIT = 256;
-const uint BLOCK_NBYTES = 136;
+#define ROW_UNIT 256u
+#define BLOCK_NBYTES 136u
 
 float scale_of(uint b, uint k) {
     const uint g = k / 32;
@@ -67,7 +67,7 @@ vec4 decode4(uint b, uint k, uint part) {
 
 #elif defined(TYPE_IQ2_XXS)
 // half d; per group u8 entry[4]; u32: four times 7 signs, then a scale of 4 bits   d / 4 * (scale + 1/2) * +-value
-const uint BLOCK_NBYTES = 66;
+#define BLOCK_NBYTES 66u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uint g = b + 2 + k / 32 * 8;
@@ -80,7 +80,7 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_IQ2_XS)
 // half d; u16 q[32], an entry of 9 bits under 7 signs; u8 s[8], scales of 16 elements, the first in the low nibble
 //                                                       d / 4 * (scale + 1/2) * +-value
-const uint BLOCK_NBYTES = 74;
+#define BLOCK_NBYTES 74u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uint q = u16_at(b + 2 + k / 8 * 2);
@@ -92,7 +92,7 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_IQ2_S)
 // half d; u8 q[32], the low 8 bits of entries; u8 signs[32]; u8 h[8], two bits each on top of q; u8 s[8] as in IQ2_XS
 //                                                       d / 4 * (scale + 1/2) * +-value
-const uint BLOCK_NBYTES = 82;
+#define BLOCK_NBYTES 82u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uint high = (u8_at(b + 66 + k / 32) >> (k / 8 % 4 * 2)) & 3u;
@@ -105,7 +105,7 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_IQ3_XXS)
 // half d; u8 entry[64]; per group u32: four times 7 signs, then a scale of 4 bits  d / 2 * (scale + 1/2) * +-value
 // codes 0..7 stand for 4, 12, 20, ... 52, 62
-const uint BLOCK_NBYTES = 98;
+#define BLOCK_NBYTES 98u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uint tail = u32_at(b + 66 + k / 32 * 4);
@@ -119,7 +119,7 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_IQ3_S)
 // half d; u8 q[64], the low 8 bits of entries; u8 h[8], a bit each on top of q; u8 signs[32]; u8 s[4], a nibble each
 // the scale of a group                                  d * (2 scale + 1) * +-(2 code + 1)
-const uint BLOCK_NBYTES = 110;
+#define BLOCK_NBYTES 110u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uint high = (u8_at(b + 66 + k / 32) >> ((k + part) / 4 % 8)) & 1u;
@@ -132,7 +132,7 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_IQ1_S)
 // half d; u8 q[32], the low 8 bits of entries; per group u16 h: four times 3 bits on top of q, a scale of 3 bits and
 // the sign of a shift by 1/8                            d * (2 scale + 1) * (code - 1 +- 1/8)
-const uint BLOCK_NBYTES = 50;
+#define BLOCK_NBYTES 50u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uint h = u16_at(b + 34 + k / 32 * 2);
@@ -146,7 +146,7 @@ vec4 decode4(uint b, uint k, uint part) {
 // u8 q[32], the low 8 bits of entries; u8 h[16], a nibble for each: 3 bits on top of q and the sign of a shift by 1/8;
 // u16 s[4]: four times 3 bits, the scales of 16 elements, and the next four bits of half d
 //                                                       d * (2 scale + 1) * (code - 1 +- 1/8)
-const uint BLOCK_NBYTES = 56;
+#define BLOCK_NBYTES 56u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uvec2 s = uvec2(u32_at(b + 48), u32_at(b + 52)); // pairs of s, the first in the low halves

@@ -5,8 +5,8 @@
 #if defined(TYPE_Q2_K)
 // u8 s[16], scale low and min high, of 16 elements each; u8 q[64], bits 2j of byte 32 i + l; half d, m
 //                                                       d * scale * q - m * min
-const uint ROW_UNIT = 256;
-const uint BLOCK_NBYTES = 84;
+#define ROW_UNIT 256u
+#define BLOCK_NBYTES 84u
 
 vec2 scale_min(uint b, uint k) {
     const uint s = u8_at(b + k / 16);
@@ -22,8 +22,8 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_Q3_K)
 // u8 h[32], bit k / 32 of byte l; u8 q[64] as in Q2_K; u8 s[12], 16 codes of 6 bits: the low 4 in the halves of bytes
 // 0..7, the high 2 in pairs of bits of bytes 8..11; half d                          d * (code - 32) * (q + 4 h - 4)
-const uint ROW_UNIT = 256;
-const uint BLOCK_NBYTES = 110;
+#define ROW_UNIT 256u
+#define BLOCK_NBYTES 110u
 
 float scale_of(uint b, uint k) {
     const uint g = k / 16;
@@ -43,12 +43,12 @@ vec4 decode4(uint b, uint k, uint part) {
 // Q5_K: half d, m; u8 s[12]; u8 h[32], bit k / 32 of byte l is the code's fifth; u8 q[128]
 // s: eight scales and mins of 6 bits. Of groups 0..3 in the low bits of bytes 0..3 and 4..7; of groups 4..7 the low
 // 4 bits in the halves of bytes 8..11, the high 2 on top of bytes 0..3 and 4..7     d * scale * q - m * min
-const uint ROW_UNIT = 256;
+#define ROW_UNIT 256u
 #ifdef TYPE_Q4_K
-const uint BLOCK_NBYTES = 144;
+#define BLOCK_NBYTES 144u
 const uint CODES = 16;
 #else
-const uint BLOCK_NBYTES = 176;
+#define BLOCK_NBYTES 176u
 const uint CODES = 48;
 #endif
 
@@ -73,8 +73,8 @@ vec4 decode4(uint b, uint k, uint part) {
 #elif defined(TYPE_Q6_K)
 // u8 q[128], a nibble each: of byte 64 i + k % 64, high for the second 64; u8 h[64], bits 2j of byte 32 i + l;
 // int8 scale[16]; half d                                d * scale * (q + 16 h - 32)
-const uint ROW_UNIT = 256;
-const uint BLOCK_NBYTES = 210;
+#define ROW_UNIT 256u
+#define BLOCK_NBYTES 210u
 
 float scale_of(uint b, uint k) { return f16_at(b + 208) * float(int(u8_at(b + 192 + k / 16) << 24) >> 24); }
 

@@ -4,8 +4,8 @@
 // u8 q[52], five elements (the last four bytes: four) in base 3 as a fraction of 256, so that digit n is the carry of
 // 3 * (3^n q mod 256); element k is digit k / 32 of byte k % 32 below 160, then digit (k - 160) / 16 of byte
 // 32 + k % 16 below 240, then digit (k - 240) / 4 of byte 48 + k % 4; half d        d * (digit - 1)
-const uint ROW_UNIT = 256;
-const uint BLOCK_NBYTES = 54;
+#define ROW_UNIT 256u
+#define BLOCK_NBYTES 54u
 
 vec4 decode4(uint b, uint k8, uint part) {
     const uint k = k8 + part;
@@ -18,8 +18,8 @@ vec4 decode4(uint b, uint k8, uint part) {
 
 #elif defined(TYPE_TQ2_0)
 // u8 q[64], bits 2j of byte 32 i + l for element 128 i + 32 j + l; half d          d * (q - 1)
-const uint ROW_UNIT = 256;
-const uint BLOCK_NBYTES = 66;
+#define ROW_UNIT 256u
+#define BLOCK_NBYTES 66u
 
 vec4 decode4(uint b, uint k, uint part) {
     const uvec4 q = codes4(u32_at(b + k / 128 * 32 + k % 32 + part), k / 32 % 4 * 2, 3u);

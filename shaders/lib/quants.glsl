@@ -194,6 +194,9 @@ Quants quants(uint b, uint k, uint part) {
     const uvec4 h = bytes_of(u128_at(b + 128 + i * 32 + part), k / 32 % 4 * 2, 3u);
     return Quants(q | (h << 4), scale_of(b, k + part), 0.0);
 }
+
+#else
+#error unknown TYPE has no quants in quants.glsl
 #endif
 
 Quants quants16(uint start, uint k, uint part) {

@@ -251,6 +251,21 @@ def test_compiler_errors_surface(library: Path) -> None:
         shaderlib.spirv("add", "f32")
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("weights", "op", "lacks"),
+    [("weights", "mat_vec", "no block description and no decode4"), ("dot_weights", "mat_dot", "no quants")],
+)
+def test_a_format_that_no_shader_knows_is_told(library: Path, weights: str, op: str, lacks: str) -> None:
+    """In the manifest alone; or of formats with blocks, one that has no codes of int8."""
+    new = "q9_9" if weights == "weights" else "iq3_s"
+    path = library / "variants.toml"
+    path.write_text(path.read_text().replace(f"\n{weights} = [", f'\n{weights} = [ "{new}",'))
+    forget()
+    with pytest.raises(UnsupportedFeature, match=rf"(?s)refused {op}\.{new}.*unknown TYPE has {lacks}"):
+        shaderlib.spirv(op, new)
+
+
 def test_without_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UnsupportedFeature, match="glslang-tools"):
