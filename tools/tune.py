@@ -22,23 +22,22 @@ from vkbackend.limits import Limits
 from vkbackend.models.engine.arguments import device_list
 from vkbackend.models.engine.runner import open_devices
 from vkbackend.ops import measured
-from vkbackend.ops.choice import GPU_OPS, mat_op, runs
+from vkbackend.ops.choice import mat_op, runs
+from vkbackend.ops.table import MATRIX_OPS
 from vkbackend.runtime import Device
 from vkbackend.tools.bench_ops import time_case
 from vkbackend.tools.console import console, printable, table
-from vkbackend.tools.op_cases.half import MatMulCoop, MatMulF16, PackF16
-from vkbackend.tools.op_cases.matrix import MatLane, MatMul, MatTile, MatVec, MatWave
-from vkbackend.tools.op_cases.quantized import MatDot, MatMulDot, QuantizeQ8
+from vkbackend.tools.op_cases.cases import CASES
+from vkbackend.tools.op_cases.half import PackF16
+from vkbackend.tools.op_cases.matrix import MatVec
+from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
 ROWS = {"one": 1, "few": 4, "many": 128}  # what stands for each class
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # the first is one that all ops of f32 activations have
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
-CASES = {
-    case.op.name: case
-    for case in (MatVec, MatWave, MatLane, MatMul, MatTile, MatDot, MatMulDot, MatMulCoop, MatMulF16)
-}
+PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}  # by op
 ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
 ROUNDED = 4 / 7  # of a time for each matrix: q, k and v read the same activations, and so do gate and up
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
@@ -59,9 +58,9 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
         return row.us_cpu or row.us_min
 
     def us_of(op: str, kind: str, rows: int) -> float:
-        rounding = ROUNDING.get(CASES[op].op.x_type)
+        rounding = ROUNDING.get(MATRIX_OPS[op].x_type)
         return sum(
-            us(CASES[op](kind, n, k, rows)) + (ROUNDED * us(rounding(k, rows)) if rounding else 0.0)
+            us(PRODUCTS[op](kind, n, k, rows)) + (ROUNDED * us(rounding(k, rows)) if rounding else 0.0)
             for n, k in SHAPES
         )
 
@@ -69,7 +68,7 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
         name: {
             op: {kind: us_of(op, kind, rows) for kind in kinds}
             for op in measured.CANDIDATES[name]
-            if not (device.limits.is_cpu and op in GPU_OPS)  # none is a CPU's winner, all compile long there
+            if not (device.limits.is_cpu and MATRIX_OPS[op].gpus_only)
             and (kinds := [kind for kind in TYPES if runs(device.limits, op, kind)])
         }
         for name, rows in ROWS.items()

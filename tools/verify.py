@@ -20,7 +20,7 @@ from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.engine.arguments import HOST, device_list, whole_number
 from vkbackend.models.engine.runner import open_devices
 from vkbackend.models.engine.sampling import MAX_SEED
-from vkbackend.ops.spec import OPS
+from vkbackend.ops.table import OPS
 from vkbackend.runtime import Device
 from vkbackend.shaderlib import variants
 from vkbackend.tools.console import console, printable, table, write_json

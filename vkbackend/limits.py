@@ -39,7 +39,7 @@ class Limits:
     host_import_align: int = 4096  # address and size of host pages, bytes; at least a page
     subgroup_size: int = 1
     is_cpu: bool = False
-    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # measured: class of rows -> ops (choices.py)
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # measured: class of rows -> ops (ops/measured.py)
     matrix_units: MatrixUnits = _COMMON  # which, where `features` has "matrix_units"
     features: frozenset[str] = frozenset()  # optional ones that shaders may use, named as in capabilities.py
 

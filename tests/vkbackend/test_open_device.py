@@ -13,7 +13,7 @@ from vkbackend import env, open_device, shaderlib
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 from vkbackend.kompute import spirv
 from vkbackend.models.engine.runner import Runner
-from vkbackend.ops.spec import OPS
+from vkbackend.ops.table import OPS
 
 pytestmark = pytest.mark.no_vulkan
 

@@ -40,9 +40,8 @@ class MatMulF16(MatMul):
     """Sums of 16 products in halves err by 4e-7 of the products' squares: in rounding each of 16 sums by
     u^2 / 6 = 4e-8 (u = 2^-11) of the j products in it. y, of few blocks, may be a tenth of them."""
 
-    op = ops.mat_mul_f16
+    op = ops.MATRIX_OPS["mat_mul_f16"]
     tolerance = 4e-6
-    needs = ops.OPS["mat_mul_f16"].needs
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # small rows count as much
@@ -52,9 +51,8 @@ class MatMulF16(MatMul):
 class MatMulCoop(MatMulF16):
     """Sums are floats; weights become halves."""
 
-    op = ops.mat_mul_coop
+    op = ops.MATRIX_OPS["mat_mul_coop"]
     tolerance = 1e-6
-    needs = ops.OPS["mat_mul_coop"].needs
 
 
 def quick() -> list[Case]:

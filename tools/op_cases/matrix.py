@@ -24,7 +24,7 @@ class MatVec(Case):
     """w [n, k] by x [rows, k] (+ a bias), x as the op reads it; `pad` elements lie between the rows of y.
     With `act` there are two matrices, gate and up; with `nan` the last row of x has one."""
 
-    op: ClassVar[ops.MatrixOp] = ops.mat_vec
+    op: ClassVar[ops.MatrixOp] = ops.MATRIX_OPS["mat_vec"]
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
     n: int = 16
@@ -36,6 +36,10 @@ class MatVec(Case):
     act: str = ""
     nan: bool = False
     span: float = 1.0  # of x
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.op.needs
 
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.n + self.pad
@@ -63,25 +67,23 @@ class MatVec(Case):
 
 @dataclass(frozen=True)
 class MatMul(MatVec):
-    op = ops.mat_mul
+    op = ops.MATRIX_OPS["mat_mul"]
     rows: int = 9
 
 
 @dataclass(frozen=True)
 class MatTile(MatMul):
-    op = ops.mat_tile
+    op = ops.MATRIX_OPS["mat_tile"]
 
 
 @dataclass(frozen=True)
 class MatWave(MatVec):
-    op = ops.mat_wave
-    needs = ops.OPS["mat_wave"].needs
+    op = ops.MATRIX_OPS["mat_wave"]
 
 
 @dataclass(frozen=True)
 class MatLane(MatVec):
-    op = ops.mat_lane
-    needs = ops.OPS["mat_lane"].needs
+    op = ops.MATRIX_OPS["mat_lane"]
 
 
 def quick() -> list[Case]:

@@ -100,7 +100,7 @@ class MatVecId(Case):
     x is NaN beyond an expert's columns, and y keeps its NaN beyond its rows.
     """
 
-    op: ClassVar[ops.ExpertsOp] = ops.mat_vec_id
+    op: ClassVar[ops.ExpertsOp] = ops.EXPERTS_OPS["mat_vec_id"]
     tolerance: ClassVar[float] = 1e-9
     type: str = "f32"
     axis: int = ops.ROWS
@@ -113,6 +113,10 @@ class MatVecId(Case):
     pieces: int = 1
     tile: int = 0  # pairs in a tile where they come sorted by expert
     span: float = 1.0  # of x
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.op.needs
 
     def setup(self, rng: np.random.Generator) -> Setup:
         n_experts = len(self.widths)
@@ -154,13 +158,13 @@ def _grouped(ids: np.ndarray, n_experts: int, tile: int) -> dict[str, Tensor]:
     """The arrays that moe_group makes of ids."""
     n_tiles = ops.tile_count(len(ids), n_experts, tile)
     order, tiles = np.zeros(len(ids), np.uint32), np.zeros((n_tiles, 3), np.uint32)
-    twins.moe_group(ids, order, tiles, n_pairs=len(ids), n_experts=n_experts, tile=tile, n_tiles=n_tiles)
+    twins.moe.moe_group(ids, order, tiles, n_pairs=len(ids), n_experts=n_experts, tile=tile, n_tiles=n_tiles)
     return {"order": Tensor(order.shape, "u32", order), "tiles": Tensor(tiles.shape, "u32", tiles)}
 
 
 @dataclass(frozen=True)
 class MatMulId(MatVecId):
-    op = ops.mat_mul_id
+    op = ops.EXPERTS_OPS["mat_mul_id"]
     tile: int = 16
 
 
@@ -168,9 +172,8 @@ class MatMulId(MatVecId):
 class MatMulIdCoop(MatVecId):
     """With COLUMNS, widths are equal and nothing is padded."""
 
-    op = ops.mat_mul_id_coop
+    op = ops.EXPERTS_OPS["mat_mul_id_coop"]
     tolerance = 1e-6
-    needs = ops.OPS["mat_mul_id_coop"].needs
     tile: int = 32
 
 
@@ -178,8 +181,7 @@ class MatMulIdCoop(MatVecId):
 class MatLaneId(MatVecId):
     """In tiles, or with tile=0 pair by pair."""
 
-    op = ops.mat_lane_id
-    needs = ops.OPS["mat_lane_id"].needs
+    op = ops.EXPERTS_OPS["mat_lane_id"]
     tile: int = 8
 
 

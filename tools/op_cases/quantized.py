@@ -45,29 +45,25 @@ class QuantizeQ8(Case):
 
 @dataclass(frozen=True)
 class MatDot(MatVec):
-    op = ops.mat_dot
-    needs = ops.OPS["mat_dot"].needs
+    op = ops.MATRIX_OPS["mat_dot"]
     type: str = "q8_0"
 
 
 @dataclass(frozen=True)
 class MatMulDot(MatDot):
-    op = ops.mat_mul_dot
-    needs = ops.OPS["mat_mul_dot"].needs
+    op = ops.MATRIX_OPS["mat_mul_dot"]
     rows: int = 9
 
 
 @dataclass(frozen=True)
 class MatDotId(MatVecId):
-    op = ops.mat_dot_id
-    needs = ops.OPS["mat_dot_id"].needs
+    op = ops.EXPERTS_OPS["mat_dot_id"]
     type: str = "q8_0"
 
 
 @dataclass(frozen=True)
 class MatMulDotId(MatDotId):
-    op = ops.mat_mul_dot_id
-    needs = ops.OPS["mat_mul_dot_id"].needs
+    op = ops.EXPERTS_OPS["mat_mul_dot_id"]
     tile: int = 16
 
 

@@ -94,7 +94,11 @@ class Case:
 
     tolerance: ClassVar[float] = 1e-10
     exact: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[tuple[str, ...]] = ()  # optional features without which the op is not there
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Optional features without which the op is not there."""
+        return ()
 
     def setup(self, rng: np.random.Generator) -> Setup:
         raise NotImplementedError
@@ -167,7 +171,7 @@ def operand(x: np.ndarray, dtype: str) -> Tensor:
     if dtype == "f32":
         return Tensor(x.shape, dtype, x)
     raw = np.zeros((x.size // k, row_nbytes(dtype, k)), np.uint8)
-    convert = {"q8": twins.quantize_q8, "f16s": twins.pack_f16}[dtype]
+    convert = {"q8": twins.quantized.quantize_q8, "f16s": twins.half.pack_f16}[dtype]
     convert(x, raw, k=k, n_rows=len(raw))
     return Tensor(x.shape, dtype, raw)
 

@@ -24,7 +24,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.models.engine.arguments import whole_number
 from vkbackend.models.engine.runner import Runner, open_devices
 from vkbackend.models.placement.memory_report import HOMES
-from vkbackend.ops.spec import OPS
+from vkbackend.ops.table import OPS
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run

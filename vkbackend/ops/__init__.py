@@ -1,8 +1,8 @@
-"""The op set: one callable per op that records a dispatch of it, and `OPS` (spec.py), their table.
+"""The op set: one callable per op that records a dispatch of it, and `OPS`, what shaders are called with.
 
 An op checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants and
-grid, and appends a `Dispatch`. Products are MatrixOps and ExpertsOps, all others functions. Activations are
-contiguous f32 rows. Knows no model and no second device.
+grid, and appends a `Dispatch`. Products are entries of `MATRIX_OPS` and `EXPERTS_OPS` (table.py), all others
+functions. Activations are contiguous f32 rows. Knows no model and no second device.
 """
 
 from vkbackend.ops.attention import CACHE_TYPES as CACHE_TYPES
@@ -16,9 +16,12 @@ from vkbackend.ops.attention import attn_splits as attn_splits
 from vkbackend.ops.attention import kv_store as kv_store
 from vkbackend.ops.attention import rope as rope
 from vkbackend.ops.choice import convert as convert
+from vkbackend.ops.choice import experts_operand_type as experts_operand_type
 from vkbackend.ops.choice import mat as mat
+from vkbackend.ops.choice import mat_id as mat_id
 from vkbackend.ops.choice import mat_op as mat_op
 from vkbackend.ops.choice import operand_type as operand_type
+from vkbackend.ops.choice import tile_size as tile_size
 from vkbackend.ops.elementwise import add as add
 from vkbackend.ops.elementwise import add_bias as add_bias
 from vkbackend.ops.elementwise import columns as columns
@@ -31,36 +34,18 @@ from vkbackend.ops.experts import COLUMNS as COLUMNS
 from vkbackend.ops.experts import ROWS as ROWS
 from vkbackend.ops.experts import ExpertsOp as ExpertsOp
 from vkbackend.ops.experts import Groups as Groups
-from vkbackend.ops.experts import experts_operand_type as experts_operand_type
-from vkbackend.ops.experts import mat_dot_id as mat_dot_id
-from vkbackend.ops.experts import mat_id as mat_id
-from vkbackend.ops.experts import mat_lane_id as mat_lane_id
-from vkbackend.ops.experts import mat_mul_dot_id as mat_mul_dot_id
-from vkbackend.ops.experts import mat_mul_id as mat_mul_id
-from vkbackend.ops.experts import mat_mul_id_coop as mat_mul_id_coop
-from vkbackend.ops.experts import mat_vec_id as mat_vec_id
 from vkbackend.ops.experts import moe_group as moe_group
 from vkbackend.ops.experts import tile_count as tile_count
-from vkbackend.ops.experts import tile_size as tile_size
-from vkbackend.ops.half import mat_mul_coop as mat_mul_coop
-from vkbackend.ops.half import mat_mul_f16 as mat_mul_f16
 from vkbackend.ops.half import pack_f16 as pack_f16
 from vkbackend.ops.heads import concat as concat
 from vkbackend.ops.heads import mat_heads as mat_heads
 from vkbackend.ops.matrix import MAX_VEC_ROWS as MAX_VEC_ROWS
 from vkbackend.ops.matrix import MatrixOp as MatrixOp
-from vkbackend.ops.matrix import mat_lane as mat_lane
-from vkbackend.ops.matrix import mat_mul as mat_mul
-from vkbackend.ops.matrix import mat_tile as mat_tile
-from vkbackend.ops.matrix import mat_vec as mat_vec
-from vkbackend.ops.matrix import mat_wave as mat_wave
 from vkbackend.ops.moe import Gating as Gating
 from vkbackend.ops.moe import add_id as add_id
 from vkbackend.ops.moe import moe_logits as moe_logits
 from vkbackend.ops.moe import moe_sum as moe_sum
 from vkbackend.ops.moe import moe_topk as moe_topk
-from vkbackend.ops.quantized import mat_dot as mat_dot
-from vkbackend.ops.quantized import mat_mul_dot as mat_mul_dot
 from vkbackend.ops.quantized import quantize_q8 as quantize_q8
 from vkbackend.ops.recurrent import delta_chunk as delta_chunk
 from vkbackend.ops.recurrent import delta_gates as delta_gates
@@ -80,4 +65,6 @@ from vkbackend.ops.rows import pack_bf16 as pack_bf16
 from vkbackend.ops.rows import rms_norm as rms_norm
 from vkbackend.ops.rows import top_k as top_k
 from vkbackend.ops.rows import top_k_chunks as top_k_chunks
-from vkbackend.ops.spec import OPS as OPS
+from vkbackend.ops.table import EXPERTS_OPS as EXPERTS_OPS
+from vkbackend.ops.table import MATRIX_OPS as MATRIX_OPS
+from vkbackend.ops.table import OPS as OPS

@@ -1,25 +1,26 @@
-"""Which op multiplies with a matrix: the one measured to be fastest on the driver (choices.py), else by
-rules."""
+"""Which op multiplies with a matrix or with experts: the one measured to be fastest on the driver
+(measured.py), else the first of the table (table.py) that suits."""
 
 from __future__ import annotations
 
 from vkbackend import shaderlib
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.ops.half import mat_mul_coop, mat_mul_f16, pack_f16
-from vkbackend.ops.matrix import MAX_VEC_ROWS, mat_lane, mat_mul, mat_tile, mat_vec, mat_wave
-from vkbackend.ops.measured import row_class
-from vkbackend.ops.quantized import mat_dot, mat_mul_dot, quantize_q8
-from vkbackend.ops.spec import OPS, rows_of
+from vkbackend.ops.experts import EITHER, GROUPED, LANE_TILE, SINGLE, ExpertsOp, Groups
+from vkbackend.ops.half import pack_f16
+from vkbackend.ops.matrix import row_class
+from vkbackend.ops.quantized import quantize_q8
+from vkbackend.ops.spec import rows_of
+from vkbackend.ops.table import EXPERTS_OPS, MATRIX_OPS, OPS, fast_dots, fast_lanes
 from vkbackend.recording import Recording
 
-_OPS = {
-    op.name: op
-    for op in (
-        mat_vec, mat_wave, mat_lane, mat_mul, mat_tile, mat_dot, mat_mul_dot, mat_mul_coop, mat_mul_f16
-    )
-}  # fmt: skip
-GPU_OPS = frozenset({"mat_tile", "mat_mul_f16", "mat_mul_coop"})  # what CPUs emulate at a loss
+
+def runs(limits: Limits, op: str, dtype: str) -> bool:
+    """Whether the device can run the op, and the op has the type of weights."""
+    return limits.features.issuperset(OPS[op].needs) and dtype in shaderlib.types_of(op)
+
+
+# ---- one matrix ----
 
 
 def mat(
@@ -37,12 +38,20 @@ def mat(
 
     x is of the type that `operand_type` says."""
     op = mat_op(limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
-    _OPS[op](rec, limits, w, x, y, bias=bias, y_stride=y_stride, label=label)
+    MATRIX_OPS[op](rec, limits, w, x, y, bias=bias, y_stride=y_stride, label=label)
+
+
+def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
+    """The op for that many rows of x and weights of that type."""
+    rows = row_class(n_rows)
+    measured = dict(limits.choices).get(rows, ())
+    by_rules = [op.name for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
+    return next(op for op in (*measured, *by_rules) if runs(limits, op, dtype))
 
 
 def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
     """The type in which that many rows of x go to a matrix of type `dtype`: f32, or what `convert` makes."""
-    return _OPS[mat_op(limits, n_rows, dtype)].x_type
+    return MATRIX_OPS[mat_op(limits, n_rows, dtype)].x_type
 
 
 def convert(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
@@ -51,49 +60,60 @@ def convert(rec: Recording, limits: Limits, x: View, y: View, *, label: str = ""
     op(rec, limits, x, y, label=label or op.__name__)
 
 
-def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
-    """The op for that many rows of x and weights of that type."""
-    measured = dict(limits.choices).get(row_class(n_rows), ())
-    return next(op for op in (*measured, *_by_rules(limits, n_rows)) if runs(limits, op, dtype))
+# ---- experts ----
 
 
-def runs(limits: Limits, op: str, dtype: str) -> bool:
-    """Whether the device can run the op, and the op has the type of weights."""
-    return limits.features.issuperset(OPS[op].needs) and dtype in shaderlib.types_of(op)
+def mat_id(
+    rec: Recording,
+    limits: Limits,
+    w: View,
+    x: View,
+    ids: View,
+    starts: View,
+    y: View,
+    *,
+    axis: int,
+    groups: Groups | None = None,
+    first: int = 0,
+    count: int | None = None,
+    label: str = "",
+) -> None:
+    """y[r, u] = W_e x for e = ids[r, u], by the fastest op.
+
+    x is of the type that `experts_operand_type` says."""
+    op = _experts_op(limits, x.dtype, w.dtype, grouped=groups is not None)
+    assert op, (limits.features, w, x)
+    op(rec, limits, w, x, groups or ids, starts, y, axis=axis, first=first, count=count, label=label)
 
 
-def _by_rules(limits: Limits, n_rows: int) -> tuple[str, ...]:
-    """Ops from the best down to one that every device runs."""
-    if prefers_lanes(limits):
-        return ("mat_lane",)
-    few = n_rows <= MAX_VEC_ROWS
-    dots = ("mat_dot" if few else "mat_mul_dot",) if prefers_dots(limits) else ()
-    if not few and prefers_tiles(limits):
-        return ("mat_mul_coop", *dots, "mat_tile")  # mat_mul_f16 has to win in `tune`: some GPUs lose
-    if not few:
-        return (*dots, "mat_mul")
-    return (*dots, "mat_wave" if prefers_waves(limits) else "mat_vec")
+def _experts_op(limits: Limits, x_type: str, dtype: str, *, grouped: bool) -> ExpertsOp | None:
+    """The op for x and weights of these types, if there is one."""
+    for op in EXPERTS_OPS.values():
+        pairs = (EITHER, GROUPED if grouped else SINGLE)
+        if op.x_type == x_type and op.pairs in pairs and op.suits(limits) and runs(limits, op.name, dtype):
+            return op
+    return None
 
 
-def prefers_lanes(limits: Limits) -> bool:
-    """Whether mat_lane is the fastest matrix op: 5 to 10 times the others on lavapipe (8 lanes), half as fast
-    as they are on SwiftShader (4 lanes)."""
-    has_all = limits.features.issuperset(OPS["mat_lane"].needs)
-    return limits.is_cpu and has_all and limits.subgroup_size >= 8
+def experts_operand_type(
+    limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
+) -> str:
+    """The type in which x goes to experts of type `dtype`: f16s where that many rows go to other matrices on
+    matrix units (rows not written whole have no scale), q8 where there are instructions for it or rows go so
+    to other matrices, else f32."""
+    op = MATRIX_OPS[mat_op(limits, n_rows, dtype)]
+    if groups and whole_rows and "matrix_units" in op.needs and groups.tile % limits.matrix_units.n == 0:
+        return op.x_type
+    able = all(_experts_op(limits, "q8", dtype, grouped=grouped) for grouped in (False, True))
+    return "q8" if able and (fast_dots(limits) or op.x_type == "q8") else "f32"
 
 
-def prefers_dots(limits: Limits) -> bool:
-    """Whether dot products of integers have instructions of their own."""
-    return not limits.is_cpu and "int_dot_accelerated" in limits.features
-
-
-def prefers_waves(limits: Limits) -> bool:
-    """Whether mat_wave suits better than mat_vec, whose threads meet in shared memory: on GPUs with subgroups
-    wide enough for a row."""
-    has_all = limits.features.issuperset(OPS["mat_wave"].needs)
-    return not limits.is_cpu and has_all and limits.subgroup_size >= 16
-
-
-def prefers_tiles(limits: Limits) -> bool:
-    """Whether mat_tile suits better than mat_mul: on GPUs; SwiftShader needs up to twice the time for it."""
-    return not limits.is_cpu and limits.subgroup_size > 1
+def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
+    """Pairs in a tile where they should be grouped by expert; 0 where they are too few to share experts."""
+    if n_pairs < 2 * n_experts:
+        return 0
+    if fast_lanes(limits):
+        return LANE_TILE
+    if limits.is_cpu:  # where barriers cost more than reading an expert again
+        return 0
+    return 16 if n_pairs < 16 * n_experts else 32

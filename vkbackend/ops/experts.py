@@ -1,4 +1,4 @@
-"""Matrix ops on a stack of experts, of the same contract as ops.py, where callers find them.
+"""Matrix ops on a stack of experts: an `ExpertsOp` per shader, entered in table.py.
 
 w of any weight type holds the experts one behind another, `starts` u32 [n_experts + 1] the prefix sums of
 their columns. axis=ROWS (gate, up): w [columns, k], expert e is its rows starts[e]..starts[e + 1]; y
@@ -13,25 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.ops.choice import mat_op, operand_type, prefers_dots, prefers_lanes, runs
 from vkbackend.ops.half import subgroups, unit_consts
-from vkbackend.ops.matrix import (
-    MAX_VEC_ROWS,
-    Grid,
-    Size,
-    rows_by_lanes,
-    rows_by_subgroups,
-    rows_by_threads,
-    variant_of,
-)
-from vkbackend.ops.spec import OPS, fold, record
+from vkbackend.ops.matrix import MAX_VEC_ROWS, Grid, Predicate, Size, rows_by_lanes, variant_of
+from vkbackend.ops.spec import OpSpec, fold, op_spec, record
 from vkbackend.recording import Recording
 
 ROWS, COLUMNS = 0, 1  # which side of an expert is its own number of columns: gate and up, or down
 LANE_TILE = MAX_VEC_ROWS  # pairs that a thread of mat_lane_id takes
+
+# How an op goes through the pairs of row and used expert: one by one as the ids have them; in groups, whose
+# pairs meet their expert together; or either way.
+SINGLE, GROUPED, EITHER = "single", "grouped", "either"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +38,6 @@ class Groups:
     order: View
     tiles: View
     tile: int
-
-
-def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
-    """Pairs in a tile where they should be grouped by expert; 0 where they are too few to share experts."""
-    if n_pairs < 2 * n_experts:
-        return 0
-    if prefers_lanes(limits):
-        return LANE_TILE
-    if limits.is_cpu:  # where barriers cost more than reading an expert again
-        return 0
-    return 16 if n_pairs < 16 * n_experts else 32
 
 
 def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
@@ -74,26 +59,37 @@ def moe_group(
     record(rec, "moe_group", "f32", args, push, {"LOCAL": 128}, (1, 1, 1), label=label)
 
 
-def experts_operand_type(
-    limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
-) -> str:
-    """The type in which x goes to experts of type `dtype`: f16s where that many rows go to other matrices on
-    matrix units (rows not written whole have no scale), q8 where there are instructions for it or rows go so
-    to other matrices, else f32."""
-    if groups and whole_rows and mat_op(limits, n_rows, dtype) == "mat_mul_coop":
-        if groups.tile % limits.matrix_units.n == 0:
-            return "f16s"
-    able = all(runs(limits, op, dtype) for op in ("mat_dot_id", "mat_mul_dot_id"))
-    return "q8" if able and (prefers_dots(limits) or operand_type(limits, n_rows, dtype) == "q8") else "f32"
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExpertsOp:
-    """y[r, u] = W_e x[r] (or x[r, u]) for e = ids[r, u], by the shader `name`."""
+    """y[r, u] = W_e x[r] (or x[r, u]) for e = ids[r, u], by the shader `name`, with all that is known of it.
+
+    A shader of EITHER has the specialization constant GROUPED, and where it has no groups the ids instead.
+    """
 
     name: str
     grid: Callable[[Limits, Size], Grid]  # of the most rows and columns of an expert, and the pairs of a tile
+    consts: str  # its specialization constants between LOCAL and AXIS, as the grid names them
+    pairs: str  # SINGLE, GROUPED or EITHER
+    suits: Predicate  # devices that run it before the entries behind it
     x_type: str = "f32"
+    needs: tuple[str, ...] = ()  # optional features
+
+    @cached_property
+    def spec(self) -> OpSpec:
+        args, consts, twin = {
+            SINGLE: ("ids:r", "AXIS", "mat_vec_id"),
+            GROUPED: ("order:r tiles:r", "AXIS", "mat_mul_id"),
+            EITHER: ("order:r tiles:r", "AXIS GROUPED", "mat_lane_id"),
+        }[self.pairs]
+        push = "side first count n_used n_rows x_stride y_stride x_per_used"
+        return op_spec(
+            self.name,
+            f"w:r x:r {args} starts:r y:w",
+            push,
+            f"{self.consts} {consts}",
+            needs=self.needs,
+            twin=twin,
+        )
 
     def __call__(
         self,
@@ -111,12 +107,12 @@ class ExpertsOp:
         label: str = "",
     ) -> None:
         """`pairs` are the groups, or the ids, as the shader takes them; the rest above."""
-        spec = OPS[self.name]
+        spec = self.spec
         (n_rows, n_used, y_stride), x_stride, x_per_used = y.shape, x.shape[-1], len(x.shape) == 3
         n_experts = starts.shape[0] - 1
         count = n_experts - first if count is None else count
         side = w.shape[1 - axis]  # the side that is the same for all experts
-        assert limits.features.issuperset(spec.needs), (self.name, limits.features)
+        assert limits.features.issuperset(self.needs), (self.name, limits.features)
         assert axis in (ROWS, COLUMNS) and len(w.shape) == 2, (axis, w)
         assert starts.dtype == "u32" and 0 <= first < first + count <= n_experts, (first, count)
         assert x.shape[:-1] == ((n_rows, n_used) if x_per_used else (n_rows,)), (x, y)
@@ -130,7 +126,7 @@ class ExpertsOp:
             which, tile, n_tiles = (pairs.order, pairs.tiles), pairs.tile, pairs.tiles.shape[0]
         else:
             assert pairs.dtype == "u32" and pairs.shape == (n_rows, n_used), (pairs, x)
-            which, tile, n_tiles = (pairs,) * (len(spec.args) - 4), 1, n_rows * n_used
+            which, tile, n_tiles = (pairs,) if self.pairs == SINGLE else (pairs, pairs), 1, n_rows * n_used
         assert n_tiles <= limits.max_groups[2], f"{n_rows} rows of {n_used} exceed the grid"
         grid = self.grid(limits, Size(y_stride, x_stride, tile))
         own = grid.consts | {"AXIS": axis, "GROUPED": int(grouped)}
@@ -138,8 +134,8 @@ class ExpertsOp:
         push |= {"n_used": n_used, "n_rows": n_rows, "x_stride": x_stride, "y_stride": y_stride}
         record(
             rec,
-            self.name,
-            variant_of(self.name, w.dtype, limits),
+            spec,
+            variant_of(spec, w.dtype, limits),
             (w, x, *which, starts, y),
             push | {"x_per_used": int(x_per_used)},
             {name: own[name] for name in spec.consts},
@@ -149,55 +145,22 @@ class ExpertsOp:
         )
 
 
-def _tiles(limits: Limits, size: Size) -> Grid:
+# ---- grids ----
+
+
+def tiles_of_pairs(limits: Limits, size: Size) -> Grid:
     """64 rows of an expert by the 8, 16, 24 or 32 pairs of a tile."""
     assert size.n_rows in (8, 16, 24, 32), size
     return Grid({"LOCAL": 128, "RN": size.n_rows // 8}, -(-size.n // 64))
 
 
-def _tiles_of_units(limits: Limits, size: Size) -> Grid:
+def pairs_by_units(limits: Limits, size: Size) -> Grid:
     """64 rows of an expert by the pairs of a tile, on matrix units."""
     tile = 64, size.n_rows
     return Grid(unit_consts(limits.matrix_units, *tile, *subgroups(limits, *tile)), -(-size.n // tile[0]))
 
 
-def _rows_by_lanes(limits: Limits, size: Size) -> Grid:
+def pairs_by_lanes(limits: Limits, size: Size) -> Grid:
+    """A thread has a row of an expert and the pairs of a tile."""
     assert size.n_rows <= LANE_TILE, size
     return rows_by_lanes(limits, size)
-
-
-# Pair by pair, of the ids:
-mat_vec_id = ExpertsOp("mat_vec_id", rows_by_threads)
-mat_dot_id = ExpertsOp("mat_dot_id", rows_by_subgroups, "q8")
-# Of groups, whose pairs meet their expert together:
-mat_mul_id = ExpertsOp("mat_mul_id", _tiles)
-mat_mul_dot_id = ExpertsOp("mat_mul_dot_id", _tiles, "q8")
-mat_mul_id_coop = ExpertsOp("mat_mul_id_coop", _tiles_of_units, "f16s")
-# Of either, where invocations are SIMD lanes (see prefers_lanes):
-mat_lane_id = ExpertsOp("mat_lane_id", _rows_by_lanes)
-_PAIR_BY_PAIR = {op.x_type: op for op in (mat_vec_id, mat_dot_id)}
-_GROUPED = {op.x_type: op for op in (mat_mul_id, mat_mul_dot_id, mat_mul_id_coop)}
-
-
-def mat_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    ids: View,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    groups: Groups | None = None,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """y[r, u] = W_e x for e = ids[r, u], by the fastest op.
-
-    x is of the type that `experts_operand_type` says."""
-    op = (_GROUPED if groups else _PAIR_BY_PAIR)[x.dtype]
-    if x.dtype == "f32" and prefers_lanes(limits):
-        op = mat_lane_id
-    op(rec, limits, w, x, groups or ids, starts, y, axis=axis, first=first, count=count, label=label)

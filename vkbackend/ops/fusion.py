@@ -17,9 +17,7 @@ from vkbackend.limits import Limits
 from vkbackend.ops import add_partials
 from vkbackend.ops.attention import HeadNorm, Rotation, kv_store, rope
 from vkbackend.ops.elementwise import ACTS
-from vkbackend.ops.matrix import mat_lane, mat_vec, mat_wave
-from vkbackend.ops.quantized import mat_dot
-from vkbackend.ops.spec import OPS
+from vkbackend.ops.table import MATRIX_OPS, OPS
 from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 
 
@@ -126,10 +124,10 @@ def _gated_product(f: _Fusing, at: int) -> None:
     """glu of the products of one x with two matrices, which one binding can show: neighbours have a row of
     each."""
     g = f.named(at)
-    makers = [f.maker(at, name, tuple(_GATED)) for name in ("gate", "up")]
-    if None in makers:
+    i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
+    if i is None or j is None:
         return
-    gate, up = (f.named(i) for i in makers if i is not None)
+    gate, up = f.named(i), f.named(j)
     w, v = gate["w"], up["w"]
     same = all(gate[name] == up[name] for name in ("op", "x", "k", "n", "y_stride"))
     plain = not any(c["has_bias"] or c["act"] or c["y_stride"] != c["n"] for c in (gate, up))
@@ -138,11 +136,12 @@ def _gated_product(f: _Fusing, at: int) -> None:
     # What is bound begins at an aligned offset, up to ALIGN bytes before w.
     if not 0 < v.offset - w.offset or v.end - w.offset > f.limits.max_storage_range - ALIGN:
         return
-    if gate["op"] == "mat_vec" and f.limits.is_cpu:  # there a thread has a row alone
+    op = MATRIX_OPS[gate["op"]]
+    if not (op.gates and op.gates(f.limits)):
         return
     made, how = Recording("fused"), {"up": v, "act": ACTS[g["ACT"]], "label": g["label"]}
-    _GATED[gate["op"]](made, f.limits, w, gate["x"], g["y"], **how)
-    f.replace(at, [i for i in makers if i is not None], made)
+    op(made, f.limits, w, gate["x"], g["y"], **how)
+    f.replace(at, [i, j], made)
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
@@ -170,7 +169,7 @@ def _quantized_norm(f: _Fusing, at: int) -> None:
     f.replace(i, [at], made)
 
 
-_GATED = {op.name: op for op in (mat_vec, mat_wave, mat_lane, mat_dot)}
+_PRODUCTS = tuple(op.name for op in MATRIX_OPS.values() if op.gates)
 _RULES: dict[str, tuple[Callable[[_Fusing, int], None], ...]] = {
     "rms_norm": (_norm_of_sum,),
     "rope": (_norm_rope,),

@@ -1,4 +1,4 @@
-"""Products in half precision, of the same contract as ops.py, where callers find them.
+"""Products in half precision: rounding x for them, and how they are cut for matrix units.
 
 `pack_f16` makes rows of type f16s (halves with a scale: shaders/lib/half_rows.glsl) of f32 ones, once for all
 the matrices that read them. Weights become halves in the op: magnitudes above 65,504 are cut to that, those
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.ops.matrix import BUSY_TILES, Grid, MatrixOp, Size, tiles_by_size
+from vkbackend.ops.matrix import BUSY_TILES, Grid, Size
 from vkbackend.ops.spec import floor_pow2, fold, record, rows_of
 from vkbackend.recording import Recording
 
 _TK = 32  # elements of k in a slice of mat_mul_coop
+UNIT_TILE = "M N K FM FN SM SN LANES"  # behind LOCAL: what unit_consts gives
 _ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
 
 
@@ -67,10 +68,3 @@ def usable(units: MatrixUnits) -> bool:
     shared memory of the portable floor the results of all subgroups."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
-
-
-# ---- ops ----
-
-# Sums are halves over 16 elements, which weights above 2,047 may overflow.
-mat_mul_f16 = MatrixOp("mat_mul_f16", tiles_by_size, "f16s")
-mat_mul_coop = MatrixOp("mat_mul_coop", tiles_of_units, "f16s")  # on matrix units

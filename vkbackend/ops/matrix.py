@@ -1,24 +1,26 @@
-"""Products with one matrix, where callers find them in ops.py: one shader each, all of one signature.
+"""What a product with one matrix is: a `MatrixOp` per shader, all of one signature, entered in table.py.
 
-They differ in the type of x that they read and in how they cut the product into workgroups (`grid`). Those of
-x in 8 bits are in ops_quantized.py, in half precision in ops_half.py; which of them suits a device and the
-rows of x: matrix_choice.py.
+They differ in the type of x that they read, in the devices and rows of x that they suit, and in how they cut
+the product into workgroups: the grids below, and those of matrix units in half.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.ops.elementwise import ACTS
-from vkbackend.ops.spec import OPS, floor_pow2, fold, record, rows_of
+from vkbackend.ops.spec import OpSpec, floor_pow2, fold, op_spec, record, rows_of
 from vkbackend.recording import Recording
 
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
 BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
+ROW_CLASSES = {"one": 1, "few": MAX_VEC_ROWS, "many": 1 << 31}  # of rows of x, and the most rows in each
+FEW, MANY = ("one", "few"), ("many",)
 
 
 class Size(NamedTuple):
@@ -39,14 +41,29 @@ class Grid(NamedTuple):
     along_x: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+Predicate = Callable[[Limits], bool]  # of a device
+
+
+@dataclass(frozen=True)
 class MatrixOp:
-    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]) by the shader `name`."""
+    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]) by the shader `name`, with all that is known
+    of it."""
 
     name: str
     grid: Callable[[Limits, Size], Grid]
+    consts: str  # its specialization constants behind LOCAL, as the grid names them
+    rows: tuple[str, ...]  # the classes of rows of x that it serves
+    suits: Predicate  # devices that run it before the entries behind it, where nothing is measured
     x_type: str = "f32"
-    max_rows: int | None = None  # of x
+    needs: tuple[str, ...] = ()  # optional features
+    gates: Predicate | None = None  # devices where it takes gate, up and glu at once; None: the shader cannot
+    gpus_only: bool = False  # CPUs emulate it at a loss: not measured there
+
+    @cached_property
+    def spec(self) -> OpSpec:
+        push = "k n n_rows y_stride has_bias" + (" act up_at" if self.gates else "")
+        twin = "mat_vec" if self.gates else "mat_mul"
+        return op_spec(self.name, "w:r x:r b:r y:w", push, self.consts, needs=self.needs, twin=twin)
 
     def __call__(
         self,
@@ -68,22 +85,23 @@ class MatrixOp:
         `up`, a matrix like w and behind it in the same buffer, y is act(w x) * (up x) as glu makes it, and
         there is no bias; the shader then has the push constant `up_at`.
         """
-        spec, (n, k) = OPS[self.name], w.shape
+        n, k = w.shape
         n_rows = rows_of(x, k, self.x_type)
         y_stride = n if y_stride is None else y_stride
-        assert limits.features.issuperset(spec.needs), (self.name, limits.features)
-        assert self.max_rows is None or n_rows <= self.max_rows, f"{self.name}: {n_rows} > {self.max_rows}"
+        assert limits.features.issuperset(self.needs), (self.name, limits.features)
+        assert n_rows <= max(ROW_CLASSES[name] for name in self.rows), (self.name, n_rows)
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
         # has_bias is a push constant: a branch costs nothing beside the product, and another pipeline takes
         # long to compile.
         push: dict[str, int | float] = {"k": k, "n": n, "n_rows": n_rows, "y_stride": y_stride}
         push |= {"has_bias": int(bias is not None)}
-        if ("up_at", "u") in spec.push:
+        if self.gates:
             push |= {"act": 1 + ACTS.index(act) if up else 0, "up_at": 0}
         shown = w
         if up:
-            assert bias is None and up.buffer is w.buffer and (up.shape, up.dtype) == (w.shape, w.dtype), up
+            assert self.gates and bias is None, self.name
+            assert up.buffer is w.buffer and (up.shape, up.dtype) == (w.shape, w.dtype), up
             push["up_at"], rest = divmod(up.offset - w.offset, 4)
             assert push["up_at"] > 0 and not rest, (w, up)
             shown = View(w.buffer, w.offset, ((up.end - w.offset) // 4,), "u32")
@@ -91,14 +109,19 @@ class MatrixOp:
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
         args, groups = (shown, x, bias or x, y), (*fold(limits, along_w), along_x)
-        variant = variant_of(self.name, w.dtype, limits)
+        variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
-        record(rec, self.name, variant, args, push, consts, groups, label=label, flops=flops)
+        record(rec, self.spec, variant, args, push, consts, groups, label=label, flops=flops)
 
 
-def variant_of(op: str, dtype: str, limits: Limits) -> str:
-    """The variant of a matrix op for weights of type `dtype`."""
-    return f"{dtype}-{limits.matrix_units.api}" if "matrix_units" in OPS[op].needs else dtype
+def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
+    """The variant of a matrix op for weights of type `dtype`: on matrix units there is one for each API."""
+    return f"{dtype}-{limits.matrix_units.api}" if "matrix_units" in spec.needs else dtype
+
+
+def row_class(n_rows: int) -> str:
+    """The class of a number of rows of x."""
+    return next(name for name, most in ROW_CLASSES.items() if n_rows <= most)
 
 
 # ---- grids ----
@@ -139,12 +162,3 @@ def tiles_by_size(limits: Limits, size: Size) -> Grid:
     if size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES:
         rm, rn = 8, 8
     return Grid({"LOCAL": 128, "RM": rm, "RN": rn}, -(-size.n // (16 * rm)), -(-size.n_rows // (8 * rn)))
-
-
-# ---- ops ----
-
-mat_vec = MatrixOp("mat_vec", rows_by_threads, max_rows=MAX_VEC_ROWS)
-mat_wave = MatrixOp("mat_wave", rows_by_subgroups, max_rows=MAX_VEC_ROWS)  # sums meet in a subgroup
-mat_lane = MatrixOp("mat_lane", rows_by_lanes)  # where invocations are SIMD lanes (see prefers_lanes)
-mat_mul = MatrixOp("mat_mul", tiles_of_64)
-mat_tile = MatrixOp("mat_tile", tiles_by_size)  # as mat_mul, with more of its operands in registers

@@ -2,7 +2,7 @@
 
 One table per driver and version, because all devices of a driver must run the same ops to give the same bits.
 It has all ops of a class of rows, the fastest first: the first that a device may run and that has the type of
-the weights is taken (matrix_choice.py). Without a table that goes by rules.
+the weights is taken (choice.py). Without a table that goes by rules.
 """
 
 from __future__ import annotations
@@ -13,25 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vkbackend import env
-from vkbackend.ops.matrix import MAX_VEC_ROWS
+from vkbackend.ops.matrix import ROW_CLASSES
+from vkbackend.ops.table import MATRIX_OPS
 from vkbackend.shaderlib import write_atomic
 
 if TYPE_CHECKING:
     from vkbackend.vulkan.capabilities import DeviceInfo
 
-ROWS = {"one": 1, "few": MAX_VEC_ROWS, "many": 1 << 31}  # classes of rows of x and the most of each
-CANDIDATES = {
-    "one": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
-    "few": ("mat_vec", "mat_wave", "mat_lane", "mat_dot"),
-    "many": ("mat_mul", "mat_tile", "mat_lane", "mat_mul_dot", "mat_mul_coop", "mat_mul_f16"),
-}
+CANDIDATES = {rows: tuple(op.name for op in MATRIX_OPS.values() if rows in op.rows) for rows in ROW_CLASSES}
 Table = dict[str, tuple[str, ...]]  # class of rows -> ops, the fastest first
 _FORMAT = 2
-
-
-def row_class(n_rows: int) -> str:
-    """The class of a number of rows of x."""
-    return next(name for name, most in ROWS.items() if n_rows <= most)
 
 
 def path_of(info: DeviceInfo) -> Path:
@@ -45,7 +36,9 @@ def load(info: DeviceInfo) -> Table:
     try:
         stored = json.loads(path_of(info).read_text())
         table = stored["ops"] if stored["format"] == _FORMAT else {}
-        known = {name: tuple(op for op in table.get(name, ()) if op in CANDIDATES[name]) for name in ROWS}
+        known = {
+            name: tuple(op for op in table.get(name, ()) if op in CANDIDATES[name]) for name in ROW_CLASSES
+        }
         return {name: ops for name, ops in known.items() if ops}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -1,14 +1,13 @@
-"""Products of 8-bit activations, of the same contract as ops.py, where callers find them.
+"""Rounding activations to 8 bits, for products that are dot products of integers.
 
 `quantize_q8` makes rows of type q8 (32 codes, a scale and sums: shaders/lib/q8.glsl) of f32 ones, once for
-all the matrices that read them. Products are dot products of integers, with weights whose codes fit in int8.
+all the matrices that read them. The weights are those whose codes fit in int8.
 """
 
 from __future__ import annotations
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.ops.matrix import MAX_VEC_ROWS, MatrixOp, rows_by_subgroups, tiles_of_64
 from vkbackend.ops.spec import fold, record, rows_of
 from vkbackend.recording import Recording
 
@@ -26,7 +25,3 @@ def quantize_q8(rec: Recording, limits: Limits, x: View, y: View, *, label: str 
     record(
         rec, "quantize_q8", "f32", (x, y), push, {"LOCAL": local}, groups, label=label, flops=2 * n_rows * k
     )
-
-
-mat_dot = MatrixOp("mat_dot", rows_by_subgroups, "q8", MAX_VEC_ROWS)
-mat_mul_dot = MatrixOp("mat_mul_dot", tiles_of_64, "q8")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend import twins
 from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits
@@ -19,6 +18,7 @@ from vkbackend.pages import Pages
 from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device, Executable, Queue
 from vkbackend.step import StepParams
+from vkbackend.twins import twin_of
 
 _PLAIN = {"f32": np.float32, "f16": np.float16, "u32": np.uint32, "u8": np.uint8}
 
@@ -52,9 +52,8 @@ def run_dispatch(dispatch: Dispatch) -> None:
     ]
     if dispatch.step is not None:
         args.append(StepParams(_bytes(dispatch.step).view(np.uint32)))
-    twin = getattr(twins, dispatch.op)
     named = {name.lower(): value for name, value in dispatch.consts} | dict(dispatch.push)
-    twin(*args, **named, variant=dispatch.variant)
+    twin_of(dispatch.op)(*args, **named, variant=dispatch.variant)
 
 
 class HostExecutable(Executable):

@@ -44,9 +44,3 @@ def _put_rows(y: Array, rows: Array, y_stride: int) -> None:
     flat = y.reshape(-1)
     for r, row in enumerate(rows):
         flat[r * y_stride : r * y_stride + len(row)] = row
-
-
-mat_lane = mat_wave = mat_dot = mat_vec  # the same products; x of mat_dot comes dequantized
-
-
-mat_tile = mat_mul_coop = mat_mul_dot = mat_mul_f16 = mat_mul

@@ -188,9 +188,6 @@ def mat_mul_id(
     )  # fmt: skip
 
 
-mat_dot_id, mat_mul_dot_id, mat_mul_id_coop = mat_vec_id, mat_mul_id, mat_mul_id  # x comes dequantized
-
-
 def moe_group(
     ids: Array, order: Array, tiles: Array, *, n_pairs: int, n_experts: int, tile: int, n_tiles: int, **_: Any
 ) -> None:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from vkbackend import env, shaderlib
 from vkbackend.codebooks import codebook_of
 from vkbackend.errors import UnsupportedFeature, VkbackendError
-from vkbackend.ops.spec import OPS, PUSH_NBYTES
+from vkbackend.ops.spec import PUSH_NBYTES
+from vkbackend.ops.table import OPS
 from vkbackend.recording import Dispatch
 from vkbackend.transfers import Transfers
 from vkbackend.vulkan import float_controls

@@ -203,7 +203,7 @@ def test_gate_and_up_become_one() -> None:
     for first in (16, 8):  # the other order first: that one is left alone
         rec = Recording("products")
         for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
-            ops.mat_vec(rec, LIMITS, matrices.rows(at, at + 8), x, out)
+            ops.MATRIX_OPS["mat_vec"](rec, LIMITS, matrices.rows(at, at + 8), x, out)
         ops.glu(rec, LIMITS, gate, up, y, act="gelu")
         found = [c for c in fuse(rec, LIMITS).accesses() if isinstance(c, Dispatch)]
         assert ops_of(found) == (["mat_vec"] if first == 8 else ["mat_vec", "mat_vec", "glu"])
@@ -221,8 +221,8 @@ def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
     rec, matrices = Recording("products"), kept(4096, 32, 32)  # rows of 128 bytes
     limits = replace(LIMITS, max_storage_range=limit, is_cpu=True, features=frozenset(OPS["mat_lane"].needs))
     x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
-    ops.mat_lane(rec, limits, matrices.rows(8, 16), x, gate)
-    ops.mat_lane(rec, limits, matrices.rows(24, 32), x, up)
+    ops.MATRIX_OPS["mat_lane"](rec, limits, matrices.rows(8, 16), x, gate)
+    ops.MATRIX_OPS["mat_lane"](rec, limits, matrices.rows(24, 32), x, up)
     ops.glu(rec, limits, gate, up, y)
     found = ops_of(list(fuse(rec, limits).accesses()))  # type: ignore[arg-type]
     assert found == (["mat_lane"] if fused else ["mat_lane", "mat_lane", "glu"])
@@ -237,12 +237,12 @@ def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
     how |= {"bias": {"bias": kept(32, 8)}, "stride": {"y_stride": 9}}.get(what, {})
     how |= {"up": matrices.rows(8, 16), "act": "silu"} if what == "gated" else {}
     rec = Recording("products")
-    ops.mat_vec(rec, LIMITS, matrices.rows(0, 8), x, gate, **how)
+    ops.MATRIX_OPS["mat_vec"](rec, LIMITS, matrices.rows(0, 8), x, gate, **how)
     how = {"y_stride": 9} if what == "stride" else {}
     how |= {"up": matrices.rows(24, 32), "act": "silu"} if what == "gated" else {}
     w = kept(1024, 8, 32) if what == "buffer" else matrices.rows(16, 24)
     w = replace(w, dtype="q8_0") if what == "type" else w
-    ops.mat_vec(rec, LIMITS, w, other if what == "x" else x, up, **how)
+    ops.MATRIX_OPS["mat_vec"](rec, LIMITS, w, other if what == "x" else x, up, **how)
     ops.glu(rec, LIMITS, gate, up, y)
     assert ops_of(list(fuse(rec, LIMITS).accesses())) == ["mat_vec", "mat_vec", "glu"]  # type: ignore[arg-type]
 

@@ -78,7 +78,7 @@ def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
     x = (rng.standard_normal((5, 300)) * span).astype(np.float32)
     x[:, 0] *= 1000  # an outlier
     raw = np.zeros((5, row_nbytes("f16s", 300)), np.uint8)
-    twins.pack_f16(x, raw, k=300, n_rows=5)
+    twins.half.pack_f16(x, raw, k=300, n_rows=5)
     w = rng.standard_normal((300, 64))
     got, want = dequantize(raw.reshape(-1), "f16s", x.shape).astype(np.float64) @ w, x.astype(np.float64) @ w
     assert np.sum((got - want) ** 2) / np.sum(want**2) < 1e-7

@@ -11,7 +11,7 @@ import pytest
 
 from vkbackend import shaderlib
 from vkbackend.buffer import Home, View
-from vkbackend.ops.spec import OPS
+from vkbackend.ops.table import OPS
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.vulkan import program
 

@@ -37,7 +37,7 @@ def nan(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("n_embd", [1, 31, 32, 33, 131])
 def test_moe_logits_is_the_stated_order_of_float32_operations(n_embd: int) -> None:
     h, w_norm, w, logits = f32(3, n_embd, span=50), f32(n_embd), f32(5, n_embd), nan(3, 5)
-    twins.moe_logits(h, w_norm, w, logits, n_embd=n_embd, n_experts=5, n_rows=3)
+    twins.moe.moe_logits(h, w_norm, w, logits, n_embd=n_embd, n_experts=5, n_rows=3)
     for r in range(3):
         for e in range(5):
             lanes = [np.float32(0)] * 32
@@ -92,7 +92,7 @@ def topk(logits: np.ndarray, h: np.ndarray, n_used: int, **push: Any) -> tuple[n
     } | push
     push |= {"n_embd": h.shape[1], "n_experts": n_experts, "n_used": n_used, "n_rows": n_rows}
     push |= {f"has_{name}": int(not np.isnan(v).any()) for name, v in vectors.items()}
-    twins.moe_topk(logits, h, *vectors.values(), ids, weights, **push)
+    twins.moe.moe_topk(logits, h, *vectors.values(), ids, weights, **push)
     return ids, weights
 
 
@@ -190,7 +190,7 @@ def test_exact_functions_are_accurate() -> None:
 def test_order_does_not_change_with_the_norm_of_the_row() -> None:
     """Logits of the residual choose what logits of its norm choose, as exactly as float64 can tell."""
     h, w_norm, w, logits = f32(6, 64, span=9), f32(64), f32(16, 64), nan(6, 16)
-    twins.moe_logits(h, w_norm, w, logits, n_embd=64, n_experts=16, n_rows=6)
+    twins.moe.moe_logits(h, w_norm, w, logits, n_embd=64, n_experts=16, n_rows=6)
     normed = h / np.sqrt(np.mean(h.astype(float) ** 2, axis=1, keepdims=True) + 1e-6) * w_norm
     np.testing.assert_array_equal(np.argsort(logits), np.argsort(normed @ w.T.astype(float)))
 
@@ -214,10 +214,10 @@ def test_experts_in_slices_sum_to_whole_experts(x_per_used: bool) -> None:
         back = np.concatenate([down[i, :, b:e].reshape(-1) for i, (b, e) in enumerate(spans)])
         hidden, y = nan(rows, 2, 9), nan(rows, 2, n_embd)
         push = {"side": n_embd, "first": 0, "count": 3, "n_used": 2, "n_rows": rows}
-        twins.mat_vec_id(
+        twins.moe.mat_vec_id(
             up, x, ids, starts, hidden, **push, x_stride=n_embd, y_stride=9, x_per_used=x_per_used, axis=0
         )
-        twins.mat_vec_id(
+        twins.moe.mat_vec_id(
             back, hidden, ids, starts, y, **push, x_stride=9, y_stride=n_embd, x_per_used=1, axis=1
         )
         for r in range(rows):
@@ -242,23 +242,23 @@ def test_pieces_of_a_stack_write_their_own_experts() -> None:
     w, x, starts = f32(9, 4), f32(1, 4), np.array([0, 2, 5, 9], np.uint32)
     ids, whole, pieces = np.array([[2, 0, 1]], np.uint32), nan(1, 3, 4), nan(1, 3, 4)
     push = {"side": 4, "n_used": 3, "n_rows": 1, "x_stride": 4, "y_stride": 4, "x_per_used": 0}
-    twins.mat_vec_id(w, x, ids, starts, whole, **push, first=0, count=3)
-    twins.mat_vec_id(w[2:], x, ids, starts, pieces, **push, first=1, count=2)
+    twins.moe.mat_vec_id(w, x, ids, starts, whole, **push, first=0, count=3)
+    twins.moe.mat_vec_id(w[2:], x, ids, starts, pieces, **push, first=1, count=2)
     assert np.isnan(pieces[0, 1]).all()
-    twins.mat_vec_id(w[:2], x, ids, starts, pieces, **push, first=0, count=1)
+    twins.moe.mat_vec_id(w[:2], x, ids, starts, pieces, **push, first=0, count=1)
     np.testing.assert_array_equal(pieces, whole)
 
 
 def test_moe_sum_and_add_bias() -> None:
     x, weights, y = f32(2, 3, 4), f32(2, 3), nan(2, 4)
-    twins.moe_sum(x, weights, y, n=4, n_used=3, n_rows=2)
+    twins.moe.moe_sum(x, weights, y, n=4, n_used=3, n_rows=2)
     want = [
         [math.fsum(float(weights[r, u]) * float(x[r, u, i]) for u in range(3)) for i in range(4)]
         for r in (0, 1)
     ]
     np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-7)
     b, z = f32(4), nan(2, 4)
-    twins.add_bias(y, b, z, n=4, n_rows=2)
+    twins.elementwise.add_bias(y, b, z, n=4, n_rows=2)
     np.testing.assert_array_equal(z, np.stack([y[0] + b, y[1] + b]))
 
 
@@ -270,7 +270,7 @@ def test_pack_bf16_is_the_file_formats_rounding() -> None:
     x = np.concatenate([special, f32(55), f32(40, span=1e30)])
     x[-1:] = np.array([0x7F800001], np.uint32).view(np.float32)  # its payload is in the half that goes
     y = np.full(51, 0xFFFFFFFF, np.uint32)
-    twins.pack_bf16(x, y, n=101)
+    twins.rows.pack_bf16(x, y, n=101)
     values = gguf.quants.dequantize(y.view(np.uint8), gguf.GGMLQuantizationType.BF16)
     want = gguf.quants.dequantize(
         gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16), gguf.GGMLQuantizationType.BF16
@@ -286,12 +286,12 @@ def test_add_partials_over_bf16_is_the_same_from_either_side() -> None:
     n, shares = 7, f32(2, 7)
     slots = np.full((2, 6), 0xFFFFFFFF, np.uint32)
     for s in (0, 1):
-        twins.pack_bf16(shares[s], slots[s, :4], n=n)
+        twins.rows.pack_bf16(shares[s], slots[s, :4], n=n)
     sums = []
     for own_index in (0, 1):
         h, mine = nan(1, n), slots.copy()
         mine[own_index] = 0xFFFFFFFF  # the own slot is not read
-        twins.add_partials(
+        twins.rows.add_partials(
             h, shares[own_index], mine, h, h, h, n=n, n_rows=1, n_slots=2, own_index=own_index, slot_stride=6,
             writers=3, eps=0.0, has_residual=0, has_norm=0, wire=1,
         )  # fmt: skip

@@ -73,9 +73,9 @@ def test_chunks_are_recurrent(n_rows: int, n_k: int, size: int, repeat: int, kda
         states[:, 1] = a["state"]
         y = np.full((2, n_rows, n_heads, size), np.nan, np.float32)
         work = np.full((n_rows, n_heads, 5 * size + c), np.nan, np.float32)
-        twins.delta_net(*inputs, states[0], y[0], step, tiled=tiled, **how)
-        twins.delta_chunk(*inputs, work, step, tiled=tiled, c=c, **how)
-        twins.delta_scan(work, states[1], y[1], step, c=c, **shape)
+        twins.recurrent.delta_net(*inputs, states[0], y[0], step, tiled=tiled, **how)
+        twins.recurrent.delta_chunk(*inputs, work, step, tiled=tiled, c=c, **how)
+        twins.recurrent.delta_scan(work, states[1], y[1], step, c=c, **shape)
         for i in range(2):
             assert nmse(y[i], want) < 1e-12 and nmse(states[i, 0], want_state) < 1e-12, i
 
@@ -91,7 +91,7 @@ def test_conv_in_two_steps_is_conv_in_one() -> None:
     at, read = 0, 2
     for n, written in ((2, 1), (1, 1), (8, 0)):  # two shorter than the state
         step = one_run(n, at, (read, written))
-        twins.ssm_conv(x[at : at + n], w, state, y[at : at + n], step, width=3, n_rows=n, d_conv=4)
+        twins.recurrent.ssm_conv(x[at : at + n], w, state, y[at : at + n], step, width=3, n_rows=n, d_conv=4)
         at, read = at + n, written
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(state[0], x[-3:].T)
@@ -100,7 +100,7 @@ def test_conv_in_two_steps_is_conv_in_one() -> None:
 def test_gates() -> None:
     a, dt, decay = np.array([[-40, -1, 0, 50]], np.float32), np.zeros(4, np.float32), np.array([-2, -1])
     b, g, beta = np.array([[-200, 3]], np.float32), np.zeros((1, 4), np.float32), np.zeros((1, 2), np.float32)
-    twins.delta_gates(a, dt, decay, b, g, beta, n_heads=2, width=2, n_rows=1)
+    twins.recurrent.delta_gates(a, dt, decay, b, g, beta, n_heads=2, width=2, n_rows=1)
     want = [-2 * math.exp(-40), -2 * math.log1p(math.exp(-1)), -math.log(2), -50]
     np.testing.assert_allclose(g[0], want, rtol=1e-6)
     np.testing.assert_allclose(beta[0], [math.exp(-200), 1 / (1 + math.exp(-3))], rtol=1e-6, atol=1e-45)
@@ -108,6 +108,6 @@ def test_gates() -> None:
 
 def test_l2_norm_has_unit_length() -> None:
     x, y = RNG.uniform(-1, 1, (3, 20)).astype(np.float32), np.zeros((3, 2, 8), np.float32)
-    twins.l2_norm(x, y, n=8, n_heads=2, x_stride=20, n_rows=3, eps=0.0)
+    twins.recurrent.l2_norm(x, y, n=8, n_heads=2, x_stride=20, n_rows=3, eps=0.0)
     np.testing.assert_allclose(np.linalg.norm(y, axis=2), 1, rtol=1e-6)
     np.testing.assert_allclose(y[1, 1] / y[1, 1, 0], x[1, 8:16] / x[1, 8], rtol=1e-5)

@@ -32,7 +32,7 @@ def test_embed_gathers_tokens_and_zeroes_the_rest() -> None:
     w, y = f32(9, 6), np.full((5, 6), np.nan, np.float32)
     step = step_of([Run(0, 0, 3, 0)])
     step.rows[:3, 2] = 4, 9, 0
-    twins.embed(w, y, step, n_embd=6, n_vocab=9, n_rows=5, ids=0)
+    twins.rows.embed(w, y, step, n_embd=6, n_vocab=9, n_rows=5, ids=0)
     np.testing.assert_array_equal(y, [w[4], np.zeros(6), w[0], np.zeros(6), np.zeros(6)])
 
 
@@ -41,21 +41,21 @@ def test_embed_in_pieces_equals_embed() -> None:
     step = step_of([Run(0, 0, 4, 0)], outputs=[3, 1])
     for ids in (0, 1):
         whole, pieces = np.full((2, 5, 6), np.nan, np.float32)
-        twins.embed(w, whole, step, n_embd=6, n_vocab=9, n_rows=5, ids=ids)
+        twins.rows.embed(w, whole, step, n_embd=6, n_vocab=9, n_rows=5, ids=ids)
         for a, b in ((0, 4), (4, 9)):
-            twins.embed(w[a:b], pieces, step, n_embd=6, n_vocab=b - a, n_rows=5, ids=ids, first=a)
+            twins.rows.embed(w[a:b], pieces, step, n_embd=6, n_vocab=b - a, n_rows=5, ids=ids, first=a)
         np.testing.assert_array_equal(whole, pieces)
     np.testing.assert_array_equal(whole[:2], w[[3, 1]])
 
 
 def test_rms_norm_has_unit_mean_square() -> None:
     x, w, y = f32(3, 50), f32(50), np.empty((3, 50), np.float32)
-    twins.rms_norm(x, x, y, n=50, n_rows=3, eps=0.0, has_w=0)
+    twins.rows.rms_norm(x, x, y, n=50, n_rows=3, eps=0.0, has_w=0)
     np.testing.assert_allclose(np.mean(y.astype(np.float64) ** 2, axis=1), 1, rtol=1e-6)
     weighted = np.empty_like(y)
-    twins.rms_norm(x, w, weighted, n=50, n_rows=3, eps=0.0)
+    twins.rows.rms_norm(x, w, weighted, n=50, n_rows=3, eps=0.0)
     np.testing.assert_allclose(weighted, y * w, rtol=1e-6)
-    twins.rms_norm(x, w, y, n=50, n_rows=3, eps=0.25, has_w=0)
+    twins.rows.rms_norm(x, w, y, n=50, n_rows=3, eps=0.25, has_w=0)
     assert y[1, 7] == pytest.approx(
         x[1, 7] / math.sqrt(sum(float(v) ** 2 for v in x[1]) / 50 + 0.25), rel=1e-6
     )
@@ -63,13 +63,13 @@ def test_rms_norm_has_unit_mean_square() -> None:
 
 def test_mat_vec_by_scalars() -> None:
     w, x, b, y = f32(3, 5), f32(2, 5), f32(3), np.full(20, np.nan, np.float32)
-    twins.mat_vec(w, x, b, y, k=5, n=3, n_rows=2, y_stride=10, has_bias=1)
+    twins.matrix.mat_vec(w, x, b, y, k=5, n=3, n_rows=2, y_stride=10, has_bias=1)
     for r in range(2):
         for i in range(3):
             want = math.fsum([*(float(w[i, j]) * float(x[r, j]) for j in range(5)), float(b[i])])
             assert y[10 * r + i] == pytest.approx(want, rel=1e-6)
     assert np.isnan(y).sum() == 20 - 6
-    assert twins.mat_lane is twins.mat_vec
+    assert twins.twin_of("mat_lane") is twins.matrix.mat_vec
 
 
 @pytest.mark.parametrize("half_split", [0, 1])
@@ -77,7 +77,7 @@ def test_rope_is_a_complex_product(half_split: int) -> None:
     x, y = f32(2, 3, 10), np.empty((2, 3, 10), np.float32)
     angle = RNG.uniform(-4, 4, (2, 3))
     cos_sin = np.stack([np.cos(angle), np.sin(angle)], axis=-1).astype(np.float32)
-    twins.rope(x, x, cos_sin, y, n_heads=3, head_dim=10, n_rot=6, n_rows=2, half_split=half_split)
+    twins.attention.rope(x, x, cos_sin, y, n_heads=3, head_dim=10, n_rot=6, n_rows=2, half_split=half_split)
     for r in range(2):
         for h in range(3):
             for i in range(3):
@@ -86,7 +86,7 @@ def test_rope_is_a_complex_product(half_split: int) -> None:
                 assert complex(y[r, h, a], y[r, h, b]) == pytest.approx(turned, rel=1e-5, abs=1e-6)
     np.testing.assert_array_equal(y[..., 6:], x[..., 6:])
     in_place = x.copy()
-    twins.rope(
+    twins.attention.rope(
         in_place,
         in_place,
         cos_sin,
@@ -112,7 +112,7 @@ def test_kv_store(dtype: type) -> None:
     x = f32(4, 6)
     cache: np.ndarray = np.full((160, 6), np.nan, dtype)
     step = step_of([Run(1, 0, 2, 31), Run(0, 2, 1, 5)])
-    twins.kv_store(x, x, x, CELLS, cache, step, width=6, n_rows=4, blocks_per_slot=2)
+    twins.attention.kv_store(x, x, x, CELLS, cache, step, width=6, n_rows=4, blocks_per_slot=2)
     want = {cell(1, 31): 0, cell(1, 32): 1, cell(0, 5): 2}
     for at in range(160):
         if at in want:
@@ -174,16 +174,16 @@ def test_attention(
     }
     sinks = f32(heads, span=2)
     prefill = np.full((rows, heads, head_v), np.nan, np.float32)
-    twins.attn_prefill(q, k, v, CELLS, sinks, prefill, step, **common, **kv, has_sinks=has_sinks)
+    twins.attention.attn_prefill(q, k, v, CELLS, sinks, prefill, step, **common, **kv, has_sinks=has_sinks)
     part = np.full((rows, heads, n_splits, head_v + 2), np.nan, np.float32)
-    twins.attn_decode(q, k, v, CELLS, sinks, part, step, **common, **kv, n_splits=n_splits)
+    twins.attention.attn_decode(q, k, v, CELLS, sinks, part, step, **common, **kv, n_splits=n_splits)
     decode = np.full_like(prefill, np.nan)
     shape = {"n_splits": n_splits, "head_v": head_v, "has_sinks": has_sinks}
-    twins.attn_combine(part, sinks, decode, **common, **shape)
+    twins.attention.attn_combine(part, sinks, decode, **common, **shape)
     if n_splits == 1:
         final = np.full_like(prefill, np.nan)
         how = {"n_splits": 1, "final": 1, "has_sinks": has_sinks}
-        twins.attn_decode(q, k, v, CELLS, sinks, final, step, **common, **kv, **how)
+        twins.attention.attn_decode(q, k, v, CELLS, sinks, final, step, **common, **kv, **how)
         np.testing.assert_allclose(final, decode, rtol=1e-6, atol=1e-7)
     for run in runs:
         for i in range(run.n_rows):
@@ -215,7 +215,7 @@ def test_glu() -> None:
     }
     assert tuple(wants) == ACTS
     for act, (want, tolerance) in enumerate(wants.values()):
-        twins.glu(gate, up, y, n=60, act=act)
+        twins.elementwise.glu(gate, up, y, n=60, act=act)
         np.testing.assert_allclose(
             y, [want(*map(float, pair)) for pair in zip(gate, up, strict=True)], atol=tolerance
         )
@@ -223,11 +223,11 @@ def test_glu() -> None:
 
 def test_add_scale_and_softcap() -> None:
     a, b, y = f32(40, span=200), f32(40), np.empty(40, np.float32)
-    twins.add(a, b, y, n=40)
+    twins.elementwise.add(a, b, y, n=40)
     np.testing.assert_array_equal(y, a + b)
-    twins.scale(a, y, n=40, c=0.25)
+    twins.elementwise.scale(a, y, n=40, c=0.25)
     np.testing.assert_array_equal(y, a / 4)
-    twins.softcap(a, y, n=40, c=30.0)
+    twins.elementwise.softcap(a, y, n=40, c=30.0)
     e = np.exp(2 * a.astype(float) / 30)
     np.testing.assert_allclose(y, 30 * (e - 1) / (e + 1), rtol=1e-6)
 
@@ -245,13 +245,13 @@ def test_add_partials() -> None:
         "writers": 0b101,
         "eps": 1e-5,
     }
-    twins.add_partials(residual, own, slots, w, h, y, **push)
+    twins.rows.add_partials(residual, own, slots, w, h, y, **push)
     want = residual + (slots[0, :8].reshape(2, 4) + own)
     np.testing.assert_array_equal(h, want)
     norm = np.empty_like(y)
-    twins.rms_norm(want, w, norm, n=4, n_rows=2, eps=1e-5)
+    twins.rows.rms_norm(want, w, norm, n=4, n_rows=2, eps=1e-5)
     np.testing.assert_array_equal(y, norm)
     y[:] = 7
-    twins.add_partials(residual, own, slots, w, h, y, **push, has_residual=0, has_norm=0)
+    twins.rows.add_partials(residual, own, slots, w, h, y, **push, has_residual=0, has_norm=0)
     np.testing.assert_array_equal(h, slots[0, :8].reshape(2, 4) + own)
     assert (y == 7).all()

@@ -1,0 +1,122 @@
+"""The table of matrix ops: an entry has all that is known of a shader, and nothing else names it.
+
+Of the entries that suit the device, the rows of x and the type of the weights, the first one runs, unless
+`vkbackend tune` measured another to be faster. A new variant is an entry here, its shader, its line in
+shaders/variants.toml and its case in tools/op_cases. A grid that no other entry uses may stand here, too.
+"""
+
+from __future__ import annotations
+
+from vkbackend.limits import Limits
+from vkbackend.ops.experts import (
+    EITHER,
+    GROUPED,
+    SINGLE,
+    ExpertsOp,
+    pairs_by_lanes,
+    pairs_by_units,
+    tiles_of_pairs,
+)
+from vkbackend.ops.half import UNIT_TILE, tiles_of_units
+from vkbackend.ops.matrix import (
+    FEW,
+    MANY,
+    MatrixOp,
+    rows_by_lanes,
+    rows_by_subgroups,
+    rows_by_threads,
+    tiles_by_size,
+    tiles_of_64,
+)
+from vkbackend.ops.spec import SPECS, OpSpec
+
+# ---- optional features ----
+
+SUBGROUPS = ("subgroup_arithmetic", "full_subgroups")
+DOTS, HALVES = ("int_dot",), ("float16",)
+LANES = ("buffer_address", "subgroup_shuffle", "full_subgroups")
+UNITS = ("matrix_units", "full_subgroups")
+
+# ---- devices ----
+
+
+def anywhere(limits: Limits) -> bool:
+    return True
+
+
+def nowhere(limits: Limits) -> bool:
+    """For an op that has to win in `vkbackend tune`."""
+    return False
+
+
+def on_gpus(limits: Limits) -> bool:
+    return not limits.is_cpu
+
+
+def fast_lanes(limits: Limits) -> bool:
+    """Where invocations are SIMD lanes, and enough of them: ops of lanes are 5 to 10 times as fast as the
+    others on lavapipe (8 lanes), half as fast on SwiftShader (4 lanes)."""
+    return limits.is_cpu and limits.subgroup_size >= 8 and limits.features.issuperset(LANES)
+
+
+def fast_dots(limits: Limits) -> bool:
+    """Where dot products of integers have instructions of their own."""
+    return not limits.is_cpu and "int_dot_accelerated" in limits.features
+
+
+def fast_waves(limits: Limits) -> bool:
+    """GPUs whose subgroups are wide enough for a row of w."""
+    return not limits.is_cpu and limits.subgroup_size >= 16
+
+
+def fast_tiles(limits: Limits) -> bool:
+    """GPUs. SwiftShader needs up to twice the time of mat_mul for mat_tile."""
+    return not limits.is_cpu and limits.subgroup_size > 1
+
+
+# ---- products with a matrix, the best first ----
+
+# Columns: name, grid, specialization constants behind LOCAL, rows of x, devices that run it, type of x,
+# optional features, devices that run it for gate and up at once.
+MATRIX_OPS: dict[str, MatrixOp] = {
+    op.name: op
+    for op in (
+        MatrixOp("mat_lane", rows_by_lanes, "N SUBGROUP", FEW + MANY, fast_lanes, "f32", LANES, anywhere),
+        MatrixOp("mat_dot", rows_by_subgroups, "ROWS N", FEW, fast_dots, "q8", DOTS + SUBGROUPS, anywhere),
+        # Sums meet in a subgroup.
+        MatrixOp("mat_wave", rows_by_subgroups, "ROWS N", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
+        # Sums meet in shared memory. A thread of a CPU has a row alone, and would not with two matrices.
+        MatrixOp("mat_vec", rows_by_threads, "TPR N", FEW, anywhere, gates=on_gpus),
+        MatrixOp("mat_mul_coop", tiles_of_units, UNIT_TILE, MANY, fast_tiles, "f16s", UNITS, gpus_only=True),
+        MatrixOp("mat_mul_dot", tiles_of_64, "RN", MANY, fast_dots, "q8", DOTS),
+        # As mat_mul, with more of its operands in registers.
+        MatrixOp("mat_tile", tiles_by_size, "RM RN", MANY, fast_tiles, gpus_only=True),
+        MatrixOp("mat_mul", tiles_of_64, "RN", MANY, anywhere),
+        # Sums are halves over 16 elements, which weights above 2,047 may overflow. Some GPUs lose by it.
+        MatrixOp("mat_mul_f16", tiles_by_size, "RM RN", MANY, nowhere, "f16s", HALVES, gpus_only=True),
+    )
+}
+
+# ---- products with experts, the best first ----
+
+# Columns: name, grid, specialization constants between LOCAL and AXIS, its way through the pairs, devices
+# that run it, type of x, optional features.
+EXPERTS_OPS: dict[str, ExpertsOp] = {
+    op.name: op
+    for op in (
+        ExpertsOp("mat_lane_id", pairs_by_lanes, "N SUBGROUP", EITHER, fast_lanes, needs=LANES),
+        ExpertsOp("mat_vec_id", rows_by_threads, "TPR", SINGLE, anywhere),
+        ExpertsOp("mat_dot_id", rows_by_subgroups, "ROWS", SINGLE, anywhere, "q8", DOTS + SUBGROUPS),
+        ExpertsOp("mat_mul_id", tiles_of_pairs, "RN", GROUPED, anywhere),
+        ExpertsOp("mat_mul_dot_id", tiles_of_pairs, "RN", GROUPED, anywhere, "q8", DOTS),
+        ExpertsOp("mat_mul_id_coop", pairs_by_units, UNIT_TILE, GROUPED, anywhere, "f16s", UNITS),
+    )
+}
+
+# ---- all ops ----
+
+OPS: dict[str, OpSpec] = {
+    **SPECS,
+    **{name: op.spec for name, op in MATRIX_OPS.items()},
+    **{name: op.spec for name, op in EXPERTS_OPS.items()},
+}
