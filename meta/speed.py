@@ -6,20 +6,16 @@ its own, so it disturbs none that are in use.
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import secrets
 import time
 from collections.abc import Hashable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vkbackend import env, ops
+from vkbackend import cache_folder, env, ops
 from vkbackend.buffer import Home, View
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.bench import time_reduce
@@ -27,7 +23,7 @@ from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
-FORMAT = 1  # of the file: others are measured again
+ENTRY, FORMAT = "speeds.json", 1  # in the cache folder; of another format: measured again
 DTYPE, WIDTH = "q8_0", 4096  # rows like those of the models there are
 GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4  # bound by arithmetic, not by memory
@@ -194,17 +190,13 @@ def _key(device: Device) -> str:
     return " ".join((what, *sorted(limited | reads)))
 
 
-def _path() -> Path:
-    return env.cache_dir() / "speeds.json"
-
-
 def _read() -> dict[str, Any]:
-    """What has been measured; nothing where the file is missing, damaged or of another format."""
-    try:
-        found = json.loads(_path().read_text())
-        return dict(found["measured"]) if found["format"] == FORMAT else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    """What has been measured; nothing where that is missing, damaged or of another format."""
+    found = cache_folder.read_json(ENTRY)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
         return {}
+    measured = found.get("measured")
+    return measured if isinstance(measured, dict) else {}
 
 
 def _numbers(key: str) -> list[float]:
@@ -216,13 +208,4 @@ def _numbers(key: str) -> list[float]:
 
 
 def _remember(key: str, value: list[float]) -> None:
-    path = _path()
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"format": FORMAT, "measured": _read() | {key: value}}, indent=1))
-        os.replace(part, path)
-    except OSError as error:
-        env.log(1, f"{path} cannot be written, so devices are measured again next time: {error}")
-        with suppress(OSError):
-            part.unlink()
+    cache_folder.write_json(ENTRY, {"format": FORMAT, "measured": _read() | {key: value}})

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
 from vkbackend.limits import Limits
 from vkbackend.models.engine.arguments import device_list
@@ -107,13 +108,17 @@ def run(args: argparse.Namespace) -> int:
         if len(infos) < len(devices):
             raise InvalidArgument("numpy has one op for each case; give one of `vkbackend devices`")
         info = infos[0]
-        if any(measured.path_of(i) != measured.path_of(info) for i in infos):
+        if any(measured.entry_name(i) != measured.entry_name(info) for i in infos):
             raise InvalidArgument(
                 f"--device {args.device!r} names devices of several drivers; tune each driver by itself"
             )
         if args.forget:
             measured.save(info, {})
             return 0
+        if not cache_folder.writable():
+            raise InvalidArgument(
+                "there is no cache folder to keep the measured table in; let VKBACKEND_CACHE name one"
+            )
         times = []
         for device in devices:
             err.print(f"measuring {printable(device.name)}", markup=False)
@@ -126,8 +131,8 @@ def run(args: argparse.Namespace) -> int:
         ]
         title = f"{printable(info.driver)}: us, the fastest first"
         out.print(table(title, ("rows", "op", *TYPES), rows))
-        path = measured.save(info, found)
-        err.print(f"kept in {printable(str(path))}", markup=False)
+        if measured.save(info, found):
+            err.print(f"kept in {printable(str(env.cache_dir()))}", markup=False)
     finally:
         for device in devices:
             device.close()

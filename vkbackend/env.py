@@ -137,13 +137,29 @@ def exact() -> bool:
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")
 
 
-def cache_dir() -> Path:
-    """VKBACKEND_CACHE, else $XDG_CACHE_HOME/vkbackend, else ~/.cache/vkbackend (compiled shaders,
-    pipelines)."""
-    if path := os.environ.get("VKBACKEND_CACHE"):
-        return Path(path)
+CACHE = "VKBACKEND_CACHE"
+
+
+def caches() -> bool:
+    """VKBACKEND_CACHE=off: nothing is kept from one start to the next."""
+    return os.environ.get(CACHE) != "off"
+
+
+def cache_dir() -> Path | None:
+    """VKBACKEND_CACHE, else `default_cache_dir`; None: off, or there is no home (see cache_folder.py)."""
+    if not caches():
+        return None
+    path = os.environ.get(CACHE)
+    return Path(path) if path else default_cache_dir()
+
+
+def default_cache_dir() -> Path | None:
+    """$XDG_CACHE_HOME/vkbackend, else ~/.cache/vkbackend; None for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "vkbackend"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "vkbackend"
+    except RuntimeError:
+        return None
 
 
 def log(level: int, message: str) -> None:

@@ -1,7 +1,8 @@
 """SPIR-V of every (op, variant) in the manifest `shaders/variants.toml`.
 
-Looked up in this order: shipped in `shaders/spv/` (index keyed by a hash of the sources), the user's cache,
-the compiler. So a changed source or include recompiles by itself, and an installed wheel needs no compiler.
+Looked up in this order: shipped in `shaders/spv/` (its index has hashes of the sources and of each module),
+the user's cache, the compiler. So a changed source or include recompiles by itself, as a damaged module does,
+and an installed wheel needs no compiler. Drivers trust what they are given: one crashes on half a module.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from vkbackend import env
+from vkbackend import cache_folder, env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
@@ -29,7 +30,8 @@ PRIVATE = ".glslang"  # beside shaders/ in a checkout: a newer one with its libc
 _NEW = 13  # the first glslang with GL_KHR_cooperative_matrix
 _NEEDS_NEW = "API_KHR"  # the define of what is written with it
 TARGET = "vulkan1.1"
-_SPIRV_MAGIC = b"\x03\x02\x23\x07"
+_SPIRV_MAGIC, _HEADER_WORDS = b"\x03\x02\x23\x07", 5
+_FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57  # opcodes
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -141,8 +143,7 @@ def compiler_of(op: str, variant: str) -> Compiler | None:
 
 def is_available(op: str, variant: str) -> bool:
     """Whether the module of a variant is shipped, or can be compiled."""
-    shipped = _shipped_index().get(f"{op}.{variant}") == source_key(op, variant)
-    return shipped or compiler_of(op, variant) is not None
+    return _is_shipped(op, variant) or compiler_of(op, variant) is not None
 
 
 def compile_variant(op: str, variant: str) -> bytes:
@@ -156,18 +157,48 @@ def compile_variant(op: str, variant: str) -> bytes:
             f"shader {op}.{variant} has no compiled form that fits its source and no {lacks} is here: "
             f"{advice}, or a wheel, which needs none"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.spv"
-        command = [*compiler.command, "-V", "--target-env", TARGET, f"-I{root}"]
-        command += [f"-D{name}=1" for name in defines(op, variant)]
-        command += ["-o", str(out), str(root / f"{op}.comp")]
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out.spv"
+            command = [*compiler.command, "-V", "--target-env", TARGET, f"-I{root}"]
+            command += [f"-D{name}=1" for name in defines(op, variant)]
+            command += ["-o", str(out), str(root / f"{op}.comp")]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        except subprocess.TimeoutExpired:
-            raise UnsupportedFeature(f"{COMPILER} did not finish {op}.{variant} within 120 s") from None
-        if done.returncode or not out.exists():
-            raise UnsupportedFeature(f"{COMPILER} refused {op}.{variant}:\n{done.stdout}{done.stderr}")
-        return out.read_bytes()
+            code = out.read_bytes() if out.exists() else b""
+    except subprocess.TimeoutExpired:
+        raise UnsupportedFeature(f"{COMPILER} did not finish {op}.{variant} within 120 s") from None
+    except OSError as error:
+        raise UnsupportedFeature(
+            f"{COMPILER} cannot compile {op}.{variant}: {error}; it needs a temporary folder (TMPDIR)"
+        ) from None
+    if done.returncode:
+        raise UnsupportedFeature(f"{COMPILER} refused {op}.{variant}:\n{done.stdout}{done.stderr}")
+    if not is_whole(code):  # glslang ends well on a full disk, too
+        raise UnsupportedFeature(
+            f"{COMPILER} wrote {len(code)} bytes of {op}.{variant} and not the whole; free space in "
+            f"{tempfile.gettempdir()}, or name another folder (TMPDIR)"
+        )
+    return code
+
+
+def is_whole(code: bytes) -> bool:
+    """Whether the bytes are a SPIR-V module up to its end: the last instruction, each is led by its length in
+    words, ends a function, and all functions that are called are there."""
+    if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
+        return False
+    words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0
+    there: set[int] = set()
+    called: set[int] = set()
+    while at < len(words):
+        length, opcode = divmod(words[at], 1 << 16)
+        if not length or at + length > len(words):
+            return False
+        if opcode == _FUNCTION:
+            there.update(words[at : at + length][2:3])
+        elif opcode == _FUNCTION_CALL:
+            called.update(words[at : at + length][3:4])
+        at += length
+    return opcode == _FUNCTION_END and called <= there
 
 
 _making: dict[tuple[str, str], Lock] = {}
@@ -182,19 +213,15 @@ def spirv(op: str, variant: str) -> bytes:
 @cache
 def _spirv(op: str, variant: str) -> bytes:
     assert variant in manifest().get(op, {}), f"variants.toml has no {op}.{variant}"
-    key = source_key(op, variant)
-    if _shipped_index().get(f"{op}.{variant}") == key:
-        return (_spv_dir() / f"{op}.{variant}.spv").read_bytes()
+    if code := _shipped(op, variant):
+        return code
     compiler = compiler_of(op, variant)
-    name = _hash(key, compiler.version if compiler else "")[:32]
-    cached = env.cache_dir() / "spirv" / f"{op}.{variant}.{name}.spv"
-    if compiler is not None and (code := _read_spirv(cached)):
+    made_from = _hash(source_key(op, variant).encode(), (compiler.version if compiler else "").encode())
+    name = f"{op}.{variant}.{made_from[:32]}.spv"
+    if compiler is not None and (code := cache_folder.read(name)):
         return code
     code = compile_variant(op, variant)
-    try:
-        write_atomic(cached, code)
-    except OSError:
-        pass  # a read-only home costs a recompile, nothing else
+    cache_folder.write(name, code)
     return code
 
 
@@ -202,10 +229,11 @@ def build(folder: Path) -> int:
     """Write the SPIR-V of the manifest, less what no compiler here is new enough for, and its index into
     `folder`; returns the number of modules."""
     able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
-    index = {f"{op}.{variant}": source_key(op, variant) for op, variant in able}
+    index: dict[str, list[str]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler of its own
         for (op, variant), code in zip(able, pool.map(lambda pair: spirv(*pair), able), strict=True):
             write_atomic(folder / f"{op}.{variant}.spv", code)
+            index[f"{op}.{variant}"] = [source_key(op, variant), _hash(code)]
     for stale in folder.glob("*.spv"):
         if stale.stem not in index:
             stale.unlink()
@@ -231,22 +259,39 @@ def _spv_dir() -> Path:
     return shaders_dir() / "spv"
 
 
-@cache
-def _shipped_index() -> dict[str, str]:
+def _is_shipped(op: str, variant: str) -> bool:
+    return _shipped_index().get(f"{op}.{variant}", [""])[0] == source_key(op, variant)
+
+
+def _shipped(op: str, variant: str) -> bytes | None:
+    """The module that lies in the package and fits the source; None where there is none, or a damaged one."""
+    if not _is_shipped(op, variant):
+        return None
+    path = _spv_dir() / f"{op}.{variant}.spv"
     try:
-        return dict(json.loads((_spv_dir() / "index.json").read_text()))
+        code = path.read_bytes()
+    except OSError as error:
+        env.log(0, f"{str(path)!r} is not used: {error.strerror or error}; install the package again")
+        return None
+    if _hash(code) != _shipped_index()[f"{op}.{variant}"][1]:
+        env.log(0, f"{str(path)!r} is not used: it is damaged; install the package again")
+        return None
+    return code
+
+
+@cache
+def _shipped_index() -> dict[str, list[str]]:
+    """By op.variant, the hashes of its sources and of its module."""
+    path = _spv_dir() / "index.json"
+    try:
+        found = json.loads(path.read_bytes())
+        return {str(name): [str(source), str(module)] for name, (source, module) in dict(found).items()}
     except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        env.log(0, f"{str(path)!r} is not used: {type(error).__name__}; build or install the package again")
         return {}
 
 
-def _read_spirv(path: Path) -> bytes | None:
-    """The file's bytes if they look like SPIR-V (a damaged cache entry is compiled again)."""
-    try:
-        code = path.read_bytes()
-    except OSError:
-        return None
-    return code if code.startswith(_SPIRV_MAGIC) and len(code) % 4 == 0 else None
-
-
-def _hash(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def _hash(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 
 import pytest
 
+from vkbackend import cache_folder
 from vkbackend.meta import speed
 from vkbackend.meta.speed import Speed
 from vkbackend.twins.device import NumpyDevice
@@ -38,25 +39,41 @@ def test_measured_once_per_device(device: object, cache: Path, monkeypatch: pyte
         speed.measure_speed(device)  # type: ignore[arg-type]
 
 
+def check_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_read_rate", lambda device, home: 5.0)
+    assert speed.measure_speed(NumpyDevice("a")) == Speed(5.0, 5.0)
+    found = cache_folder.read_json(cache.name)
+    assert found == {"format": 1, "measured": {"speed NumpyDevice": [5.0, 5.0]}}
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        "",
-        "[]",
-        "{}",
-        "\0\xff",
-        '{"format": 2, "measured": {}}',
-        '{"format": 1, "measured": 3}',
-        json.dumps({"format": 1, "measured": {"speed NumpyDevice": [1.0]}}),
-        json.dumps({"format": 1, "measured": {"speed NumpyDevice": [0.0, -1.0]}}),
-        '{"format": 1, "measured": {"speed NumpyDevice": [NaN, 1.0]}}',
+        [],
+        {},
+        3,
+        {"format": 2, "measured": {}},
+        {"format": 1, "measured": 3},
+        {"format": 1},
+        {"format": 1, "measured": {"speed NumpyDevice": [1.0]}},
+        {"format": 1, "measured": {"speed NumpyDevice": [0.0, -1.0]}},
+        {"format": 1, "measured": {"speed NumpyDevice": [math.nan, 1.0]}},
+        {"format": 1, "measured": {"speed NumpyDevice": [10**400, 1.0]}},
     ],
 )
-def test_damaged_file_is_measured_again(content: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.write_bytes(content.encode("latin-1"))
-    monkeypatch.setattr(speed, "_read_rate", lambda device, home: 5.0)
-    assert speed.measure_speed(NumpyDevice("a")) == Speed(5.0, 5.0)
-    assert json.loads(cache.read_text())["measured"]["speed NumpyDevice"] == [5.0, 5.0]
+def test_what_says_something_else_is_measured_again(
+    content: object, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_folder.write_json(cache.name, content)
+    check_measured_again(cache, monkeypatch)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\0\xff"], ids=len)
+def test_a_damaged_file_is_measured_again(
+    content: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_bytes(content)
+    check_measured_again(cache, monkeypatch)
 
 
 def test_cache_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from caches import compiled, fill
 from places import ROOT
 
-from vkbackend import env, ops, shaderlib, step, twins
+from vkbackend import ops, shaderlib, step, twins
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.tools.op_cases import cases as op_cases
@@ -202,9 +204,9 @@ def test_compiles_and_validates(op: str, variant: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def compiled_before() -> Path:
-    """The cache that the other tests fill; ask for it before `library`."""
-    return env.cache_dir() / "spirv"
+def compiled_before() -> list[Path]:
+    """The modules that the other tests left; ask for them before `library`."""
+    return compiled()
 
 
 def link_private_tools(project: Path) -> None:
@@ -266,10 +268,12 @@ def test_cache_follows_sources_and_includes(library: Path, monkeypatch: pytest.M
 @needs_compiler
 def test_damaged_cache_entry_is_compiled_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = shaderlib.spirv("add", "f32")
-    (entry,) = (env.cache_dir() / "spirv").iterdir()
-    entry.write_bytes(b"\0" * 64)
-    forget()
-    assert shaderlib.spirv("add", "f32") == code == entry.read_bytes()
+    (entry,) = compiled()
+    whole = entry.read_bytes()
+    for damaged in (b"\0" * 64, whole[:-4], whole[: len(whole) // 8 * 4], code, code[: len(code) // 8 * 4]):
+        entry.write_bytes(damaged)
+        forget()
+        assert shaderlib.spirv("add", "f32") == code and entry.read_bytes() == whole
 
 
 @needs_compiler
@@ -302,10 +306,10 @@ def test_without_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @needs_compiler
 def test_shipped_modules_need_no_compiler(
-    compiled_before: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+    compiled_before: list[Path], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if compiled_before.exists():  # most of the manifest: compiling it once more would take a minute
-        shutil.copytree(compiled_before, env.cache_dir() / "spirv")
+    # Most of the manifest, which would take a minute to compile once more.
+    fill(library.parent / "cache", compiled_before)
     link_private_tools(library.parent)
     forget()
     able = [pair for pair in shaderlib.variants() if shaderlib.is_available(*pair)]
@@ -315,15 +319,71 @@ def test_shipped_modules_need_no_compiler(
     assert not (library / "spv" / "gone.f32.spv").exists()
     forget()
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("VKBACKEND_CACHE", str(library / "nothing"))
+    monkeypatch.setenv("VKBACKEND_CACHE", "off")
     for op, variant in able:
-        assert shaderlib.spirv(op, variant).startswith(b"\x03\x02\x23\x07")
+        assert shaderlib.is_whole(shaderlib.spirv(op, variant))
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["module", "missing", "index"])
+def test_a_damaged_package_is_told(
+    library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module is compiled again, and no driver sees half of it where no compiler is."""
+    monkeypatch.setattr(shaderlib, "variants", lambda: [("add", "f32")])
+    assert shaderlib.build(library / "spv") == 1
+    code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"
+    if damage == "index":
+        (library / "spv" / "index.json").write_text("[" * 100_000)
+    elif damage == "missing":
+        module.unlink()
+    else:
+        module.write_bytes(code[: len(code) // 8 * 4])
+    forget()
+    assert shaderlib.spirv("add", "f32") == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(library / "spv") in line and "install the package again" in line
+    monkeypatch.setenv("PATH", "")
+    forget()
+    with pytest.raises(UnsupportedFeature, match="glslang-tools"):
+        shaderlib.spirv("add", "f32")
+
+
+@needs_compiler
+def test_what_is_a_whole_module(library: Path) -> None:
+    code = shaderlib.spirv("add", "f32")
+    assert shaderlib.is_whole(code)
+    assert not any(shaderlib.is_whole(code[:n]) for n in range(len(code)))
+    assert not shaderlib.is_whole(code + b"\0\0\0\0") and not shaderlib.is_whole(bytes(len(code)))
+
+
+@needs_compiler
+def test_a_compiler_whose_disk_is_full(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """glslang ends with 0 all the same; half a module must not be kept."""
+    run = subprocess.run
+
+    def half(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        done = run(command, **options)  # type: ignore[call-overload]
+        if "-o" in command:
+            out = Path(command[command.index("-o") + 1])
+            out.write_bytes(out.read_bytes()[:400])
+        return done
+
+    monkeypatch.setattr(subprocess, "run", half)
+    with pytest.raises(UnsupportedFeature, match=r"wrote 400 bytes of add\.f32 .*TMPDIR"):
+        shaderlib.spirv("add", "f32")
+    assert not compiled()
+    monkeypatch.setattr(tempfile, "tempdir", str(library / "missing"))
+    with pytest.raises(UnsupportedFeature, match="needs a temporary folder"):
+        shaderlib.spirv("add", "f32")
 
 
 @needs_compiler
 def test_unwritable_cache_costs_only_time(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VKBACKEND_CACHE", "/dev/null/cache")
-    assert shaderlib.spirv("add", "f32")
+    for place in ("/dev/null/cache", "off"):
+        monkeypatch.setenv("VKBACKEND_CACHE", place)
+        forget()
+        assert shaderlib.spirv("add", "f32")
 
 
 @needs_compiler
@@ -363,7 +423,7 @@ def test_op_cases_record_every_variant() -> None:
     assert seen == set(shaderlib.variants())
 
 
-BUILD = {"vkbackend.shaderlib", "vkbackend.env", "vkbackend.errors"}
+BUILD = {"vkbackend.shaderlib", "vkbackend.cache_folder", "vkbackend.env", "vkbackend.errors"}
 
 
 @pytest.mark.parametrize("module", sorted(BUILD))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vkbackend import ops
+from vkbackend import cache_folder, ops
 from vkbackend.buffer import Home
 from vkbackend.ops import measured
 from vkbackend.ops.matrix import ROW_CLASSES
@@ -51,10 +51,17 @@ def test_tune_writes_what_devices_read(
             assert ops.mat_op(other.limits, rows, "f32") == table[name][0]
     finally:
         other.close()
-    path = measured.path_of(info)
-    for damaged in ("", "[]", '{"format": 2, "ops": [1]}', '{"format": 1, "ops": {"one": "mat_lane"}}'):
-        path.write_text(damaged)
+    name = measured.entry_name(info)
+    for stored in ([], 3, {"format": 2, "ops": [1]}, {"format": 1, "ops": {"one": "mat_lane"}}):
+        cache_folder.write_json(name, stored)
         assert measured.load(info) == {}
-    path.write_text('{"format": 2, "ops": {"one": ["mat_mul"], "many": ["add", "mat_lane"], "x": ["add"]}}')
+    ops_of = {"one": ["mat_mul"], "many": ["add", "mat_lane"], "x": ["add"]}
+    cache_folder.write_json(name, {"format": 2, "ops": ops_of})
     assert measured.load(info) == {"many": ("mat_lane",)}
-    assert cli.main(["tune", "-dev", spec, "--forget"]) == 0 and not path.exists()
+    (tmp_path / name).write_text("[" * 100_000)
+    assert measured.load(info) == {}
+    assert cli.main(["tune", "-dev", spec, "--forget"]) == 0 and not (tmp_path / name).exists()
+    monkeypatch.setenv("VKBACKEND_CACHE", "off")
+    capsys.readouterr()
+    assert cli.main(["tune", "-dev", spec]) == 2
+    assert "no cache folder to keep the measured table in" in capsys.readouterr().err

@@ -8,14 +8,11 @@ the weights is taken (choice.py). Without a table that goes by rules.
 from __future__ import annotations
 
 import hashlib
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vkbackend import env
+from vkbackend import cache_folder
 from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.ops.table import MATRIX_OPS
-from vkbackend.shaderlib import write_atomic
 
 if TYPE_CHECKING:
     from vkbackend.vulkan.capabilities import DeviceInfo
@@ -25,31 +22,30 @@ Table = dict[str, tuple[str, ...]]  # class of rows -> ops, the fastest first
 _FORMAT = 2
 
 
-def path_of(info: DeviceInfo) -> Path:
-    """Where the table of a device's driver is kept."""
+def entry_name(info: DeviceInfo) -> str:
+    """The entry of the cache folder with the table of a device's driver."""
     identity = repr((info.vendor, info.driver, info.driver_uuid, info.driver_version)).encode()
-    return env.cache_dir() / f"choices-{hashlib.sha256(identity).hexdigest()[:16]}.json"
+    return f"choices-{hashlib.sha256(identity).hexdigest()[:16]}.json"
 
 
 def load(info: DeviceInfo) -> Table:
     """The measured choices; empty where there are none, and without what this version does not know."""
     try:
-        stored = json.loads(path_of(info).read_text())
-        table = stored["ops"] if stored["format"] == _FORMAT else {}
+        stored = cache_folder.read_json(entry_name(info)) or {}
+        table = stored["ops"] if stored.get("format") == _FORMAT else {}
         known = {
             name: tuple(op for op in table.get(name, ()) if op in CANDIDATES[name]) for name in ROW_CLASSES
         }
         return {name: ops for name, ops in known.items() if ops}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return {}
 
 
-def save(info: DeviceInfo, table: Table) -> Path:
-    """Replace the driver's table; an empty one removes it."""
-    path = path_of(info)
-    if table:
-        what = {"format": _FORMAT, "driver": f"{info.driver} {info.driver_version}", "ops": table}
-        write_atomic(path, json.dumps(what, indent=1).encode())
-    else:
-        path.unlink(missing_ok=True)
-    return path
+def save(info: DeviceInfo, table: Table) -> bool:
+    """Replace the driver's table, or remove it where this one is empty; False where it cannot be written."""
+    name = entry_name(info)
+    if not table:
+        cache_folder.remove(name)
+        return True
+    driver = f"{info.driver} {info.driver_version}"
+    return cache_folder.write_json(name, {"format": _FORMAT, "driver": driver, "ops": table})

@@ -1,22 +1,19 @@
-"""The VkPipelineCache of a device and its file.
+"""The VkPipelineCache of a device and its entry in the cache folder, named after the device and its driver.
 
-What the file holds is checked before a driver sees it, because drivers trust what they are given: length,
-checksum, the device and driver that wrote it, and the header that Vulkan defines.
+What the entry holds is checked before a driver sees it, because drivers trust what they are given: by
+cache_folder.py, and here by the header that Vulkan defines.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from pathlib import Path
 from typing import Any
 
-from vkbackend import env, shaderlib
+from vkbackend import cache_folder
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 
-_MAGIC = b"vkbackend pipeline cache 1\n"
-_HEAD_NBYTES = len(_MAGIC) + 64
 _MAX_NBYTES = 1 << 30  # those of whole games stay below
 _HEADER = struct.Struct("<4I16s")  # size, version, vendor, device, UUID of the cache
 _VERSION_ONE = 1
@@ -26,8 +23,8 @@ class PipelineCache:
     """Internally synchronised: threads may compile with it side by side."""
 
     def __init__(self, device: LogicalDevice) -> None:
-        self._device, self._path = device, cache_path(device)
-        self._stored = read_cache(self._path, _identity(device))
+        self._device, self._name = device, entry_name(device)
+        self._stored = cache_folder.read(self._name, _MAX_NBYTES) or b""
         if not fits(self._stored, *_driver(device)):
             self._stored = b""
         info = new(
@@ -53,10 +50,10 @@ class PipelineCache:
         return body if fits(body, *_driver(self._device)) else b""
 
     def save(self) -> None:
-        """Write the file if there is more to keep than it has; what keeps that from working is no error."""
+        """Write the entry if there is more to keep than it has; what keeps that from working is no error."""
         body = self.data()
         if body and body != self._stored:
-            write_cache(self._path, _identity(self._device), body)
+            cache_folder.write(self._name, body)
             self._stored = body
 
     def close(self) -> None:
@@ -79,34 +76,7 @@ def fits(body: bytes, vendor: int, device: int, uuid: bytes) -> bool:
     return _HEADER.size <= size <= len(body) and found == [_VERSION_ONE, vendor, device, uuid]
 
 
-def _identity(device: LogicalDevice) -> bytes:
+def entry_name(device: LogicalDevice) -> str:
     info = device.info
-    return hashlib.sha256(
-        repr((info.vendor, info.uuid, info.driver_uuid, info.driver_version)).encode()
-    ).digest()
-
-
-def cache_path(device: LogicalDevice) -> Path:
-    return env.cache_dir() / f"pipelines-{_identity(device).hex()[:16]}.bin"
-
-
-def read_cache(path: Path, identity: bytes) -> bytes:
-    """The driver's cache data from `path`, or b"" if the file is missing, damaged, too large or another
-    device's."""
-    try:
-        if not path.is_file() or path.stat().st_size > _MAX_NBYTES:
-            return b""
-        blob = path.read_bytes()
-    except OSError:
-        return b""
-    head, body = blob[:_HEAD_NBYTES], blob[_HEAD_NBYTES:]
-    return body if head == _MAGIC + identity + hashlib.sha256(body).digest() else b""
-
-
-def write_cache(path: Path, identity: bytes, body: bytes) -> None:
-    """Replace the cache file at once, so that a reader never sees half of it; a read-only place is no
-    error."""
-    try:
-        shaderlib.write_atomic(path, _MAGIC + identity + hashlib.sha256(body).digest() + body)
-    except OSError as error:
-        env.log(1, f"pipeline cache not written: {error}")
+    identity = repr((info.vendor, info.uuid, info.driver_uuid, info.driver_version)).encode()
+    return f"pipelines-{hashlib.sha256(identity).hexdigest()[:32]}.bin"

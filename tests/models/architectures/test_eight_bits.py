@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from caches import compiled, fill
 from device_sets import DEVICE_SETS, device_infos, nmse
 from prefills import opened, prefill
 
-from vkbackend import LLM, env
+from vkbackend import LLM
 from vkbackend.limits import INEXACT, Limits
 from vkbackend.models.engine import runner as runner_module
 from vkbackend.models.engine.runner import Runner, open_devices
@@ -31,8 +32,7 @@ SETS = {param.id: param for param in DEVICE_SETS}
 @pytest.fixture
 def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every driver is said to run the ops of 8-bit activations fastest, in other processes, too."""
-    for path in env.cache_dir().glob("*"):
-        (tmp_path / path.name).symlink_to(path)
+    fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")
     for info in device_infos():

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from caches import compiled, fill
 from device_sets import DEVICE_SETS, device_infos, needs_layer
 
-from vkbackend import env
 from vkbackend.ops import measured
 
 pytestmark = pytest.mark.native
@@ -87,7 +87,7 @@ def test_codebooks_are_silent(shared: Path, devices: list[str]) -> None:
 def test_activations_of_8_bits_are_silent(
     shared: Path, devices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "spirv").symlink_to(env.cache_dir() / "spirv")
+    fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")
     for info in device_infos():

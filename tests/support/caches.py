@@ -1,0 +1,28 @@
+"""Cache folders for tests: what is compiled already is not compiled again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+from vkbackend import env
+
+
+def compiled() -> list[Path]:
+    """The modules and pipelines in the cache folder that is in use."""
+    folder = env.cache_dir()
+    return [] if folder is None else list(chain(folder.glob("*.spv"), folder.glob("pipelines-*")))
+
+
+def fill(folder: Path, entries: Iterable[Path]) -> None:
+    """Put the same files into another folder: a symbolic link there is no entry."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for entry in entries:
+        try:
+            os.link(entry, folder / entry.name)
+        except OSError:  # on another file system
+            shutil.copyfile(entry, folder / entry.name)
+            os.chmod(folder / entry.name, 0o600)

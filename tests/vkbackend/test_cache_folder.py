@@ -1,0 +1,292 @@
+"""The cache folder: what is read was written whole, by this user; anything else is missing, and told once."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from vkbackend import cache_folder, env
+
+pytestmark = pytest.mark.no_vulkan
+
+NAME, BODY = "some.entry", os.urandom(5000)
+OTHER_USER = 65534
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder that is not there yet, of which nothing has been told."""
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path / "parent" / "cache"))
+    monkeypatch.setattr(cache_folder, "_told", set())
+    return tmp_path / "parent" / "cache"
+
+
+@pytest.fixture
+def entry(folder: Path) -> Path:
+    assert cache_folder.write(NAME, BODY)
+    return folder / NAME
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    """Exactly one line, which has these words."""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("vkbackend: ") and all(word in line for word in words), line
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    """The entry is missing, told once however often it is asked for, and may be written again."""
+    assert cache_folder.read(NAME) is None is cache_folder.read(NAME)
+    told(capsys, NAME, *words)
+    assert cache_folder.write(NAME, b"new") and cache_folder.read(NAME) == b"new"
+    assert capsys.readouterr().err == ""
+
+
+def unused(capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    """There is no cache, told once."""
+    assert cache_folder.read(NAME) is None
+    assert not cache_folder.write(NAME, BODY) and not cache_folder.write_json(NAME, [1])
+    assert cache_folder.read_json(NAME) is None
+    cache_folder.remove(NAME)
+    told(capsys, *words)
+
+
+def given_to_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, OTHER_USER, OTHER_USER)
+    else:  # which only root can do: so this user becomes another one
+        monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
+
+
+# ---- entries ----
+
+
+@pytest.mark.parametrize("body", [b"", b"x", BODY, bytes(1 << 20)])
+def test_what_was_written_is_read(folder: Path, body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache_folder.read(NAME) is None
+    assert cache_folder.write(NAME, body) and cache_folder.read(NAME) == body
+    assert cache_folder.write(NAME, body + b"more") and cache_folder.read(NAME) == body + b"more"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
+    cache_folder.remove(NAME)
+    cache_folder.remove(NAME)
+    assert cache_folder.read(NAME) is None and not list(folder.iterdir())
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("keep", [0, 1, 17, 18, 19, 81, 82, 83, 84, 1000, -1])
+def test_truncated(entry: Path, keep: int, capsys: pytest.CaptureFixture[str]) -> None:
+    entry.write_bytes(entry.read_bytes()[:keep])
+    refused(capsys, "damaged")
+
+
+@pytest.mark.parametrize("at", [0, 17, 18, 81, 82, 83, 2000, -1])
+def test_one_changed_bit(entry: Path, at: int, capsys: pytest.CaptureFixture[str]) -> None:
+    blob = bytearray(entry.read_bytes())
+    blob[at] ^= 0x10
+    entry.write_bytes(blob)
+    refused(capsys, "damaged")
+
+
+def test_appended_bytes(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry.write_bytes(entry.read_bytes() + b"\0")
+    refused(capsys, "damaged")
+
+
+def test_the_file_of_another_entry(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache_folder.write("other.entry", b"other")
+    entry.with_name("other.entry").replace(entry)
+    refused(capsys, "damaged")
+
+
+def test_a_file_too_large(entry: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cache_folder.read(NAME, len(BODY)) == BODY
+    assert cache_folder.read(NAME, len(BODY) - 1) is None
+    told(capsys, "5083 bytes")
+    os.truncate(entry, 1 << 40)  # sparse
+    assert cache_folder.read(NAME) is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("kept"), lambda path: path.mkdir()])
+def test_what_is_no_regular_file(
+    entry: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe is not waited for; a link is not followed, wherever it leads."""
+    entry.rename(entry.with_name("kept"))
+    make(entry)
+    if not entry.is_dir() or entry.is_symlink():
+        refused(capsys, NAME)
+        assert entry.is_file() and not entry.is_symlink()
+        assert entry.with_name("kept").stat().st_size == len(BODY) + 83
+        return
+    assert cache_folder.read(NAME) is None and not cache_folder.write(NAME, b"new")
+    cache_folder.remove(NAME)
+    assert "not a regular file" in capsys.readouterr().err
+    assert sorted(path.name for path in entry.parent.iterdir()) == ["kept", NAME]
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
+    entry.chmod(mode)
+    refused(capsys, "others may write to it", f"{mode:o}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file away")
+def test_the_file_of_another_user(
+    entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_to_another_user(entry, monkeypatch)
+    refused(capsys, "belongs to another user (id 65534)")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, "9" * 5000, "\0\xff", '{"a":' * 50_000, "[1]" * 2, '"\\ud800'], ids=len
+)
+def test_what_is_no_json(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cache_folder.write(NAME, text.encode("latin-1"))
+    assert cache_folder.read_json(NAME) is None is cache_folder.read_json(NAME)
+    told(capsys, NAME)
+    assert cache_folder.write_json(NAME, {"a": [1, 2.5]}) and cache_folder.read_json(NAME) == {"a": [1, 2.5]}
+
+
+# ---- folders ----
+
+
+def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("VKBACKEND_CACHE", "off")
+    assert not cache_folder.write(NAME, BODY) and cache_folder.read(NAME) is None
+    cache_folder.remove(NAME)
+    assert not list(tmp_path.iterdir()) and capsys.readouterr().err == "", "it was asked for"
+
+
+def test_a_link_in_place_of_the_folder(entry: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to("elsewhere")
+    unused(capsys, str(folder), "is not used as the cache folder: it is a symbolic link")
+    assert (folder / NAME).read_bytes().endswith(BODY)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_what_is_no_folder(
+    folder: Path, make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.parent.mkdir()
+    make(folder)
+    unused(capsys, str(folder), "is not used as the cache folder")
+
+
+def test_a_file_above_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.parent.touch()
+    unused(capsys, str(folder), "is not used as the cache folder")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named by the user, it may be one of the system, such as /tmp: it keeps its mode and is not used."""
+    entry.parent.chmod(mode)
+    unused(capsys, "others may write to it", f"{mode:o}", "VKBACKEND_CACHE")
+    assert stat.S_IMODE(entry.parent.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o777])
+def test_the_default_folder_is_made_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of earlier versions have the mode that the umask left."""
+    monkeypatch.delenv("VKBACKEND_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder.write(NAME, BODY)
+    (tmp_path / "vkbackend").chmod(mode)
+    assert cache_folder.read(NAME) == BODY
+    assert stat.S_IMODE((tmp_path / "vkbackend").stat().st_mode) == 0o700
+    assert capsys.readouterr().err == ""
+
+
+def test_the_folder_of_another_user(
+    entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_to_another_user(entry.parent, monkeypatch)
+    if os.geteuid() == entry.parent.stat().st_uid:
+        pytest.skip("this is that user")
+    unused(capsys, str(entry.parent), "belongs to another user")
+
+
+def test_a_user_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("VKBACKEND_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(cache_folder, "_told", set())
+    assert env.cache_dir() is None
+    unused(capsys, "no home")
+
+
+def test_a_disk_that_is_full(
+    entry: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The old entry stays, nothing is left over, and one line is told for the folder."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert not cache_folder.write(NAME, b"new") and not cache_folder.write("other", b"new")
+    told(capsys, str(entry.parent), "No space left on device")
+    monkeypatch.undo()
+    assert [path.name for path in entry.parent.iterdir()] == [NAME]
+    assert entry.read_bytes().endswith(BODY)
+
+
+READ_ONLY = """
+import os, sys
+from vkbackend import cache_folder
+if os.geteuid() == 0:
+    os.setgid(65534), os.setuid(65534)
+print(cache_folder.read("entry"), cache_folder.write("entry", b"new"), cache_folder.write("more", b"new"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what another user may only read")
+def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
+    """As an administrator fills it for all users."""
+    cache_folder.write("entry", b"body")
+    folder.chmod(0o755)
+    (folder / "entry").chmod(0o644)
+    above = [path for path in folder.parents if not path.stat().st_mode & 0o001]
+    modes = [path.stat().st_mode for path in above]
+    try:
+        for path in above:
+            path.chmod(path.stat().st_mode | 0o011)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY], capture_output=True, text=True, timeout=60, env=os.environ
+        )
+    finally:
+        for path, mode in zip(above, modes, strict=True):
+            path.chmod(stat.S_IMODE(mode))
+    assert done.stdout == "b'body' False False\n", done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "Permission denied" in line and str(folder) in line
+
+
+def test_many_write_and_read_at_once(folder: Path) -> None:
+    """Whoever reads gets one of the writers' entries, whole."""
+    bodies = [bytes([i]) * 20_000 for i in range(8)]
+    cache_folder.write(NAME, bodies[0])
+    with ThreadPoolExecutor(8) as pool:
+        writing = [pool.submit(cache_folder.write, NAME, body) for body in bodies * 8]
+        found = [pool.submit(cache_folder.read, NAME) for _ in range(64)]
+        assert all(done.result() for done in writing)
+        assert all(done.result() in bodies for done in found)
+    assert len(list(folder.iterdir())) == 1

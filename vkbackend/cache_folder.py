@@ -1,0 +1,205 @@
+"""The cache folder: compiled shaders, pipelines, speeds and measured choices all go through here.
+
+A cache costs time where it is missing and must never cost more. So what is read was written whole, under this
+name, by this user or root: a header with a checksum leads every entry, nobody else may write to the folder or
+to the file, and a pipe or a link is no entry. Anything else counts as missing and is told once, on stderr.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from vkbackend import env
+
+_MAGIC = b"vkbackend cache 1 "
+_HEAD_NBYTES = len(_MAGIC) + 64 + 1
+MOST_NBYTES = 16 << 20  # of an entry, where its owner names no other limit
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_told: set[str] = set()
+_telling = Lock()
+
+
+class _Refused(Exception):
+    """Why something in the cache folder, or the folder, is not used."""
+
+
+def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
+    """What was written under `name`; None where that is missing or not to be trusted."""
+    with _folder(make=False) as folder:
+        if folder is None:
+            return None
+        try:
+            return _content(name, _blob(folder, name, most_nbytes))
+        except FileNotFoundError:
+            return None
+        except (OSError, _Refused) as reason:
+            _tell(_shown(name), f"is not used, and replaced when it is written again: {_why(reason)}")
+            return None
+
+
+def read_json(name: str) -> Any:
+    """The value that was written under `name`; None as in `read`, and for what no JSON can be made of."""
+    if (data := read(name)) is None:
+        return None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # ValueError: a number of too many digits, too
+        _tell(_shown(name), f"is not used, and replaced when it is written again: {type(error).__name__}")
+        return None
+
+
+def write(name: str, data: bytes) -> bool:
+    """Replace the entry in one step, so that other processes read the old or the new; False where it cannot
+    be written, which is told once for the folder."""
+    with _folder(make=True) as folder:
+        if folder is None:
+            return False
+        part = f".{name}.{secrets.token_hex(4)}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(part, flags, 0o600, dir_fd=folder), "wb") as file:
+                file.write(_head(name, data))
+                file.write(data)
+            os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+            return True
+        except OSError as reason:
+            with suppress(OSError):
+                os.unlink(part, dir_fd=folder)
+            _tell(_shown(), f"{name} is not written, so it is made again next time: {_why(reason)}")
+            return False
+
+
+def write_json(name: str, value: Any) -> bool:
+    return write(name, json.dumps(value, indent=1).encode() + b"\n")
+
+
+def writable() -> bool:
+    """Whether entries can be written, to ask before long work for one."""
+    with _folder(make=True) as folder:
+        return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
+
+
+def remove(name: str) -> None:
+    """Forget the entry, whatever it is."""
+    with _folder(make=False) as folder:
+        if folder is not None:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+
+# ---- what is trusted ----
+
+
+@contextmanager
+def _folder(*, make: bool) -> Iterator[int | None]:
+    """The descriptor of the folder; None without one, or where it is not to be trusted."""
+    path, descriptor = env.cache_dir(), None
+    try:
+        if path is not None:
+            descriptor = _open_folder(path, make)
+        elif env.caches():
+            _tell("cache", "there is no home folder to keep one in; VKBACKEND_CACHE names one, or off")
+    except (OSError, _Refused) as reason:
+        _tell(str(path), f"is not used as the cache folder: {_why(reason)} (VKBACKEND_CACHE names another)")
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open_folder(path: Path, make: bool) -> int | None:
+    if make and not os.path.lexists(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another process was faster
+            os.mkdir(path, 0o700)
+    try:
+        descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
+    except FileNotFoundError:
+        if make:
+            raise
+        return None
+    except OSError:
+        if path.is_symlink():
+            raise _Refused("it is a symbolic link") from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077 and path == env.default_cache_dir():
+            os.fchmod(descriptor, 0o700)  # one that the user named may serve others, too, such as /tmp
+            found = os.fstat(descriptor)
+        _check_owner(found)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _blob(folder: int, name: str, most_nbytes: int) -> bytes:
+    assert _NAME.fullmatch(name), name
+    descriptor = os.open(name, _OPEN, dir_fd=folder)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _Refused("it is not a regular file")
+        _check_owner(found)
+        if found.st_size > _HEAD_NBYTES + most_nbytes:
+            raise _Refused(f"it has {found.st_size} bytes, more than it can have")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def _check_owner(found: os.stat_result) -> None:
+    if found.st_uid not in (os.geteuid(), 0):
+        raise _Refused(f"it belongs to another user (id {found.st_uid})")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _Refused(f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}; chmod go-w ends that)")
+
+
+def _head(name: str, data: bytes) -> bytes:
+    """The name counts, too: a file that bears another entry's is none."""
+    digest = hashlib.sha256(name.encode() + b"\0")
+    digest.update(data)
+    return _MAGIC + digest.hexdigest().encode() + b"\n"
+
+
+def _content(name: str, blob: bytes) -> bytes:
+    if not blob.startswith(_MAGIC):
+        raise _Refused("it has no checksum: it is damaged, made by hand or by another version")
+    data = blob[_HEAD_NBYTES:]
+    if blob[:_HEAD_NBYTES] != _head(name, data):
+        raise _Refused("it is damaged, its checksum does not fit")
+    return data
+
+
+# ---- what is told ----
+
+
+def _why(reason: Exception) -> str:
+    return (reason.strerror or str(reason)) if isinstance(reason, OSError) else str(reason)
+
+
+def _shown(name: str = "") -> str:
+    return str((env.cache_dir() or Path()) / name)
+
+
+def _tell(what: str, why: str) -> None:
+    """A line on stderr, one for each thing that is not used."""
+    with _telling:
+        if what in _told:
+            return
+        _told.add(what)
+    env.log(0, f"{what!r}: {why}")
