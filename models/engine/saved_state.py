@@ -1,7 +1,8 @@
 """Saving and loading what a slot holds: K and V of its positions and their tokens, in a safetensors file.
 
 The file (docs/state_format.md) knows no device, split or cell: heads are in the model's order, so it loads on
-any number of devices, into any slot. A file is checked whole before the first byte of it reaches a device.
+any number of devices, into any slot. A file is checked whole, with the checksums of its tensors, before the
+first byte of it reaches a device.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from vkbackend import env
 from vkbackend.atomic_file import replacing
 from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import LayerCache
+from vkbackend.models.engine.state_checksums import check, checksums
 from vkbackend.models.gguf.reader import GGUF
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from vkbackend.models.placement.kv_cache import CellTable
 
 FORMAT, VERSION = "vkbackend.state", "1"
-MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.2 MiB
+MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.4 MiB
 SAMPLE_NBYTES = 256  # of each tensor, for the fingerprint
 _DTYPES = {  # names in a safetensors header, in numpy; blocks as bytes
     "f32": ("F32", "<f4"),
@@ -104,16 +107,17 @@ def save(
         )
     # Without `last`, the token that is known but has not run belongs to the sequence, too.
     tokens = np.array(content.tokens[first : content.n_stored + 1 if last is None else stop], "<i4")
-    tensors: dict[str, np.ndarray] = {"tokens": tokens}
+    tensors: dict[str, tuple[str, np.ndarray]] = {"tokens": ("I32", tokens)}
     with transfers(runner.mesh.devices) as devices:
         for name, cache, shape, table, window in _caches(runner):
             begin = _begin(window, content.resumable, first, stop)
             runs = _runs(table, slot, begin, stop, cache)
             rows = np.concatenate([gather_rows(devices, cache, cell, cell + n) for _, cell, n in runs])
-            tensors[name] = rows.view(_DTYPES[cache.dtype][1]).reshape(stop - begin, *shape)
+            in_file, in_numpy = _DTYPES[cache.dtype]
+            tensors[name] = in_file, rows.view(in_numpy).reshape(stop - begin, *shape)
         for name, state in _states(runner):
             cell = runner.kv.states.slots.cell(slot, stop)
-            tensors[name] = gather_rows(devices, state, cell, cell + 1).view("<f4").reshape(-1)
+            tensors[name] = "F32", gather_rows(devices, state, cell, cell + 1).view("<f4").reshape(-1)
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -122,9 +126,10 @@ def save(
         "resumable": str(content.resumable),
         "prefix_sha256": _hash(content.tokens[:first]),
     } | _identity(runner)
+    metadata |= checksums(metadata, tensors)
     try:
         with replacing(path, StateError) as part:
-            save_file(tensors, part, metadata)
+            save_file({name: array for name, (_, array) in tensors.items()}, part, metadata)
     except SafetensorError as error:
         raise StateError(f"{path}: cannot be written: {error}; give a name in a folder with space") from None
 
@@ -143,6 +148,8 @@ def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotC
     try:
         with safe_open(path, framework="numpy") as file, transfers(runner.mesh.devices) as devices:
             first, last, tokens, saved = _check(runner, file, path, content)
+            if not check(file, path):
+                env.log(0, f"{str(path)!r}: saved without checksums, so damage would not show; save it again")
             del content.tokens[first:]
             content.n_stored = first
             content.resumable = _resumable(runner, content, first, last, saved)

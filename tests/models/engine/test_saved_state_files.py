@@ -19,7 +19,7 @@ from state_models import PROMPT, TOKENS, model, open_llm, open_runner, prefill
 
 from vkbackend.errors import InvalidArgument, StateError, VkbackendError
 from vkbackend.meta.gather import gather_rows
-from vkbackend.models.engine import saved_state
+from vkbackend.models.engine import saved_state, state_checksums
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.engine.saved_state import SlotContent, fingerprint
 from vkbackend.models.gguf.reader import GGUF
@@ -127,6 +127,106 @@ def test_files_that_say_something_else(
     saved: Path, tmp_path: Path, held: Any, metadata: Any, tensors: Any, match: str
 ) -> None:
     refuses(held, rewritten(saved, tmp_path / "b", metadata, **tensors), match)
+
+
+# ---- checksums ----
+
+
+def test_tensors_that_changed_places(saved: Path, tmp_path: Path, held: Any) -> None:
+    """Every name, type, shape and byte is still in the file: only what stands where has changed."""
+    stored, path = load_file(saved), tmp_path / "b"
+    k0, v0, k1 = (stored[name] for name in ("cache_k_l0", "cache_v_l0", "cache_k_l1"))
+    refuses(
+        held, rewritten(saved, path, cache_k_l0=k1, cache_k_l1=k0), "cache_k_l0 does not match its checks"
+    )
+    refuses(
+        held, rewritten(saved, path, cache_k_l0=v0, cache_v_l0=k0), "cache_k_l0 does not match its checks"
+    )
+    rows = k1[[1, 0, *range(2, len(k1))]]
+    refuses(held, rewritten(saved, path, cache_k_l1=rows), "cache_k_l1 does not match its checksum")
+    heads = k1[:, [1, 0, 2, 3]]
+    refuses(held, rewritten(saved, path, cache_k_l1=heads), "cache_k_l1 does not match its checksum")
+    tokens = stored["tokens"][::-1].copy()
+    refuses(held, rewritten(saved, path, tokens=tokens), "tokens does not match its checksum")
+
+
+def test_tensors_exchanged_with_their_checksums(saved: Path, tmp_path: Path, held: Any) -> None:
+    stored = load_file(saved)
+    with safe_open(saved, "numpy") as file:
+        meta = file.metadata()
+    two = "cache_k_l0", "cache_k_l1"
+    sums = {f"sha256_{a}": meta[f"sha256_{b}"] for a, b in (two, two[::-1])}
+    tensors = {a: stored[b] for a, b in (two, two[::-1])}
+    refuses(held, rewritten(saved, tmp_path / "b", sums, **tensors), "cache_k_l0 does not match its checksum")
+
+
+def test_a_tensor_of_another_state(shared: Path, saved: Path, tmp_path: Path, held: Any) -> None:
+    """Of the same model, at the same positions, with the checksum that it had there."""
+    with open_llm(shared) as llm:
+        llm.generate(TOKENS[:22], 4, temperature=0, slot=0)
+        llm.save_state(tmp_path / "longer")
+    with safe_open(tmp_path / "longer", "numpy") as file:
+        there = {"sha256_cache_v_l2": file.metadata()["sha256_cache_v_l2"]}
+        tensor = file.get_tensor("cache_v_l2")[:24]
+    refuses(held, rewritten(saved, tmp_path / "b", there, cache_v_l2=tensor), "cache_v_l2 does not match")
+
+
+def test_metadata_that_another_state_has(saved: Path, tmp_path: Path, held: Any) -> None:
+    """What would fit the model and the slot belongs to the checksums, too."""
+    refuses(held, rewritten(saved, tmp_path / "b", {"resumable": "3"}), "does not match its checksum")
+    refuses(held, rewritten(saved, tmp_path / "b", {"comment": "mine"}), "does not match its checksum")
+
+
+@pytest.mark.parametrize("kept", ["sha256_tokens", "sha256_nothing"])
+def test_checksums_that_are_missing(saved: Path, tmp_path: Path, held: Any, kept: str) -> None:
+    """All or none: with one of them gone, its tensor could be anything."""
+    with safe_open(saved, "numpy") as file:
+        sums = [key for key in file.metadata() if key.startswith("sha256_")]
+    assert len(sums) == 11
+    gone: Any = dict.fromkeys(sums[:-1])
+    refuses(held, rewritten(saved, tmp_path / "b", gone), "and its checksum are not both there")
+    refuses(held, rewritten(saved, tmp_path / "b", gone | {sums[-1]: None, kept: "0"}), "not both there")
+
+
+def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
+    raw, path = saved.read_bytes(), saved.with_name("flipped")
+    begin = 8 + struct.unpack("<Q", raw[:8])[0]
+    for at in (begin, begin + 1, *range(begin + 7, len(raw), 1009), len(raw) - 1):
+        path.write_bytes(raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :])
+        refuses(held, path, "does not match its checksum|token id")
+
+
+def test_files_of_before_there_were_checksums(
+    shared: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They load, and a line on stderr names them."""
+    with safe_open(saved, "numpy") as file:
+        old: Any = dict.fromkeys(key for key in file.metadata() if key.startswith("sha256_"))
+    path = rewritten(saved, tmp_path / "old", old)
+    with open_llm(shared) as llm:
+        tokens = llm.load_state(saved)
+        assert capfd.readouterr().err == ""
+        assert llm.load_state(path) == tokens
+        assert f"vkbackend: {str(path)!r}: saved without checksums" in capfd.readouterr().err
+        assert llm.generate(tokens, 3, slot=0).timings["prompt_n"] == 1
+
+
+def test_checksums_of_pieces(
+    shared: Path, saved: Path, tmp_path: Path, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not depend on how much of a tensor is read at once."""
+    runner = open_runner(shared, ["numpy"])
+    for nbytes in (1, 256, 1000):
+        monkeypatch.setattr(state_checksums, "PIECE_NBYTES", nbytes)
+        saved_state.load(runner, saved, 0, SlotContent())
+        stored = load_file(saved)
+        stored["cache_v_l4"][-1, -1, -1] += 1
+        last = rewritten(saved, tmp_path / "b", cache_v_l4=stored["cache_v_l4"])
+        refuses(held, last, "cache_v_l4 does not match its checksum")
+    runner.close()
+
+
+# ---- files that lie ----
 
 
 def test_truncated_anywhere(saved: Path, tmp_path: Path, held: Any) -> None:
