@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from vkbackend.buffer import Buffer, Home, View
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import MIRRORED, State, partial
 from vkbackend.meta.tensor import Tensor
@@ -48,15 +48,19 @@ def chain_length(nbytes: int) -> int:
 
 
 def time_reduce(
-    devices: Sequence[Device], nbytes: int, *, repeats: int = 5, length: int = 0, **mesh_options: Any
+    devices: Sequence[Device],
+    nbytes: int,
+    options: ReduceOptions | None = None,
+    *,
+    repeats: int = 5,
+    length: int = 0,
 ) -> ReduceTime:
     """Time an all-reduce of `nbytes` (f32) over `devices`, which are closed afterwards.
 
-    `mesh_options` are those of `Mesh`: ahead, provider, wire. One step of `length` reduces warms up, then
-    up to `repeats` steps are timed from hand-over to the end (fewer where they take long). Raises what
-    building and running a step raises.
+    One step of `length` reduces warms up, then up to `repeats` steps are timed from hand-over to the end
+    (fewer where they take long). Raises what building and running a step raises.
     """
-    mesh = Mesh(devices, **mesh_options)
+    mesh = Mesh(devices, options)
     try:
         chain = _Chain(devices, nbytes // 4, length or chain_length(nbytes))
         mesh.prepare(chain.build, StepShape(1, 0, ((0, 0),) * len(devices)))

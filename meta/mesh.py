@@ -13,17 +13,17 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from vkbackend import env, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
-from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, Timeout, VkbackendError
+from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.ops import candidates
-from vkbackend.meta.reduce import Provider, Reduce, check_provider, make_provider, wire_of
+from vkbackend.meta.options import ReduceOptions
+from vkbackend.meta.reduce import Provider, Reduce, make_provider
 from vkbackend.meta.sizing import Build, StepKind, StepShape, StepSizes, build_step, measure
 from vkbackend.meta.split import MIRRORED, State
 from vkbackend.meta.tensor import Inputs, Weight
@@ -56,25 +56,15 @@ def _threads() -> ThreadPoolExecutor:
 
 
 class Mesh:
-    """`devices` acting as one. `ahead` is how many segments are submitted before they may run (None: all)."""
+    """`devices` acting as one. `keep_values`: every intermediate tensor of a step can be read behind it."""
 
     def __init__(
-        self,
-        devices: Sequence[Device],
-        *,
-        ahead: int | None = None,
-        provider: str = "auto",
-        wire: str = "auto",
-        keep_values: bool = False,
+        self, devices: Sequence[Device], options: ReduceOptions | None = None, *, keep_values: bool = False
     ) -> None:
-        if ahead is not None and ahead < 0:
-            raise InvalidArgument(f"submit-ahead depth must be 0 or more, got {ahead}")
-        wire_of(wire, 1, 1)  # refuses an unknown name, as does the next line
-        check_provider(provider)
-        self.devices, self._wire = list(devices), wire
+        self.devices, self.options = list(devices), options or ReduceOptions()
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s, self.load_s = 0, 0.0, 0.0
-        self._ahead, self.wanted, self._keep_values = ahead, provider, keep_values or env.debug() >= 5
+        self._ahead, self._keep_values = self.options.submit_ahead, keep_values or env.debug() >= 5
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._provider: Provider | None = None
         self._pages: list[Pages] = []
@@ -85,9 +75,9 @@ class Mesh:
         self._broken = ""
 
     @property
-    def how(self) -> dict[str, Any]:
-        """What `sizing.measure` must know of this mesh: the wire format and whether values share memory."""
-        return {"wire": self._wire, "reuse": not self._keep_values}
+    def reuse(self) -> bool:
+        """Whether values of a step share memory."""
+        return not self._keep_values
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
@@ -146,7 +136,7 @@ class Mesh:
 
     def prepare(self, build: Build, shape: StepShape, sizes: StepSizes | None = None) -> None:
         """Allocate what steps up to `shape` need: `sizes`, or what building the largest of them shows."""
-        sizes = sizes or measure(self.devices, build, shape, **self.how)
+        sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         for d, device in enumerate(self.devices):
             host = device.buffer(sizes.params, Home.STAGING, "step")
             local = device.buffer(sizes.params, Home.SCRATCH, "step")
@@ -154,11 +144,11 @@ class Mesh:
             self._inputs.append(shape.inputs(d, host, local, region))
             self._arenas.append(device.buffer(sizes.arenas[d], Home.SCRATCH, "scratch"))
         if sizes.slot:
-            self._provider = make_provider(self.devices, sizes.slot, self.wanted)
+            self._provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
         self._shape, self._build = shape, build
 
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
-        return plan_scratch(recording, reuse=not self._keep_values)
+        return plan_scratch(recording, reuse=self.reuse)
 
     # ---- steps ----
 
@@ -174,7 +164,7 @@ class Mesh:
     def _record(self, kind: StepKind) -> Step:
         active, build = self._shape.active, self._build
         recordings, reduces, made = build_step(
-            self.devices, self._inputs, self._provider, active, self._wire, kind, build
+            self.devices, self._inputs, self._provider, active, self.options.reduce_type, kind, build
         )
         if len(self.devices) > 1:  # side by side: each waits for compilers most of the time
             pairs = zip(self.devices, recordings, strict=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, Home, View, Virtual, aligned
-from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.pages import HostPages
 from vkbackend.runtime import Device
 
@@ -30,9 +30,8 @@ SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
 
 
 def wire_of(wanted: str, elements: int, n_devices: int) -> str:
-    """The format in which a reduce of `elements` travels: "f32" or "bf16"; raises InvalidArgument."""
-    if wanted not in WIRES:
-        raise InvalidArgument(f"reduce type {wanted!r} is unknown; there are: {', '.join(WIRES)}")
+    """The format in which a reduce of `elements` travels, "f32" or "bf16", where `wanted` (one of WIRES) is
+    asked for."""
     if wanted != "auto":
         return wanted
     return "bf16" if elements >= _BF16_FROM.get(n_devices, _BF16_FROM_MANY) else "f32"
@@ -225,14 +224,6 @@ def _slot_size(nbytes: int) -> int:
 PROVIDERS = ("pages", "scatter", "host-sum")
 
 
-def check_provider(wanted: str) -> None:
-    """Raises InvalidArgument for a name that is neither auto nor one of PROVIDERS."""
-    if wanted not in ("auto", *PROVIDERS):
-        raise InvalidArgument(
-            f"all-reduce provider {wanted!r} is unknown; there are: auto, {', '.join(PROVIDERS)}"
-        )
-
-
 def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> list[tuple[int, int]]:
     """(bytes, bytes with padding) of staging per device that the provider of that name will take, pages
     counted for the first device."""
@@ -263,8 +254,7 @@ def _page(devices: Sequence[Device]) -> int:
 
 def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "auto") -> Provider:
     """`wanted` (one of PROVIDERS), or with auto imported pages where every device takes them (scattering
-    large reduces over many devices), else the host sum. Raises InvalidArgument, UnsupportedFeature."""
-    check_provider(wanted)
+    large reduces over many devices), else the host sum. Raises UnsupportedFeature."""
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:

@@ -106,7 +106,7 @@ def build_step(
     inputs: Sequence[Inputs],
     provider: Provider | None,
     active: Mapping[str, tuple[int, ...]],
-    wire: str,
+    reduce_type: str,
     kind: StepKind,
     build: Build,
 ) -> Built:
@@ -118,7 +118,7 @@ def build_step(
 
     def graph(inputs: Sequence[Inputs], n_rows: int, n_outputs: int, lane: int) -> Graph:
         made = Graph(
-            devices, inputs, provider, n_rows, n_outputs, active, wire=wire, lane=lane, top_k=kind.top_k
+            devices, inputs, provider, n_rows, n_outputs, active, reduce_type, lane=lane, top_k=kind.top_k
         )
         made.begin()
         build(made)
@@ -159,10 +159,10 @@ class StepSizes:
 
 
 def measure(
-    devices: Sequence[Device], build: Build, shape: StepShape, *, wire: str = "auto", reuse: bool = True
+    devices: Sequence[Device], build: Build, shape: StepShape, reduce_type: str = "auto", reuse: bool = True
 ) -> StepSizes:
     """Sizes for all steps up to `shape`: planned for the kinds there are, few rows and many, one output row
-    and many. Of the devices only names and limits are read."""
+    and many. Of the devices only names and limits are read. `reuse`: values share memory."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
     arenas, elements = [ALIGN] * n, 0
@@ -173,7 +173,7 @@ def measure(
     if shape.halves and shape.n_rows >= shape.halves:
         kinds.add(StepKind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
     for kind in kinds:
-        recordings, reduces, _ = build_step(devices, inputs, sizing, shape.active, wire, kind, build)
+        recordings, reduces, _ = build_step(devices, inputs, sizing, shape.active, reduce_type, kind, build)
         for d, recording in enumerate(recordings):
             arenas[d] = max(arenas[d], plan_scratch(recording, reuse)[1])
         elements = max([elements, *(r.elements for r in reduces if r)])

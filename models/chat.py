@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
-from typing import Any
+from typing import Unpack
 
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.llm import LLM
+from vkbackend.models.options import AnswerKeywords, GenerateOptions
 from vkbackend.models.text.chat_template import ChatTemplate, Message, required
+from vkbackend.options import takes
 
 
 class Chat:
@@ -39,8 +41,11 @@ class Chat:
         self.messages = list(self._first)
         self._text, self._ids = "", list[int]()  # a beginning of what the slot holds
 
-    def send(self, text: str, max_tokens: int | None = None, **options: Any) -> Generator[Chunk, None, None]:
-        """Say `text` and stream the answer; the options are those of `LLM.stream`.
+    @takes(AnswerKeywords, GenerateOptions)
+    def send(
+        self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
+    ) -> Generator[Chunk, None, None]:
+        """Say `text` and stream the answer; the keywords are those of `LLM.stream`, without the slot.
 
         Closing the stream ends the answer, and what was said of it stays. A message that the context does not
         hold any more, or that the template refuses, raises InvalidArgument here and is forgotten.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import holders
 from vkbackend.models.architectures.base import KVSpec, Model, StateSpec
 from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS
-from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.models.options import Options
+from vkbackend.models.placement.layout import lay_out
 from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
@@ -114,11 +114,11 @@ def row_of(name: str) -> Row:
     )
 
 
-def plans_of(model: Model, **options: Any) -> list[Plan]:
+def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
     """The plans of the model's layers on two devices, none where it is refused."""
     types = {spec.name: "f32" for spec in model.weights()}
     try:
-        return lay_out(model, types, 2, Options(n_ctx=64, **options)).plans
+        return lay_out(model, types, 2, Options.of("a sketch", n_ctx=64, split_mode=split_mode)).plans
     except VkbackendError:
         return []
 

@@ -22,8 +22,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vkbackend import __version__
+from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.arguments import whole_number
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import console, printable, size, write_json
@@ -188,8 +188,8 @@ def tests_of(args: argparse.Namespace) -> list[Test]:
 def settings(runner: Runner) -> dict[str, Any]:
     """What was loaded, under llama-bench's names."""
     options, devices = runner.options, runner.mesh.devices
-    shares = options.tensor_split or (1,) * len(devices)
-    layers = runner.model.n_layer + 1
+    shares = options.shares or (1,) * len(devices)
+    layers, held = runner.model.n_layer + 1, options.n_gpu_layers
     return {
         "backends": ",".join(dict.fromkeys(BACKENDS[type(device).__name__] for device in devices)),
         "devices": runner.device_names(),
@@ -197,7 +197,7 @@ def settings(runner: Runner) -> dict[str, Any]:
             f"{of.driver} {of.driver_version}" if (of := device.physical) else device.name
             for device in devices
         ],
-        "n_gpu_layers": layers if options.n_gpu_layers is None else min(options.n_gpu_layers, layers),
+        "n_gpu_layers": min(held, layers) if isinstance(held, int) else layers,
         "split_mode": options.split_mode,
         "tensor_split": "/".join(f"{share:g}" for share in shares),
         "n_ubatch": runner.n_ubatch,
@@ -221,7 +221,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], n_ctx: int) -> Iterator[Row]:
     err, what = console(stderr=True), describe(gguf)
     began = time.perf_counter()
-    runner = open_runner(gguf, args, n_ctx)
+    runner = open_runner(gguf, args, n_ctx=n_ctx)
     load_s = time.perf_counter() - began
     with ExitStack() as stack:
         stack.callback(runner.close)

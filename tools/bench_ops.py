@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from vkbackend.checks import finite_number, whole_number
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, VkbackendError
-from vkbackend.models.engine.arguments import device_list, finite_number, whole_number
+from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner import open_devices
 from vkbackend.recording import Dispatch, Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device
@@ -55,7 +56,8 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-dev", "--device", metavar="NAME", default="0", help="the device, or several in turn (default: 0)")
+    add("-dev", "--device", dest="devices", metavar="NAME", default="0",
+        help="the device, or several in turn (default: 0)")  # fmt: skip
     add("-c", "--case", metavar="REGEX", default="",
         help='only cases whose name matches, e.g. "Mat.*q4_0" (default: all)')  # fmt: skip
     add("--shapes", choices=("real", "tests", "all"), default="real",
@@ -175,7 +177,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     whole_number("--cold", args.cold, 0, 1 << 20)
     cases = chosen(args.case, args.shapes)
     err = console(stderr=True)
-    for spec in device_list(args.device) or ("0",):
+    for spec in device_list("devices", args.devices) or ("0",):
         (device,) = open_devices([spec])
         try:
             for case in cases:

@@ -17,11 +17,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
+from vkbackend.meta.options import ReduceOptions, ahead_depth
 from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
-from vkbackend.models.engine.arguments import ahead_depth, device_list, whole_number
+from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner import open_devices
 from vkbackend.tools.console import console, printable, size, write_json
 
@@ -62,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "-dev",
         "--device",
+        dest="devices",
         metavar="LIST",
         default="0,0",
         help="two or more devices, comma-separated; one may be given several times (default: 0,0)",
@@ -120,7 +123,7 @@ def parse_size(text: str) -> int:
 
 def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
     """(devices, bytes, provider, wire, ahead) of every row, checked before anything runs."""
-    devices = device_list(args.device) or ()
+    devices = device_list("devices", args.devices) or ()
     if len(devices) < 2:
         raise InvalidArgument(
             f"one device ({', '.join(devices)}) has nothing to reduce; give two or more, such as -dev 0,0"
@@ -129,7 +132,7 @@ def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, s
     sizes = [parse_size(text) for text in words("--sizes", args.sizes)]
     aheads = words("--ahead", args.ahead)
     for text in aheads:
-        ahead_depth(text, "--ahead")
+        ahead_depth("--ahead", text)
     return [
         (devices[:n], nbytes, provider, wire, ahead)
         for n in range(2, len(devices) + 1)
@@ -147,14 +150,13 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     for i, (devices, nbytes, provider, wire, ahead) in enumerate(jobs):
         what = f"{' '.join(devices)} {provider} {wire} ahead {ahead} {size(nbytes)}"
         err.print(f"[{i + 1}/{len(jobs)}] {what}", markup=False)
+        depth = ahead_depth("--ahead", ahead)
         try:
             result = time_reduce(
                 open_devices(devices),
                 nbytes,
+                ReduceOptions(reduce_type=wire, reduce_provider=provider, submit_ahead=depth),
                 repeats=args.repetitions,
-                ahead=ahead_depth(ahead, "--ahead"),
-                provider=provider,
-                wire=wire,
             )
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
             err.print(f"  left out: {printable(str(error))}", markup=False)

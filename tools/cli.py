@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import vkbackend
 from vkbackend import env
@@ -34,22 +34,6 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "tune": ("tune", "Measure which ops suit the devices"),
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
 }
-FLAGS = {  # of what the classes below call otherwise
-    "path": "--model",
-    "devices": "--device",
-    "n_ctx": "--ctx-size",
-    "n_ubatch": "--ubatch-size",
-    "n_snapshots": "--snapshots",
-    "type_k": "--cache-type-k",
-    "type_v": "--cache-type-v",
-    "temperature": "--temp",
-} | {
-    name: f"--{name.replace('_', '-')}"
-    for name in (
-        "tensor_split", "override_tensor", "main_gpu", "control_vector_layer_range", "seed", "top_k", "top_p",
-        "min_p", "repeat_penalty", "repeat_last_n",
-    )
-}  # fmt: skip
 NO_DEVICE = {"devices", "models", "info"}  # what opens none
 EPILOG = """\
 examples:
@@ -103,9 +87,10 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
     return parser, found
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments; ends where one is unknown. argparse alone would take -t for -ts, -fa for -f a,
-    -hf for a wish for help: flags are written out, and a value is a word of its own."""
+def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """The arguments, and the flag of each by its name; ends where one is unknown. argparse alone would take
+    -t for -ts, -fa for -f a, -hf for a wish for help: flags are written out, and a value is a word of its
+    own."""
     parser, command = build_parser(words[0] if words else "")
     known = command._option_string_actions
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
@@ -113,7 +98,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         args, unknown = parser.parse_known_args(words)
     if unknown:
         command.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return args
+    flags = {action.dest: flag for flag, action in reversed(known.items()) if flag.startswith("--")}
+    return args, {"path": "--model"} | flags
 
 
 def bind_values(argv: Sequence[str]) -> list[str]:
@@ -139,13 +125,13 @@ def shows_tracebacks() -> bool:
         return False
 
 
-def told(error: VkbackendError) -> str:
+def told(error: VkbackendError, flags: Mapping[str, str]) -> str:
     """The message, with the flag where it begins with the name of a parameter that the flag stands for."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
-    if name in FLAGS and text.startswith(name):
-        text = FLAGS[name] + text.removeprefix(name)
+    if name in flags and text.startswith(name):
+        text = flags[name] + text.removeprefix(name)
     return printable(text)
 
 
@@ -158,8 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
             stream.reconfigure(errors="backslashreplace")
     words = bind_values(sys.argv[1:] if argv is None else argv)
+    flags: dict[str, str] = {}
     try:
-        args = parse(words)
+        args, flags = parse(words)
         for variable in (env.debug, env.timeout_s, env.disabled, env.faults):
             variable()  # a bad value is told before the work begins
         if hasattr(args, "runtime"):
@@ -174,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VkbackendError as error:
         if shows_tracebacks():
             traceback.print_exc()
-        sys.stderr.write(f"error: {told(error)}\n")
+        sys.stderr.write(f"error: {told(error, flags)}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")

@@ -17,8 +17,9 @@ from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import byte_progress, console, printable, size
 from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
-from vkbackend.tools.flags.runner import placed, tell_runner
+from vkbackend.tools.flags.runner import tell_runner
 from vkbackend.tools.measure.synthetic import Synthetic
 
 
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
     with GGUF.open(args.model) as source:
         with byte_progress(err, "loading", keep=True) as progress:
             # The smallest context there is: only the weights are wanted.
-            runner = Runner(source, n_ctx=1, n_ubatch=1, progress=progress, **placed(args))
+            options = options_of(args, args.model, n_ctx=1, n_ubatch=1)
+            runner = Runner(options, source, progress=progress)
         try:
             tell_runner(runner, err)
             mesh, names = runner.mesh, runner.device_names()

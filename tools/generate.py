@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.engine.arguments import HOST
+from vkbackend.models.arguments import HOST
 from vkbackend.tools.console import console, tell_notes, write_json
 from vkbackend.tools.flags.text import (
     add_length_arguments,

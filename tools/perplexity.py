@@ -17,8 +17,8 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from vkbackend.atomic_file import check_target
+from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.arguments import whole_number
 from vkbackend.models.perplexity import Base, Saving, Score, perplexity, windows
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.tools.console import console, progress_bar, write_json
@@ -28,7 +28,15 @@ from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-f", "--file", metavar="FILE", required=True, help="the text, UTF-8")
-    add("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens of a window (default: 512)")
+    add(
+        "-c",
+        "--ctx-size",
+        dest="n_ctx",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens of a window (default: 512)",
+    )
     add("--chunks", type=int, default=-1, metavar="N", help="windows to score; -1: all (default: -1)")
     add("--save-all-logits", metavar="FILE",
         help="keep the log-probabilities of all scored tokens, 2 bytes each, as a base")  # fmt: skip
@@ -38,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    n_ctx = whole_number("--ctx-size", args.ctx_size, 4, 1 << 24)
+    n_ctx = whole_number("n_ctx", args.n_ctx, 4, 1 << 24)
     limit = None if args.chunks == -1 else whole_number("--chunks", args.chunks, 1, 1 << 30, " or -1 for all")
     if args.save_all_logits:
         check_target(args.save_all_logits, InvalidArgument)
@@ -54,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         tokens = tokenizer.encode(read_text(args.file))
         cut = windows(tokens, n_ctx, tokenizer.bos_id if tokenizer.add_bos else None, limit)
         n_rows = len(cut) * (n_ctx - n_ctx // 2 - 1)
-        runner = open_runner(gguf, args, n_ctx)
+        runner = open_runner(gguf, args)
         stack.callback(runner.close)
         base = save = None
         if args.kl_divergence_base:

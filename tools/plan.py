@@ -17,13 +17,13 @@ from vkbackend import env
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.plan import Plan
-from vkbackend.meta.reduce import Reduce, check_provider
+from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.split import Kind
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.arguments import device_list, share_list
-from vkbackend.models.engine.runner import checked_options, open_devices, with_a_share
+from vkbackend.models.engine.runner import open_devices
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.cost import (
     cost_function,
     cost_of,
@@ -33,13 +33,14 @@ from vkbackend.models.placement.cost import (
     trace_reduces,
 )
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
-from vkbackend.models.placement.layout import Layout, Options, lay_out, weight_nbytes
+from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
-from vkbackend.tools.flags.devices import add_device_arguments, parse_split
-from vkbackend.tools.flags.placement import add_placement_arguments, placement_of
+from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.options import options_of
+from vkbackend.tools.flags.placement import add_placement_arguments
 
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
@@ -55,7 +56,7 @@ DIMS = {  # of a plan, and what they are called
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", "--model", metavar="FILE", required=True, help="the model, a .gguf file")
-    add("-c", "--ctx-size", type=int, default=512, metavar="N",
+    add("-c", "--ctx-size", dest="n_ctx", type=int, default=512, metavar="N",
         help="context size in tokens; 0: the model's own (default: 512)")  # fmt: skip
     add("--json", action="store_true",
         help="print one JSON object: plan, devices and totals (bytes), traffic, prediction (ms)")  # fmt: skip
@@ -110,64 +111,37 @@ class Report:
 
 def report(args: argparse.Namespace) -> Report:
     """Plan the model on the devices; raises what loading it there would raise, but for memory."""
-    words = device_list(args.device)
-    auto = args.tensor_split == AUTO
-    placement = placement_of(args)
-    wire, policy = placement.pop("reduce_type"), placement.pop("split_policy")
-    check_provider(provider := placement.pop("reduce_provider"))
-    exact = placement.pop("exact") or env.exact()
-    placement.pop("submit_ahead")  # it changes no byte and no exchange
-    options = checked_options(
-        args.ubatch_size,
-        {
-            "tensor_split": None if auto else share_list(parse_split(args.tensor_split), words),
-            "n_ctx": args.ctx_size,
-            "n_snapshots": args.snapshots,
-            "type_k": args.cache_type_k,
-            "type_v": args.cache_type_v,
-            "policy": policy,
-            **placement,
-        },
-    )
-    with GGUF.open(args.model) as gguf:
+    options = options_of(args, args.model)
+    with GGUF.open(options.path) as gguf:
         model = load_model(gguf)
         types = check_weights(gguf, model)
-        n_ctx = options.n_ctx or model.n_ctx_train
-        options = replace(options, n_ctx=n_ctx, in_file=weights_in_file(gguf, model))
-        kept, options = with_a_share(words, options)
-        devices = open_devices(kept, exact=exact)
+        model.in_file = weights_in_file(gguf, model)
+        options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))
+        devices = open_devices(options.devices, options.runtime, exact=options.exact or env.exact())
         try:
-            found = _report(model, types, devices, options, auto, wire, provider)
+            found = _report(model, types, devices, options)
             return replace(found, notes=tuple(notes(gguf, model, options.n_ctx)))
         finally:
             for device in devices:
                 device.close()
 
 
-def _report(
-    model: Model,
-    types: Mapping[str, str],
-    devices: list[Device],
-    options: Options,
-    auto: bool,
-    wire: str,
-    provider: str,
-) -> Report:
+def _report(model: Model, types: Mapping[str, str], devices: list[Device], options: Options) -> Report:
     limits, budgets = [device.limits for device in devices], budgets_of(devices)
     cost = cost_function(model, types, options, limits, options.n_ubatch)
-    if auto:
+    if options.tensor_split == AUTO:
         prediction = auto_split(devices, cost, budgets)
         options = replace(options, tensor_split=prediction.tensor_split)
     else:
-        shares = options.tensor_split or (1,) * len(devices)
+        shares = options.shares or (1,) * len(devices)
         prediction = predict(devices, shares, cost, budgets)
     layout = lay_out(model, types, len(devices), options)
-    reduces = trace_reduces(model, layout, options, limits, wire=wire)
+    reduces = trace_reduces(model, layout, options, limits)
 
     shape = step_shape(model, layout, options, options.n_ubatch, in_halves(devices, options))
-    steps = step_sizes(model, layout, limits, shape, wire=wire)
-    planned = sizes_with(model, types, devices, steps, provider)
-    if options.fit_layers:
+    steps = step_sizes(model, layout, options, limits, shape)
+    planned = sizes_with(model, types, devices, steps)
+    if options.n_gpu_layers == "auto":
         options = with_fitting_layers(devices, options, planned, model.n_layer)
         layout = lay_out(model, types, len(devices), options)
         cost = cost_function(model, types, options, limits, options.n_ubatch)

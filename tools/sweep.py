@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vkbackend.atomic_file import check_target
+from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
-from vkbackend.models.engine.arguments import whole_number
 from vkbackend.tools.bench import write_md
 from vkbackend.tools.console import console, write_json
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the prompt timed at each depth; depths grow by as many (default: 512)")  # fmt: skip
     add("-n", "--n-gen", type=int, default=32, metavar="N",
         help="single tokens timed at each depth (default: 32)")  # fmt: skip
-    add("-c", "--ctx-size", type=int, default=4096, metavar="N", help="the largest context (default: 4096)")
+    add("-c", "--ctx-size", dest="n_ctx", type=int, default=4096, metavar="N",
+        help="the largest context (default: 4096)")  # fmt: skip
     add("-o", "--output", choices=("md", "csv", "json"), default="md", help="output format (default: md)")
     add("--plot", metavar="FILE", help="draw both rates over the depth into a .png, .svg or .pdf file")
     add_model_arguments(parser)
@@ -54,7 +55,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
     """Points by model and depth, as they are measured."""
     n_prompt = whole_number("--n-prompt", args.n_prompt, 1, 1 << 20)
     n_gen = whole_number("--n-gen", args.n_gen, 1, 1 << 20)
-    n_ctx = whole_number("--ctx-size", args.ctx_size, 1, 1 << 24)
+    n_ctx = whole_number("n_ctx", args.n_ctx, 1, 1 << 24)
     if n_prompt + n_gen > n_ctx:
         raise InvalidArgument(
             f"a context of {n_ctx} has no room for {n_prompt} + {n_gen} tokens; "
@@ -64,7 +65,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
     with ExitStack() as stack:
         for gguf in open_models(args, stack):
             with ExitStack() as loaded:
-                runner = open_runner(gguf, args, n_ctx)
+                runner = open_runner(gguf, args)
                 loaded.callback(runner.close)
                 timer, name = Timer(runner, n_ctx), gguf.paths[0].stem
                 timer.warm_up(Test(n_prompt, n_gen))

@@ -20,7 +20,7 @@ from typing import Any
 from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
 from vkbackend.limits import Limits
-from vkbackend.models.engine.arguments import device_list
+from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner import open_devices
 from vkbackend.ops import measured
 from vkbackend.ops.choice import mat_op, runs
@@ -46,7 +46,8 @@ Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-dev", "--device", metavar="LIST", default="0", help="all devices of a driver (default: 0)")
+    add("-dev", "--device", dest="devices", metavar="LIST", default="0",
+        help="all devices of a driver (default: 0)")  # fmt: skip
     add("--forget", action="store_true", help="remove the driver's table instead, and go by the rules again")
 
 
@@ -102,7 +103,7 @@ def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
 
 def run(args: argparse.Namespace) -> int:
     out, err = console(), console(stderr=True)
-    devices = open_devices(device_list(args.device) or ("0",))
+    devices = open_devices(device_list("devices", args.devices) or ("0",))
     try:
         infos = [device.physical for device in devices if device.physical]
         if len(infos) < len(devices):
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         info = infos[0]
         if any(measured.entry_name(i) != measured.entry_name(info) for i in infos):
             raise InvalidArgument(
-                f"--device {args.device!r} names devices of several drivers; tune each driver by itself"
+                f"--device {args.devices!r} names devices of several drivers; tune each driver by itself"
             )
         if args.forget:
             measured.save(info, {})

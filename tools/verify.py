@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vkbackend import __version__, env
+from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.engine.arguments import HOST, device_list, whole_number
+from vkbackend.models.arguments import HOST, device_list
 from vkbackend.models.engine.runner import open_devices
 from vkbackend.models.engine.sampling import MAX_SEED
 from vkbackend.ops.table import OPS
@@ -56,7 +57,8 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-dev", "--device", metavar="LIST", help="the devices, comma-separated (default: all there are)")
+    add("-dev", "--device", dest="devices", metavar="LIST",
+        help="the devices, comma-separated (default: all there are)")  # fmt: skip
     add("-c", "--case", metavar="REGEX", default="", help="only cases whose name matches (default: all)")
     add("--all", action="store_true", help="the wide sweep too: takes many minutes on a software device")
     add("--seed", type=int, metavar="N", help="of the random inputs (default: a new one)")
@@ -105,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is not None:
         whole_number("--seed", args.seed, 0, MAX_SEED)
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
-    words = device_list(args.device) or tuple(str(info.index) for info in present())
+    words = device_list("devices", args.devices) or tuple(str(info.index) for info in present())
     if HOST in words:
         raise InvalidArgument("numpy is what devices are checked against; give one of `vkbackend devices`")
     results: list[Result] = []

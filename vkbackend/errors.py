@@ -18,6 +18,10 @@ class InvalidArgument(VkbackendError, ValueError):
         self.argument = argument
 
 
+class UnknownArgument(InvalidArgument, TypeError):
+    """A function was given a keyword that it does not take."""
+
+
 class GGUFError(VkbackendError):
     """A model file is missing, truncated, malformed or inconsistent."""
 

@@ -219,6 +219,7 @@ class Model(Protocol):
     n_ctx_train: int
     n_used: int  # experts per token, 0 without experts
     control: Mapping[int, np.ndarray]  # by layer: what is added to the residual behind it, f32 [n_embd]
+    in_file: frozenset[str]  # weights that can be read in the mapped file (tensors.weights_in_file)
 
     def weights(self) -> list[WeightSpec]: ...
     def unread(self) -> set[str]: ...  # tensors that files may have and no device needs

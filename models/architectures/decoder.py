@@ -145,6 +145,7 @@ class Decoder:
         self.n_embd, self.n_ctx_train = c.n_embd, c.n_ctx_train
         self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
         self.control: Mapping[int, np.ndarray] = {}
+        self.in_file: frozenset[str] = frozenset()
         self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
 
     # ---- hyper-parameters ----

@@ -21,7 +21,6 @@ from vkbackend.models.engine.messages import (
     Close,
     CopySlot,
     EngineInfo,
-    EngineOptions,
     ErrorData,
     Event,
     Generate,
@@ -38,6 +37,7 @@ from vkbackend.models.engine.messages import (
 from vkbackend.models.engine.sampling import Sampler
 from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.engine.slot_copy import copy_slot
+from vkbackend.models.options import Options
 from vkbackend.step import Run
 
 if TYPE_CHECKING:
@@ -88,39 +88,11 @@ class Engine:
         self._broken: ErrorData | None = None
 
     @classmethod
-    def open(cls, options: EngineOptions, progress: Progress | None = None) -> Engine:
+    def open(cls, options: Options, progress: Progress | None = None) -> Engine:
         """Load the model; raises the typed errors of the reader, the plan and the devices."""
         from vkbackend.models.engine.runner import Runner
 
-        return cls(
-            Runner(
-                options.path,
-                devices=None if options.devices is None else list(options.devices),
-                tensor_split=None if options.tensor_split is None else list(options.tensor_split),
-                n_ctx=options.n_ctx,
-                n_slots=options.n_slots,
-                n_ubatch=options.n_ubatch,
-                n_snapshots=options.n_snapshots,
-                type_k=options.type_k,
-                type_v=options.type_v,
-                n_gpu_layers=options.n_gpu_layers,
-                override_tensor=options.override_tensor,
-                kv_offload=options.kv_offload,
-                use_mmap=options.use_mmap,
-                split_mode=options.split_mode,
-                main_gpu=options.main_gpu,
-                policy=options.split_policy,
-                wire=options.reduce_type,
-                provider=options.reduce_provider,
-                ahead=options.submit_ahead,
-                auto_split=options.auto_split,
-                control_vectors=options.control_vectors,
-                control_vector_layer_range=options.control_vector_layer_range,
-                runtime=options.runtime,
-                exact=options.exact,
-                progress=progress,
-            )
-        )
+        return cls(Runner(options, progress=progress))
 
     @property
     def info(self) -> EngineInfo:

@@ -27,18 +27,18 @@ from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import (
     Close,
     EngineInfo,
-    EngineOptions,
     ErrorData,
     Event,
     Progress,
     Request,
 )
+from vkbackend.models.options import Options
 
 ANSWER_MARGIN_S = 15.0  # the engine's own waits end after env.timeout_s(), then it drains and reports
 CLOSE_S = 10.0  # how long the process gets to release everything before it is ended
 WAIT_SLICE_S = 0.5  # a signal is noticed this soon
 
-Open = Callable[[EngineOptions, Progress | None], Engine]
+Open = Callable[[Options, Progress | None], Engine]
 
 
 class EngineClient(Protocol):
@@ -59,9 +59,7 @@ class EngineClient(Protocol):
 class LocalEngine:
     """The engine in this process: `poll` is a step of it."""
 
-    def __init__(
-        self, options: EngineOptions, progress: Progress | None = None, open_: Open = Engine.open
-    ) -> None:
+    def __init__(self, options: Options, progress: Progress | None = None, open_: Open = Engine.open) -> None:
         self._engine = open_(options, progress)
         self._posted: deque[Request] = deque()
         self.info = self._engine.info
@@ -94,9 +92,7 @@ class RemoteEngine:
     hangs.
     """
 
-    def __init__(
-        self, options: EngineOptions, progress: Progress | None = None, open_: Open = Engine.open
-    ) -> None:
+    def __init__(self, options: Options, progress: Progress | None = None, open_: Open = Engine.open) -> None:
         context = multiprocessing.get_context("spawn")
         self._conn, theirs = context.Pipe()
         self._process = context.Process(
@@ -186,7 +182,7 @@ def _write(conn: Connection, outbox: SimpleQueue[Request | None]) -> None:
             conn.send(request)
 
 
-def serve(conn: Connection, options: EngineOptions, open_: Open = Engine.open) -> None:
+def serve(conn: Connection, options: Options, open_: Open = Engine.open) -> None:
     """The main function of the process: load, then answer requests until Close or the end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     inbox: SimpleQueue[Request] = SimpleQueue()

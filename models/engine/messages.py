@@ -22,36 +22,6 @@ Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What to load and on what; as in `LLM`."""
-
-    path: str
-    devices: tuple[str, ...] | None = None
-    tensor_split: tuple[float, ...] | None = None
-    n_ctx: int = 512
-    n_slots: int = 1
-    n_ubatch: int = 512
-    n_snapshots: int = 2
-    type_k: str = "f16"
-    type_v: str = "f16"
-    n_gpu_layers: int | str | None = None
-    override_tensor: tuple[tuple[str, str], ...] = ()
-    kv_offload: bool = True
-    use_mmap: bool = True
-    split_mode: str = "tensor"
-    main_gpu: int = 0
-    split_policy: str = "balanced"
-    reduce_type: str = "auto"
-    reduce_provider: str = "auto"
-    submit_ahead: int | None = None
-    auto_split: bool = False
-    control_vectors: tuple[tuple[str, float], ...] = ()
-    control_vector_layer_range: tuple[int, int] | None = None
-    runtime: str | None = None
-    exact: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What was loaded."""
 

@@ -3,10 +3,9 @@ sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -17,26 +16,24 @@ from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.mesh import Mesh
-from vkbackend.meta.plan import normalise
 from vkbackend.meta.sizing import bucket
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.arguments import refused, whole_number
 from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
 from vkbackend.models.placement.cost import cost_function, in_halves, step_shape, step_sizes
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.kv_cache import KVCache
-from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.open_device import open_device, runtime_of
-from vkbackend.ops import CACHE_TYPES, MAX_SLOTS
+from vkbackend.ops import MAX_SLOTS
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS, Run, StepParams, cut_runs
+from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs
 from vkbackend.twins.device import NumpyDevice
 
-MESH_OPTIONS = ("ahead", "provider", "wire", "keep_values")
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 
 
@@ -86,61 +83,48 @@ def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Devi
 
 
 class Runner:
-    """Loads `path` (or an opened file) on `devices`; `progress(done, total)` in bytes, again and again with
-    the last ones while shaders are compiled.
+    """A model loaded as `options` say, from their file or from `gguf`, one that is open.
 
-    `auto_split` measures the devices and takes the shares that balance their time; `prediction` then says
-    what it expects. `exact` (or VKBACKEND_EXACT) keeps activations in F32. `control_vectors` are
-    (path, scale) pairs. `options` are the fields of layout.Options, `ahead`, `provider`, `wire` and
-    `keep_values` of the mesh, and `interleave`: whether large micro-batches are computed in two halves, one
-    while the other is exchanged (None: between several physical devices).
+    `progress(done, total)` is called with bytes, again and again with the last ones while shaders are
+    compiled. `keep_values`: every intermediate tensor of a step can be read behind it. `interleave`: whether
+    large micro-batches are computed in two halves, one while the other is exchanged (None: between several
+    physical devices). `options` are then what was loaded: the context's length, the shares and the layers on
+    the devices that were found. `prediction` says what measured devices are expected to take.
     """
 
     def __init__(
         self,
-        path: str | Path | GGUF,
+        options: Options,
+        gguf: GGUF | None = None,
         *,
-        devices: Sequence[str | int] | None = None,
-        n_ubatch: int = 512,
-        auto_split: bool = False,
-        runtime: str | None = None,
-        exact: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        control_vectors: Sequence[tuple[str, float]] = (),
-        control_vector_layer_range: tuple[int, int] | None = None,
-        **options: Any,
+        keep_values: bool = False,
+        interleave: bool | None = None,
     ) -> None:
-        runtime = runtime_of(runtime)  # refuses an unknown name before anything is read
-        self._interleave: bool | None = options.pop("interleave", None)
-        mesh_options = {name: options.pop(name) for name in MESH_OPTIONS if name in options}
-        opts = checked_options(n_ubatch, options)
-        if control_vector_layer_range is not None and not control_vectors:
-            raise refused(
-                "control_vector_layer_range",
-                control_vector_layer_range,
-                "a range without control vectors; give files of them",
-            )
-        with nullcontext(path) if isinstance(path, GGUF) else GGUF.open(path) as gguf:
+        runtime = runtime_of(options.runtime)  # refuses an unknown name before anything is read
+        self._interleave = interleave
+        with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
             self.model = model = load_model(gguf)
-            if control_vectors:
+            if options.control_vectors:
                 sizes = model.n_layer, model.n_embd
-                model.control = read_control_vectors(control_vectors, *sizes, control_vector_layer_range)
+                layers = options.control_vector_layer_range
+                model.control = read_control_vectors(options.control_vectors, *sizes, layers)
+            model.in_file = weights_in_file(gguf, model)
             self.fingerprint = marked(fingerprint(gguf), model.control)
             types = check_weights(gguf, model)
-            n_ctx = opts.n_ctx or model.n_ctx_train
+            n_ctx = options.n_ctx or model.n_ctx_train
             self.notes = notes(gguf, model, n_ctx)
-            opts = replace(opts, n_ctx=n_ctx, in_file=weights_in_file(gguf, model))
-            devices, self.options = with_a_share(devices, opts)
-            opts = self.options
-            self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, opts.n_ctx, opts.n_slots
-            self.n_ubatch = min(n_ubatch, bucket(self.n_ctx * self.n_slots), MAX_ROWS)
-            self.mesh = Mesh(open_devices(devices, runtime, exact=exact or env.exact()), **mesh_options)
+            self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
+            self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, n_ctx, options.n_slots
+            self.n_ubatch = min(options.n_ubatch, bucket(n_ctx * self.n_slots), MAX_ROWS)
+            devices = open_devices(options.devices, runtime, exact=options.exact or env.exact())
+            self.mesh = Mesh(devices, options, keep_values=keep_values)
             self.prediction: Prediction | None = None
             self._free_before = [device.free_nbytes() for device in self.mesh.devices]
             try:
-                if auto_split and len(self.mesh.devices) > 1:
-                    self.options = opts = self._balanced(types, opts)
-                self._load(gguf, types, opts, progress)
+                if options.auto_split and len(self.mesh.devices) > 1:
+                    self.options = options = self._balanced(types, options)
+                self._load(gguf, types, options, progress)
             except BaseException:
                 self.mesh.close()
                 raise
@@ -169,17 +153,17 @@ class Runner:
         if self._interleave is not None and n > 1 and options.split_mode == "tensor":
             halves = self._interleave
         shape = self._shape = step_shape(model, layout, options, self.n_ubatch, halves)
-        steps = step_sizes(model, layout, limits, shape, **mesh.how)
+        steps = step_sizes(model, layout, options, limits, shape, mesh.reuse)
         self.max_outputs, self.max_top_k = shape.n_outputs, shape.top_k
-        sizes = sizes_with(model, types, mesh.devices, steps, mesh.wanted)
-        if options.fit_layers:
+        sizes = sizes_with(model, types, mesh.devices, steps)
+        if options.n_gpu_layers == "auto":
             self.options = options = with_fitting_layers(mesh.devices, options, sizes, model.n_layer)
             self.layout = layout = lay_out(model, types, n, options)
-            held = model.n_layer + 1 if options.n_gpu_layers is None else options.n_gpu_layers
+            held = options.n_gpu_layers if isinstance(options.n_gpu_layers, int) else model.n_layer + 1
             self.notes.append(f"{held} of {model.n_layer + 1} layers, the output counted, fit the devices")
-            if self.prediction and options.tensor_split:
+            if self.prediction and options.shares:
                 cost = cost_function(model, types, options, limits, self.n_ubatch)
-                self.prediction = predict(mesh.devices, options.tensor_split, cost, budgets_of(mesh.devices))
+                self.prediction = predict(mesh.devices, options.shares, cost, budgets_of(mesh.devices))
         env.log(1, "plan\n" + layout.table())
         check_fit(mesh.devices, options, sizes, model.n_layer)
         told = 0, 0
@@ -319,46 +303,3 @@ class Runner:
     def close(self) -> None:
         """Release everything; may be called twice."""
         self.mesh.close()
-
-
-def checked_options(n_ubatch: int, options: Mapping[str, Any]) -> Options:
-    """Options from keyword arguments; raises InvalidArgument for a value out of range."""
-    if options.get("tensor_split") is not None:
-        options = {**options, "tensor_split": tuple(options["tensor_split"])}
-    if options.get("n_gpu_layers") == "auto":
-        options = {**options, "n_gpu_layers": None, "fit_layers": True}
-    opts = Options(**options, n_ubatch=n_ubatch)
-    for name, value, low, high in (
-        ("n_ctx", opts.n_ctx, 0, 1 << 24),
-        ("n_slots", opts.n_slots, 1, MAX_RUNS),
-        ("n_snapshots", opts.n_snapshots, 0, MAX_SNAPSHOTS),
-        ("n_ubatch", opts.n_ubatch, 1, MAX_ROWS),
-        ("n_gpu_layers", 0 if opts.n_gpu_layers is None else opts.n_gpu_layers, 0, 1 << 16),
-        ("main_gpu", opts.main_gpu, 0, 1 << 16),
-    ):
-        whole_number(name, value, low, high)
-    for name, dtype in (("type_k", opts.type_k), ("type_v", opts.type_v)):
-        if dtype not in CACHE_TYPES:
-            raise refused(name, dtype, f"no cache type; there are: {', '.join(CACHE_TYPES)}")
-    return opts
-
-
-def with_a_share(
-    devices: Sequence[str | int] | None, options: Options
-) -> tuple[Sequence[str | int] | None, Options]:
-    """The devices that will hold something: one without a share would only mirror work."""
-    if not options.main_gpu < (n := len(devices or [None])):
-        raise InvalidArgument(
-            f"main device {options.main_gpu} (-mg) is not one of the {n} that were given; the first is 0"
-        )
-    if not devices:
-        normalise(options.tensor_split, 1)
-        return devices, options
-    shares = normalise(options.tensor_split, len(devices))
-    if options.split_mode == "none":
-        return [devices[options.main_gpu]], replace(options, tensor_split=None, main_gpu=0)
-    if options.override_tensor or options.policy != "balanced":
-        return devices, options  # indices, or llama.cpp's remainders, may still name it
-    kept = [d for d, share in enumerate(shares) if share]
-    split = options.tensor_split and tuple(options.tensor_split[d] for d in kept)
-    return [devices[d] for d in kept], replace(options, tensor_split=split)

@@ -11,51 +11,58 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import numpy as np
 
+from vkbackend.checks import finite, whole, whole_number
 from vkbackend.errors import VkbackendError
-from vkbackend.models.engine.arguments import finite_number, whole_number
+from vkbackend.options import check_fields, option
 
 MAX_SEED = (1 << 64) - 1
 
 
+class SamplingKeywords(TypedDict, total=False):
+    """What may be given for the fields of `SamplingParams`: how the next token is chosen."""
+
+    temperature: float
+    """Default: 0.8. 0 takes the most likely token, the lowest id on ties."""
+    top_k: int
+    """Candidates that are kept, the most likely ones (default: 40); 0 keeps all."""
+    top_p: float
+    """Keep the smallest set of tokens whose probabilities reach this sum (default: 0.95); 1 keeps all."""
+    min_p: float
+    """Keep tokens from this fraction of the best probability upwards (default: 0.05); 0 keeps all."""
+    repeat_penalty: float
+    """Divides positive and multiplies negative logits of recent tokens (default: 1.0, which changes
+    nothing)."""
+    repeat_last_n: int
+    """How many recent tokens are penalized, the prompt included (default: 64); 0: none."""
+    seed: int | None
+    """Seed of the random numbers. None (default) draws one, which `Completion.seed` tells."""
+
+
+def _seed(name: str, value: Any) -> int:
+    seed = secrets.randbits(32) if value is None else value
+    return whole_number(name, seed, 0, MAX_SEED, ", or None for a random one")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen; the defaults are those of llama.cpp's command line.
-
-    temperature: 0 takes the most likely token, lowest id on ties. top_k: candidates kept, 0 keeps all. top_p:
-    the smallest set whose probabilities reach it, 1 keeps all. min_p: kept from this fraction of the best
-    probability upwards, 0 keeps all. repeat_penalty: divides positive and multiplies negative logits of the
-    tokens among the last repeat_last_n (prompt included), 1 changes nothing. seed: None draws one. Raises
-    InvalidArgument.
+    """How the next token is chosen; the defaults are those of llama.cpp's command line. `SamplingKeywords`
+    describes the fields. Raises InvalidArgument.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    seed: int | None = None
+    temperature: float = option(0.8, finite(0, math.inf, " (0: greedy)"))
+    top_k: int = option(40, whole(0, 1 << 31, " (0: all tokens)"))
+    top_p: float = option(0.95, finite(0, 1, " (1: all tokens)"))
+    min_p: float = option(0.05, finite(0, 1, " (0: all tokens)"))
+    repeat_penalty: float = option(1.0, finite(1e-6, math.inf, " (1: none)"))
+    repeat_last_n: int = option(64, whole(0, 1 << 31, " (0: no penalty)"))
+    seed: int | None = option(None, _seed)
 
     def __post_init__(self) -> None:
-        seed = secrets.randbits(32) if self.seed is None else self.seed
-        checked = {
-            "temperature": finite_number("temperature", self.temperature, 0, math.inf, " (0: greedy)"),
-            "top_k": whole_number("top_k", self.top_k, 0, 1 << 31, " (0: all tokens)"),
-            "top_p": finite_number("top_p", self.top_p, 0, 1, " (1: all tokens)"),
-            "min_p": finite_number("min_p", self.min_p, 0, 1, " (0: all tokens)"),
-            "repeat_penalty": finite_number(
-                "repeat_penalty", self.repeat_penalty, 1e-6, math.inf, " (1: none)"
-            ),
-            "repeat_last_n": whole_number(
-                "repeat_last_n", self.repeat_last_n, 0, 1 << 31, " (0: no penalty)"
-            ),
-            "seed": whole_number("seed", seed, 0, MAX_SEED, ", or None for a random one"),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        check_fields(self)
 
     @property
     def n_candidates(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument, UnsupportedModel
@@ -18,10 +17,8 @@ from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
 from vkbackend.models.architectures.base import KVSpec, StateSpec
+from vkbackend.models.options import Options
 from vkbackend.ops import CELL_BLOCK
-
-if TYPE_CHECKING:
-    from vkbackend.models.placement.layout import Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.limits import Limits
@@ -21,7 +20,8 @@ from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import LayerCache, LayerMemory, LayerState, Model, Weights
-from vkbackend.models.placement.layout import Layout, Options, lay_out, sizes, weight_nbytes
+from vkbackend.models.options import Options
+from vkbackend.models.placement.layout import Layout, lay_out, sizes, weight_nbytes
 from vkbackend.ops import MAX_TOP_K
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
@@ -56,7 +56,8 @@ def cost_function(
         # Without a share a device may still have what -ot puts there.
         busy = tuple(share > 0 or layout.holds(d) for d, share in enumerate(shares))
         if not scratch:
-            steps = step_sizes(model, layout, limits, step_shape(model, layout, options, n_ubatch))
+            shape = step_shape(model, layout, options, n_ubatch)
+            steps = step_sizes(model, layout, options, limits, shape)
             scratch = sum(busy) * max(steps.scratch(d) for d in range(layout.n_devices))
         if busy not in traced:
             traced[busy] = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
@@ -110,11 +111,16 @@ def step_shape(
 
 
 def step_sizes(
-    model: Model, layout: Layout, limits: Sequence[Limits], shape: StepShape, **how: Any
+    model: Model,
+    layout: Layout,
+    options: Options,
+    limits: Sequence[Limits],
+    shape: StepShape,
+    reuse: bool = True,
 ) -> StepSizes:
-    """What steps up to `shape` need besides weights and caches; `how` are wire and reuse of `measure`."""
+    """What steps up to `shape` need besides weights and caches; `reuse`: values share memory."""
     devices, build = _traced(model, layout, limits)
-    return measure(devices, build, shape, **how)
+    return measure(devices, build, shape, options.reduce_type, reuse)
 
 
 def trace_reduces(
@@ -123,13 +129,12 @@ def trace_reduces(
     options: Options,
     limits: Sequence[Limits],
     n_rows: int = 1,
-    wire: str = "auto",
 ) -> list[Reduce]:
     """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
     devices, build = _traced(model, layout, limits)
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
-    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, wire)
+    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, options.reduce_type)
     build(graph)
     return graph.reduces
 

@@ -9,7 +9,8 @@ from typing import Any
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.models.architectures.base import Model
-from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.models.options import Options
+from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
@@ -76,17 +77,12 @@ def host_free_nbytes() -> int | None:
         return None
 
 
-def sizes_with(
-    model: Model,
-    types: Mapping[str, str],
-    devices: Sequence[Device],
-    steps: StepSizes,
-    provider: str = "auto",
-) -> Sizes:
+def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
     """What each device holds under changed options; what `steps` need stays as it is."""
 
     def sizes_of(changed: Options) -> list[Held]:
-        return allocations(lay_out(model, types, len(devices), changed), devices, steps, provider)
+        layout = lay_out(model, types, len(devices), changed)
+        return allocations(layout, devices, steps, changed.reduce_provider)
 
     return sizes_of
 
@@ -138,7 +134,7 @@ def with_fitting_layers(
     has to hold the least: whether it can is another question."""
     most = n_layer + 1  # the output counts as one
     n = most_layers(most, options, sizes_of, budgets_of(devices))
-    return replace(options, n_gpu_layers=None if n == most else n, fit_layers=False)
+    return replace(options, n_gpu_layers=None if n == most else n)
 
 
 def most_layers(most: int, options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> int:
@@ -168,7 +164,7 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
     if n > 1 and options.split_mode == "tensor":
         room = [sum(b.nbytes // len(b.members) for b in on_device if d in b.members) for d in range(n)]
         for shares in ((1,) * n, tuple(round(16 * r / max(1, *room)) for r in room)):
-            if fit(tensor_split=shares):
+            if any(shares) and fit(tensor_split=shares):
                 text = ",".join(map(str, shares))
                 ways.append(f"other shares (-ts {text})")
                 break

@@ -14,7 +14,8 @@ import numpy as np
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.split import split
 from vkbackend.models.architectures.base import LayerCache, LayerMemory
-from vkbackend.models.placement.layout import Layout, Options
+from vkbackend.models.options import Options
+from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.recurrent_state import RecurrentState
 from vkbackend.ops import CELL_BLOCK
 
@@ -48,7 +49,7 @@ class KVCache:
     def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
         self.tables: dict[int, CellTable] = {}  # by blocks per slot
-        self.states = RecurrentState(mesh, layout, options)
+        self.states = RecurrentState(mesh, layout.states, options)
         own: dict[int, LayerCache] = {}
         for plan in self.plans:
             if plan.blocks not in self.tables:

@@ -19,41 +19,9 @@ from vkbackend.meta.policy import DeltaNet, Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.split import Ranges, holders
 from vkbackend.models.architectures.base import KVSpec, Model, WeightSpec
+from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
 from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
-from vkbackend.step import MAX_ROWS
-
-SPLIT_MODES = ("none", "layer", "tensor")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a model is laid out. Names follow llama.cpp's flags.
-
-    `n_gpu_layers` (None: all) leaves the first layers' weights and caches on the host; the output layer
-    counts as one and is the first to go to the devices. `fit_layers`: as many as fit (fit.py decides).
-    `override_tensor`: (regex, "CPU" | "host" | device index) pairs, the first that matches a tensor's name
-    wins. `split_mode`: tensor (slices of every matrix), layer (whole layers, one device after another),
-    none (`main_gpu` alone). With `use_mmap` devices that run on the host read weights `in_file` where they
-    lie, instead of a copy.
-    """
-
-    tensor_split: tuple[float, ...] | None = None
-    split_mode: str = "tensor"
-    main_gpu: int = 0
-    policy: str = "balanced"
-    n_gpu_layers: int | None = None
-    fit_layers: bool = False
-    override_tensor: tuple[tuple[str, str], ...] = ()
-    kv_offload: bool = True
-    use_mmap: bool = True
-    in_file: frozenset[str] = frozenset()  # tensors.weights_in_file
-    n_ctx: int = 512  # per slot
-    n_slots: int = 1
-    n_ubatch: int = MAX_ROWS  # rows of one step
-    n_snapshots: int = 2  # recurrent states that each slot keeps to go back to
-    type_k: str = "f16"
-    type_v: str = "f16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +52,15 @@ class Layout:
 
 def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
     """Decide everything for `n_devices` devices; raises InvalidArgument, PlanError and UnsupportedModel."""
-    if options.split_mode not in SPLIT_MODES:
-        raise InvalidArgument(
-            f"split mode {options.split_mode!r} is unknown; there are: {', '.join(SPLIT_MODES)}"
-        )
-    normalise(options.tensor_split, n_devices)
+    normalise(options.shares, n_devices)
     kv = [model.kv(il) for il in range(model.n_layer)]
     layers = blocks_of_owners([model.layer(il, types) for il in range(model.n_layer)], kv)
     plans, output_plan = _plans(layers, model.n_vocab, n_devices, options)
     specs = model.weights()
     homes, plans, output_plan = _override(specs, options, plans, output_plan, layers, n_devices)
     plans = heads_of_owners(plans, kv)
-    first_on_device = 0 if options.n_gpu_layers is None else max(0, model.n_layer + 1 - options.n_gpu_layers)
+    on_devices = options.n_gpu_layers  # "auto" counts as all: fit.py finds the number
+    first_on_device = max(0, model.n_layer + 1 - on_devices) if isinstance(on_devices, int) else 0
     loads = []
     for spec in specs:
         il = layer_of(spec.name)
@@ -103,7 +68,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
         on_host = spec.host or (model.n_layer if il is None else il) < first_on_device
         home = homes.get(spec.name, Home.HOST if on_host else Home.WEIGHTS)
         state = plan.state(spec.role, spec.shape, spec.name)
-        in_file = options.use_mmap and spec.name in options.in_file
+        in_file = options.use_mmap and spec.name in model.in_file
         loads.append(Load(spec.name, spec.shape, types[spec.name], state, home, in_file))
     kv_homes = [
         Home.KV if options.kv_offload and il >= first_on_device else Home.HOST for il in range(model.n_layer)
@@ -127,15 +92,11 @@ def _active(plan: Plan) -> tuple[int, ...]:
 
 def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> tuple[list[Plan], Plan]:
     if options.split_mode == "tensor":
-        return plan_model(layers, n_vocab, n, options.tensor_split, options.policy)
+        return plan_model(layers, n_vocab, n, options.shares, options.split_policy)
     if options.split_mode == "none":
-        if not 0 <= options.main_gpu < n:
-            raise InvalidArgument(
-                f"main device {options.main_gpu} does not exist; there are {n} devices, from 0"
-            )
         owners = [options.main_gpu] * (len(layers) + 1)
     else:
-        ranges = share_out(Dim(len(layers) + 1), normalise(options.tensor_split, n))
+        ranges = share_out(Dim(len(layers) + 1), normalise(options.shares, n))
         owners = [d for d, (begin, end) in enumerate(ranges) for _ in range(begin, end)]
     plans = [whole_on(layer, owner, n) for layer, owner in zip(layers, owners[:-1], strict=True)]
     return plans, Plan({"vocab": _whole(n_vocab, owners[-1], n)})

@@ -46,14 +46,14 @@ class Held:
 
 
 def allocations(
-    layout: Layout, devices: Sequence[Device], steps: StepSizes, provider: str = "auto"
+    layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
     """What each device holds once the layout is loaded and prepared; of devices only what they are is read.
 
     Copies of weights count as `weights` in `items`; `itemised` says which they are.
     """
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
-    slots = slots_nbytes(provider, devices, steps.slot)
+    slots = slots_nbytes(reduce_provider, devices, steps.slot)
     for d, (device, held) in enumerate(zip(devices, report, strict=True)):
         _add_weights(held, layout, d, device)
         _add_caches(held, layout, d)

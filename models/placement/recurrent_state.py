@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from vkbackend.buffer import Home
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import Ranges, State, split
 from vkbackend.models.architectures.base import LayerState, StateSpec
+from vkbackend.models.options import Options
 from vkbackend.step import Run
-
-if TYPE_CHECKING:
-    from vkbackend.models.placement.layout import Layout, Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +57,8 @@ def plan_states(
 class RecurrentState:
     """The arrays on the devices, by layer, and the slots' use of the cells."""
 
-    def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
-        self.plans = layout.states
+    def __init__(self, mesh: Mesh, plans: Sequence[StatePlan], options: Options) -> None:
+        self.plans = plans
         self.layers: dict[int, LayerState] = {}
         for plan in self.plans:
             names = [name for name, _ in plan.spec.arrays]

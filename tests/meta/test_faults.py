@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import MULTI, for_every_runtime
+from runners import load_runner
 
 from vkbackend import faults
 from vkbackend.buffer import Home, View
@@ -34,7 +35,7 @@ def step(runner: Runner, pos: int = 0) -> np.ndarray:
 
 
 def load(shared: Path, devices: list[str], **options: Any) -> Runner:
-    return Runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64, **options)
+    return load_runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64, **options)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from device_sets import nmse
 from places import ROOT
 from recordings import without_each_barrier
+from runners import load_runner
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import PlanError, UnsupportedFeature
@@ -41,7 +42,7 @@ TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 19).tolist()]
 def opened(shared: Path, n: int, name: str = "stories260K-F32", **options: Any) -> Iterator[Runner]:
     """A model on n numpy devices, F32 caches unless told otherwise."""
     settings = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"} | options
-    runner = Runner(shared / "models" / f"{name}.gguf", devices=["numpy"] * n, **settings)
+    runner = load_runner(shared / "models" / f"{name}.gguf", devices=["numpy"] * n, **settings)
     try:
         yield runner
     finally:
@@ -160,7 +161,7 @@ def test_formats_on_several_devices_equal_one(shared: Path, name: str, n: int) -
 def test_depth_and_provider_change_no_bit(shared: Path, provider: str, ahead: int | None) -> None:
     with opened(shared, 2) as runner:
         want = prefill(runner)
-    with opened(shared, 2, provider=provider, ahead=ahead) as runner:
+    with opened(shared, 2, reduce_provider=provider, submit_ahead=ahead) as runner:
         assert np.array_equal(prefill(runner), want)
 
 
@@ -169,7 +170,7 @@ def test_an_interrupted_step_leaves_the_order_intact(
     shared: Path, ahead: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was not submitted must not be released: those numbers belong to the segments of the next step."""
-    with opened(shared, 2, ahead=ahead) as runner:
+    with opened(shared, 2, submit_ahead=ahead) as runner:
         want = prefill(runner)
         queue = runner.mesh.devices[1].queue
         release, calls = queue.allow, []

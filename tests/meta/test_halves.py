@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.fixture import N_VOCAB, write
 from oracles.fixtures import build
+from runners import load_runner
 
 from vkbackend import hazards
 from vkbackend.meta import mesh as meta_mesh
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.placement import cost
 from vkbackend.step import Run, cut_runs
 
@@ -32,7 +32,7 @@ def logits(shared: Path, devices: list[str], name: str, interleave: bool, **opti
     """Of the last rows of two prefills, the second behind the first, and of a step."""
     path = shared / "models" / f"{name}.gguf"
     options = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"} | options
-    runner = Runner(path, devices=devices, interleave=interleave, **options)
+    runner = load_runner(path, devices=devices, interleave=interleave, **options)
     try:
         found = [runner.step(TOKENS[:32], RUNS, [30, 31]).copy()]
         assert any(kind.halves for kind in runner.mesh._steps) is interleave
@@ -46,7 +46,13 @@ def logits(shared: Path, devices: list[str], name: str, interleave: bool, **opti
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"provider": "host-sum"}, {"provider": "scatter", "wire": "bf16"}, {"ahead": 0}, {"ahead": 1}],
+    [
+        {},
+        {"reduce_provider": "host-sum"},
+        {"reduce_provider": "scatter", "reduce_type": "bf16"},
+        {"submit_ahead": 0},
+        {"submit_ahead": 1},
+    ],
     ids=str,
 )
 def test_as_in_one_piece(shared: Path, options: dict[str, Any]) -> None:
@@ -74,7 +80,7 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
     found = []
     for interleave in (False, True):
         options: Any = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"}
-        runner = Runner(path, devices=["numpy"] * 2, interleave=interleave, **options)
+        runner = load_runner(path, devices=["numpy"] * 2, interleave=interleave, **options)
         try:
             rows = [runner.step(tokens[:32], RUNS, [30, 31]).copy()]
             assert any(kind.halves for kind in runner.mesh._steps) is interleave
@@ -94,7 +100,7 @@ def test_a_segment_waits_for_the_exchange_before_the_last(
     derive = meta_mesh.derive_barriers
     monkeypatch.setattr(meta_mesh, "derive_barriers", lambda r: placed.append(derive(r)) or placed[-1])
     path = shared / "models" / "stories260K-Q8_0.gguf"
-    runner = Runner(path, devices=["numpy"] * 2, interleave=True, n_ctx=64, n_ubatch=32)
+    runner = load_runner(path, devices=["numpy"] * 2, interleave=True, n_ctx=64, n_ubatch=32)
     step = runner.mesh.step(32, 1, halves=True)
     n_layer = runner.model.n_layer
     assert step.lag == 2 and sum(r is not None for r in step.reduces) == 4 * n_layer - 1

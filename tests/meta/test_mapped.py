@@ -15,6 +15,7 @@ import pytest
 from device_sets import DEVICE_SETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runners import load_runner
 from slices import loads, noise, numpy_devices
 
 from vkbackend.buffer import Buffer, Home
@@ -26,7 +27,6 @@ from vkbackend.meta.load import load_weights
 from vkbackend.meta.mapped import Piece, windows
 from vkbackend.meta.slices import Load, mapped_pieces, run_of
 from vkbackend.meta.split import MIRRORED
-from vkbackend.models.engine.runner import Runner
 from vkbackend.pages import FilePages, Pages
 from vkbackend.step import Run
 from vkbackend.twins.device import NumpyDevice
@@ -125,7 +125,7 @@ def test_a_device_that_refuses_gets_a_copy() -> None:
 
 def logits(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Of a prompt, once the file is gone from its folder."""
-    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
+    runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
     try:
         path.unlink()
         return runner.step(list(range(1, 17)), [Run(0, 0, 16, 0)], [15]).copy(), runner.memory()

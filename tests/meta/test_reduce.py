@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import MULTI, device_infos, nmse
+from runners import load_runner
 
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import PROVIDERS, wire_of
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import partial
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.models.engine.runner import open_devices
 from vkbackend.runtime import Device
 from vkbackend.step import Run
 from vkbackend.twins.device import NumpyDevice
@@ -33,7 +35,7 @@ class Sum:
     read."""
 
     def __init__(self, devices: list[Device], writers: list[int], length: int = 1, **options: Any) -> None:
-        self.mesh = Mesh(devices, keep_values=True, **options)
+        self.mesh = Mesh(devices, ReduceOptions(**options), keep_values=True)
         shape = (ROWS, WIDTH)
         self.inputs = [self.mesh.constant(f"partial {i}", np.zeros(shape, np.uint32)) for i in range(length)]
 
@@ -80,7 +82,9 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
 )
 def test_sums_are_exact_in_slot_order(n: int, writers: list[int], provider: str, wire: str) -> None:
     rng = np.random.default_rng(n)
-    summed = Sum([NumpyDevice(f"numpy.{d}") for d in range(n)], writers, 3, provider=provider, wire=wire)
+    summed = Sum(
+        [NumpyDevice(f"numpy.{d}") for d in range(n)], writers, 3, reduce_provider=provider, reduce_type=wire
+    )
     values = rng.uniform(-1, 1, (3, n, ROWS, WIDTH)).astype(np.float32)
     for i in range(3):
         summed.put(i, values[i])
@@ -106,7 +110,7 @@ def test_bit_equal_over_many_runs_with_delays(
 ) -> None:
     """Runs of 10 chained reduces, each device held back for a random moment before it may go on."""
     devices = open_devices(["0", "0", "0"])
-    summed = Sum(devices, [0, 1, 2], 10, provider=provider, wire=wire)
+    summed = Sum(devices, [0, 1, 2], 10, reduce_provider=provider, reduce_type=wire)
     rng, delay = np.random.default_rng(3), random.Random(4)
     values = rng.uniform(-1, 1, (10, 3, ROWS, WIDTH)).astype(np.float32)
     for i in range(10):
@@ -142,10 +146,10 @@ QUICK = {("pages", 0), ("scatter", 1), ("host-sum", 4), *((provider, None) for p
 def test_whole_model_bits_do_not_depend_on_how(
     shared: Path, devices: list[str], provider: str, ahead: int | None
 ) -> None:
-    how: dict[str, Any] = {"provider": provider, "ahead": ahead}
+    how: dict[str, Any] = {"reduce_provider": provider, "submit_ahead": ahead}
     want = logits(shared, *devices)
     assert np.array_equal(logits(shared, *devices, **how), want)
-    assert nmse(logits(shared, *devices, **how, wire="bf16"), want) <= 1e-4
+    assert nmse(logits(shared, *devices, **how, reduce_type="bf16"), want) <= 1e-4
 
 
 @cache
@@ -153,7 +157,7 @@ def logits(shared: Path, *devices: str, **options: Any) -> np.ndarray:
     """Of a prompt, by the devices."""
     tokens = np.random.default_rng(5).integers(3, 512, 12).tolist()
     path = shared / "models" / "stories260K-F32.gguf"
-    runner = Runner(path, devices=devices, n_ctx=32, n_ubatch=16, **options)
+    runner = load_runner(path, devices=devices, n_ctx=32, n_ubatch=16, **options)
     try:
         return runner.step(tokens, [Run(0, 0, 12, 0)], range(12)).copy()
     finally:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import F32, STRING, U32, array, gguf_bytes, key, tensor
+from runners import load_runner
 
 from vkbackend.errors import GGUFError, InvalidArgument
 from vkbackend.meta.gather import gather
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.cli import main
@@ -68,7 +68,7 @@ def hyper_parameters(n_layer: int) -> list[bytes]:
 def written_back(
     path: Path, out: Path, devices: list[str], split: list[int] | None = None, **options: Any
 ) -> bytes:
-    runner = Runner(path, devices=devices, tensor_split=split, n_ctx=32, n_ubatch=1, **options)
+    runner = load_runner(path, devices=devices, tensor_split=split, n_ctx=32, n_ubatch=1, **options)
     try:
         with GGUF.open(path) as source:
             total = write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
@@ -159,7 +159,7 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
 def test_the_bytes_come_from_the_devices(shared: Path, tmp_path: Path) -> None:
     """What is changed on a device is changed in the copy, at that place and nowhere else."""
     path, out = shared / "models" / "stories260K-Q8_0.gguf", tmp_path / "out.gguf"
-    runner = Runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
+    runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
     try:
         (_, view), *_ = runner.mesh.weights["blk.2.ffn_down.weight"].pieces[1]
         held = runner.mesh.devices[1].read(view)
@@ -180,7 +180,7 @@ def test_the_bytes_come_from_the_devices(shared: Path, tmp_path: Path) -> None:
 def test_refusals(shared: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
     path.write_bytes((shared / "models" / "stories260K-Q4_0.gguf").read_bytes())
-    runner = Runner(path, devices=["numpy"], n_ctx=32, n_ubatch=1)
+    runner = load_runner(path, devices=["numpy"], n_ctx=32, n_ubatch=1)
     devices, weights = runner.mesh.devices, dict(runner.mesh.weights)
     specs = runner.model.weights()
     try:

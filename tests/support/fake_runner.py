@@ -15,7 +15,8 @@ import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
 from vkbackend.models.engine.engine import Engine
-from vkbackend.models.engine.messages import EngineOptions, Progress
+from vkbackend.models.engine.messages import Progress
+from vkbackend.models.options import Options
 from vkbackend.step import Run
 
 N_VOCAB = 50
@@ -46,8 +47,8 @@ class FakeRunner:
     prediction = None
     notes: tuple[str, ...] = ()
 
-    def __init__(self, path: str = "", *, n_ctx: int = 64, n_slots: int = 1, n_ubatch: int = 16,
-                 max_outputs: int | None = None, keeps: int = 0, **_: Any) -> None:  # fmt: skip
+    def __init__(self, *, n_ctx: int = 64, n_slots: int = 1, n_ubatch: int = 16,
+                 max_outputs: int | None = None, keeps: int = 0) -> None:  # fmt: skip
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = max_outputs or n_ubatch
         self.keeps = keeps  # steps back that a sequence may go on from, 0: all
@@ -102,10 +103,14 @@ class FakeRunner:
         self.closed += 1
 
 
-MODULE = SimpleNamespace(Runner=FakeRunner)  # in place of vkbackend.models.engine.runner
+def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
+    return FakeRunner(n_ctx=options.n_ctx, n_slots=options.n_slots, n_ubatch=options.n_ubatch)
 
 
-def open_fake(options: EngineOptions, progress: Progress | None) -> Engine:
+MODULE = SimpleNamespace(Runner=fake)  # in place of vkbackend.models.engine.runner
+
+
+def open_fake(options: Options, progress: Progress | None) -> Engine:
     if options.path == "too big":
         raise OutOfDeviceMemory("needs 9 of 5 bytes", requested=9, budget=5, heap=1)
     if options.path == "bug":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from runners import load_runner
 
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
@@ -18,7 +19,7 @@ TOKENS = np.random.default_rng(5).integers(0, 128, 20).tolist()
 @contextmanager
 def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
     options = {"n_ctx": 64, "n_ubatch": 32, "type_k": "f32", "type_v": "f32"} | options
-    runner = Runner(path, devices=devices, **options)
+    runner = load_runner(path, devices=devices, **options)
     try:
         yield runner
     finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from runners import load_runner
 
 from vkbackend import LLM
 from vkbackend.models.engine.runner import Runner
@@ -30,4 +31,4 @@ def prefill(runner: Runner, tokens: list[int], slot: int = 0, first: int = 0) ->
 
 
 def open_runner(shared: Path, devices: list[str], name: str = "stories260K-Q8_0", **options: Any) -> Runner:
-    return Runner(model(shared, name), devices=devices, **{"n_ctx": 96, **F32, **options})
+    return load_runner(model(shared, name), devices=devices, **{"n_ctx": 96, **F32, **options})

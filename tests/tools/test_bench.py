@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import device_infos
+from runners import load_runner
 
 from vkbackend import shaderlib
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import dequantize
 from vkbackend.models.architectures.base import MATRIX_TYPES
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
 from vkbackend.tools import verify
@@ -125,7 +125,7 @@ def test_synthetic_weights_are_finite_and_of_the_type(tiny: None, dtype: str) ->
 
 @pytest.mark.parametrize("spec", ["tiny:q4_0", "tiny-experts:q8_0"])
 def test_synthetic_models_run(tiny: None, spec: str) -> None:
-    runner = Runner(Synthetic(spec), devices=["numpy", "numpy"], n_ctx=32, n_ubatch=4)
+    runner = load_runner(Synthetic(spec), devices=["numpy", "numpy"], n_ctx=32, n_ubatch=4)
     logits = runner.step([1, 2, 3], [Run(0, 0, 3, 0)], [2])
     assert np.isfinite(logits).all() and np.ptp(logits) > 0
     runner.close()
@@ -157,7 +157,7 @@ def test_a_synthetic_model_is_a_file_like_any(tiny: None, capsys: Any, tmp_path:
             assert gguf.data(name).tobytes() == made.data(name).tobytes()
     logits = []
     for model in (path, made):
-        runner = Runner(model, devices=["numpy"], n_ctx=32, n_ubatch=4)
+        runner = load_runner(model, devices=["numpy"], n_ctx=32, n_ubatch=4)
         logits.append(runner.step([1, 2, 3], [Run(0, 0, 3, 0)], [2]).copy())
         runner.close()
     assert (logits[0] == logits[1]).all()

@@ -12,12 +12,14 @@ from device_sets import MULTI
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta import bench
+from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import PROVIDERS, HostSum
 from vkbackend.models.engine.runner import open_devices
 from vkbackend.tools import cli
 from vkbackend.tools.bench_reduce import COLUMNS, parse_size
 from vkbackend.twins.device import NumpyDevice
 
+HOST_SUM = ReduceOptions(reduce_provider="host-sum")
 SMALL = ("--sizes", "4K", "--repetitions", "2")
 
 
@@ -25,9 +27,8 @@ SMALL = ("--sizes", "4K", "--repetitions", "2")
 @pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0,0", "0,1")])
 @pytest.mark.parametrize(("ahead", "wire"), [(0, "f32"), (1, "bf16"), (4, "f32"), (None, "bf16")])
 def test_sums_are_exact(devices: list[str], provider: str, ahead: int | None, wire: str) -> None:
-    result = bench.time_reduce(
-        open_devices(devices), 12 << 10, repeats=2, length=7, provider=provider, ahead=ahead, wire=wire
-    )
+    how = ReduceOptions(reduce_provider=provider, submit_ahead=ahead, reduce_type=wire)
+    result = bench.time_reduce(open_devices(devices), 12 << 10, how, repeats=2, length=7)
     assert result.exact and len(result.seconds) == 2 and min(result.seconds) > 0
 
 
@@ -47,13 +48,13 @@ def test_one_wrong_value_in_one_sum_is_found(wrong_at: int, monkeypatch: pytest.
 
     monkeypatch.setattr(HostSum, "exchange", tampered)
     devices = [NumpyDevice("a"), NumpyDevice("b")]
-    assert not bench.time_reduce(devices, 4096, repeats=1, length=7, provider="host-sum").exact
+    assert not bench.time_reduce(devices, 4096, HOST_SUM, repeats=1, length=7).exact
 
 
 def test_stale_slots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostSum, "exchange", lambda self, reduce: None)
     devices = [NumpyDevice("a"), NumpyDevice("b")]
-    assert not bench.time_reduce(devices, 4096, repeats=1, length=6, provider="host-sum").exact
+    assert not bench.time_reduce(devices, 4096, HOST_SUM, repeats=1, length=6).exact
 
 
 def test_every_step_has_an_even_number_of_reduces_within_bounds() -> None:

@@ -18,7 +18,8 @@ from places import ROOT
 from vkbackend.models.architectures.base import KVSpec, StateSpec
 from vkbackend.models.architectures.registry import ARCHITECTURES, load_model
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.models.options import Options
+from vkbackend.models.placement.layout import lay_out
 from vkbackend.tools.architectures import DIMS, TESTS, proofs, row_of
 from vkbackend.tools.cli import main
 
@@ -62,7 +63,7 @@ def test_flags_are_those_of_its_models(tmp_path: Path, name: str) -> None:
             dims |= {spec.role.dim for spec in model.weights()}
             types = {spec.name: "f32" for spec in model.weights()}
             for mode in ("tensor", "layer"):
-                lay_out(model, types, 2, Options(n_ctx=64, split_mode=mode))
+                lay_out(model, types, 2, Options("a sketch", n_ctx=64, split_mode=mode))
     row = ROWS[name]
     assert (row.windows, row.recurrent, row.experts) == (windows, recurrent, experts)
     assert {DIMS[dim] for dim in dims & set(DIMS)} <= set(row.split_by) and row.layer_split

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runners import load_runner
 
 from vkbackend.buffer import Home
 from vkbackend.meta import speed
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.placement.memory_report import HOMES, ITEMS
 from vkbackend.tools import cli
 
@@ -39,7 +39,7 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
         (DENSE, (1.0, 1.0), ("-nkvo", "-ot", "ffn=CPU"), {"kv_offload": False, "ffn": True}),
         (DENSE, (1.0, 1.0), ("-sm", "layer"), {"split_mode": "layer"}),
         (MOE, (5.0, 3.0, 2.0), (), {}),
-        (QWEN2, (1.0, 3.0), ("--split-policy", "llama.cpp"), {"policy": "llama.cpp"}),
+        (QWEN2, (1.0, 3.0), ("--split-policy", "llama.cpp"), {"split_policy": "llama.cpp"}),
     ],
 )
 def test_plan_is_what_loading_does(
@@ -56,7 +56,7 @@ def test_plan_is_what_loading_does(
     told = plan(capsys, "-m", path, "-dev", devices, "-ts", shares, "-c", "64", *flags)
     if options.pop("ffn", False):
         options["override_tensor"] = (("ffn", "CPU"),)
-    runner = Runner(path, devices=["numpy"] * n, tensor_split=split, n_ctx=64, n_ubatch=1, **options)
+    runner = load_runner(path, devices=["numpy"] * n, tensor_split=split, n_ctx=64, n_ubatch=1, **options)
     try:
         layout, mesh = runner.layout, runner.mesh
         for line, real in zip(told["plan"], [*layout.plans, layout.output_plan], strict=True):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runners import load_runner
 
 from vkbackend import env, open_device, shaderlib
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 from vkbackend.kompute import spirv
-from vkbackend.models.engine.runner import Runner
 from vkbackend.ops.table import OPS
 
 pytestmark = pytest.mark.no_vulkan
@@ -27,7 +27,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="'metal' is unknown; there are: native, kompute"):
         open_device.runtime_of(None)
     with pytest.raises(InvalidArgument, match="'cuda' is unknown"):
-        Runner("no such file", runtime="cuda")
+        load_runner("no such file", runtime="cuda")
 
 
 def test_without_kp_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

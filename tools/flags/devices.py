@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import argparse
 import re
+from contextlib import suppress
 
-from vkbackend.models.engine.arguments import finite_number
 from vkbackend.ops import CACHE_TYPES
+from vkbackend.tools.flags.options import adder
 
 AUTO_WHERE_UNLIKE = "auto where devices differ, else equal"  # the default of LLM
 
@@ -16,8 +17,9 @@ def add_device_arguments(
     parser: argparse.ArgumentParser, *, shares: str = AUTO_WHERE_UNLIKE, steps: bool = True
 ) -> None:
     """-dev, -ts and, with `steps`, -ub, -ctk, -ctv, --snapshots; `shares` says what the default of -ts is."""
-    add = parser.add_argument_group("devices and memory").add_argument
+    add = adder(parser, "devices and memory")
     add(
+        "devices",
         "-dev",
         "--device",
         metavar="LIST",
@@ -27,39 +29,36 @@ def add_device_arguments(
     )
     automatic = "; auto: measure the devices once and balance their time" if "auto" in shares else ""
     add(
+        "tensor_split",
         "-ts",
         "--tensor-split",
+        type=parse_split,
         metavar="LIST",
         help=f"the share of each device, in any unit, such as 3,1{automatic} (default: {shares})",
     )
     if not steps:
         return
-    add("-ub", "--ubatch-size", type=int, default=512, metavar="N",
-        help="tokens of a prompt computed at once, 1..512 (default: 512)")  # fmt: skip
+    add("n_ubatch", "-ub", "--ubatch-size", type=int, metavar="N",
+        help="tokens of a prompt computed at once, 1..512 (default: %(default)s)")  # fmt: skip
     for cache in ("K", "V"):
         add(
+            f"type_{cache.lower()}",
             f"-ct{cache.lower()}",
             f"--cache-type-{cache.lower()}",
-            default="f16",
             metavar="TYPE",
-            help=f"type of the {cache} cache: {', '.join(CACHE_TYPES)} (default: f16)",
+            help=f"type of the {cache} cache: {', '.join(CACHE_TYPES)} (default: %(default)s)",
         )
-    add("--snapshots", "--ctx-checkpoints", type=int, default=2, metavar="N",
-        help="states of recurrent layers that a slot keeps to go back to (default: 2)")  # fmt: skip
+    add("n_snapshots", "--snapshots", "--ctx-checkpoints", type=int, metavar="N",
+        help="states of recurrent layers that a slot keeps to go back to (default: %(default)s)")  # fmt: skip
 
 
-def parse_split(text: str | None) -> list[float] | str | None:
-    """ "3,1" (also "3/1" and "3:1") as numbers, "auto" as it is."""
-    if text is None or text == "auto":
-        return text
-    return [
-        finite_number("--tensor-split", part, 0, float("inf"))
-        for part in map(_to_float, re.split("[,/:]", text))
-    ]
+def parse_split(text: str) -> list[float | str] | str:
+    """ "3,1" (also "3/1" and "3:1") as numbers, "auto" as it is; what is no number is left to the check of
+    the option."""
+    return text if text == "auto" else [_number(part) for part in re.split("[,/:]", text)]
 
 
-def _to_float(text: str) -> float | str:
-    try:
+def _number(text: str) -> float | str:
+    with suppress(ValueError):
         return float(text)
-    except ValueError:
-        return text
+    return text

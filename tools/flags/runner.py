@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from typing import Any
+from typing import Unpack
 
 from rich.console import Console
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.arguments import device_list, share_list, unlike
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Keywords
 from vkbackend.tools.console import byte_progress, console, tell_notes
-from vkbackend.tools.flags.control_vectors import add_control_arguments, control_of
-from vkbackend.tools.flags.devices import add_device_arguments, parse_split
-from vkbackend.tools.flags.placement import add_placement_arguments, placement_of
+from vkbackend.tools.flags.control_vectors import add_control_arguments
+from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.options import options_of
+from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 
 
@@ -48,43 +49,13 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
     return found
 
 
-RUNNER_NAMES = {  # of what Runner calls otherwise than LLM
-    "split_policy": "policy",
-    "reduce_type": "wire",
-    "reduce_provider": "provider",
-    "submit_ahead": "ahead",
-}
-
-
-def placed(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of `Runner` that the flags of devices, shares and placement stand for."""
-    names, split = device_list(args.device), parse_split(args.tensor_split)
-    auto = split == "auto" or (split is None and args.split_mode == "tensor" and unlike(names))
-    return {
-        "devices": names,
-        "tensor_split": None if auto else share_list(split, names),
-        "auto_split": auto,
-        **{RUNNER_NAMES.get(name, name): value for name, value in placement_of(args).items()},
-    }
-
-
-def open_runner(gguf: GGUF, args: argparse.Namespace, n_ctx: int, **options: Any) -> Runner:
-    """The model on the devices that the flags name; progress, shares that were measured, and what of the file
-    is not used, on stderr. Raises what loading raises."""
-    err = console(stderr=True)
-    with byte_progress(err, f"loading {gguf.paths[0].name}", then="compiling shaders") as progress:
-        runner = Runner(
-            gguf,
-            n_ctx=n_ctx,
-            n_ubatch=args.ubatch_size,
-            n_snapshots=args.snapshots,
-            type_k=args.cache_type_k,
-            type_v=args.cache_type_v,
-            progress=progress,
-            **placed(args),
-            **control_of(args),
-            **options,
-        )
+def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords]) -> Runner:
+    """The model on the devices that the flags name, their options but for those `changed`; progress, shares
+    that were measured, and what of the file is not used, on stderr. Raises what loading raises."""
+    err, path = console(stderr=True), gguf.paths[0]
+    options = options_of(args, path, **changed)
+    with byte_progress(err, f"loading {path.name}", then="compiling shaders") as progress:
+        runner = Runner(options, gguf, progress=progress)
     tell_runner(runner, err)
     return runner
 

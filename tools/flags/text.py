@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vkbackend.models.engine.arguments import HOST, device_list, whole_number
+from vkbackend.checks import whole_number
+from vkbackend.models.arguments import HOST
 from vkbackend.models.engine.sampling import MAX_SEED, SamplingParams
 from vkbackend.models.llm import LLM
+from vkbackend.models.options import Options
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
 from vkbackend.tools.devices import device_table, present
-from vkbackend.tools.flags.control_vectors import add_control_arguments, control_of
-from vkbackend.tools.flags.devices import add_device_arguments, parse_split
-from vkbackend.tools.flags.placement import add_placement_arguments, placement_of
+from vkbackend.tools.flags.control_vectors import add_control_arguments
+from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.options import adder, fields_given, options_of
+from vkbackend.tools.flags.placement import add_placement_arguments
 
 if TYPE_CHECKING:
     from vkbackend.vulkan.capabilities import DeviceInfo
@@ -29,55 +31,49 @@ def add_length_arguments(parser: argparse.ArgumentParser, *, n_ctx: int, ends: s
     """-n, -c and --ignore-eos; `n_ctx` is the default of -c, `ends` what ends a text without a limit."""
     add = parser.add_argument
     most = f"tokens to generate at most; -1: until {ends} or the context is full (default: -1)"
-    add("-n", "--n-predict", type=int, default=-1, metavar="N", help=most)
-    add("-c", "--ctx-size", type=int, default=n_ctx, metavar="N",
+    add("-n", "--n-predict", dest="max_tokens", type=int, default=-1, metavar="N", help=most)
+    add("-c", "--ctx-size", dest="n_ctx", type=int, default=n_ctx, metavar="N",
         help=f"context size in tokens; 0: the model's own (default: {n_ctx})")  # fmt: skip
     add("--ignore-eos", action="store_true", help="go on after the model's end-of-text token")
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """Sampling, devices and memory, placement, control vectors."""
-    sampling = parser.add_argument_group("sampling, in the order applied").add_argument
-    sampling(
+    add = adder(parser, "sampling, in the order applied", SamplingParams)
+    add(
+        "repeat_penalty",
         "--repeat-penalty",
         type=float,
-        default=1.0,
         metavar="X",
-        help="divide the logits of recent tokens by X; 1: off (default: 1.0)",
+        help="divide the logits of recent tokens by X; 1: off (default: %(default)s)",
     )
-    sampling(
+    add(
+        "repeat_last_n",
         "--repeat-last-n",
         type=int,
-        default=64,
         metavar="N",
-        help="how many recent tokens are penalized, prompt included (default: 64)",
+        help="how many recent tokens are penalized, prompt included (default: %(default)s)",
     )
-    sampling(
-        "--top-k", type=int, default=40, metavar="N", help="keep the N likeliest tokens; 0: all (default: 40)"
-    )
-    sampling(
+    add("top_k", "--top-k", type=int, metavar="N",
+        help="keep the N likeliest tokens; 0: all (default: %(default)s)")  # fmt: skip
+    add(
+        "top_p",
         "--top-p",
         type=float,
-        default=0.95,
         metavar="P",
-        help="keep the likeliest tokens that reach the probability P; 1: all (default: 0.95)",
+        help="keep the likeliest tokens that reach the probability P; 1: all (default: %(default)s)",
     )
-    sampling(
+    add(
+        "min_p",
         "--min-p",
         type=float,
-        default=0.05,
         metavar="P",
-        help="drop tokens below P times the best probability; 0: none (default: 0.05)",
+        help="drop tokens below P times the best probability; 0: none (default: %(default)s)",
     )
-    sampling(
-        "--temp",
-        type=float,
-        default=0.8,
-        metavar="T",
-        help="temperature; 0: always the likeliest token (default: 0.8)",
-    )
-    sampling("-s", "--seed", type=int, default=-1, metavar="N",
-             help="seed of the random numbers; -1: a random one, shown at the end (default: -1)")  # fmt: skip
+    add("temperature", "--temp", type=float, metavar="T",
+        help="temperature; 0: always the likeliest token (default: %(default)s)")  # fmt: skip
+    add("seed", "-s", "--seed", type=int, default=-1, metavar="N",
+        help="seed of the random numbers; -1: a random one, shown at the end (default: -1)")  # fmt: skip
 
     add_device_arguments(parser)
     add_placement_arguments(parser)
@@ -86,17 +82,15 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
     """What the flags of sampling stand for; a random seed is drawn here."""
-    whole_number("--seed", args.seed, -1, MAX_SEED, " (-1: a random one)")
-    return SamplingParams(
-        args.temp, args.top_k, args.top_p, args.min_p, args.repeat_penalty, args.repeat_last_n,
-        None if args.seed == -1 else args.seed,
-    )  # fmt: skip
+    whole_number("seed", args.seed, -1, MAX_SEED, " (-1: a random one)")
+    given = fields_given(args, SamplingParams)
+    return SamplingParams(**given | {"seed": None if args.seed == -1 else args.seed})
 
 
 def token_limit(args: argparse.Namespace) -> int | None:
     """-n, None for no limit."""
-    n_predict = whole_number("--n-predict", args.n_predict, -1, 1 << 31, " (-1: no limit)")
-    return None if n_predict == -1 else n_predict
+    most = whole_number("max_tokens", args.max_tokens, -1, 1 << 31, " (-1: no limit)")
+    return None if most == -1 else most
 
 
 def demo_model() -> str:
@@ -104,14 +98,13 @@ def demo_model() -> str:
     return str(files("vkbackend.models") / "demo" / "demo.gguf")
 
 
-def chosen_devices(
-    words: Sequence[str] | None, split: Sequence[float] | str | None
-) -> list[DeviceInfo | None]:
+def chosen_devices(options: Options) -> list[DeviceInfo | None]:
     """The device behind each word, None for the host itself; those with a share of 0 are left out."""
+    words = options.devices
     if words is None:
         return [present()[0]]
-    if isinstance(split, list) and len(split) == len(words):
-        words = [word for word, share in zip(words, split, strict=True) if share]
+    if options.shares:
+        words = tuple(word for word, share in zip(words, options.shares, strict=True) if share)
     if all(word == HOST for word in words):  # needs no Vulkan loader
         return [None] * len(words)
     from vkbackend.vulkan.instance import select
@@ -122,28 +115,14 @@ def chosen_devices(
 
 def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[DeviceInfo | None]]:
     """The model on the devices that the flags name, and these; both are shown with memory and notes."""
-    words, split = device_list(args.device), parse_split(args.tensor_split)
-    infos = chosen_devices(words, split)
+    path = demo_model() if args.model is None else args.model
+    infos = chosen_devices(options_of(args, path))
     if vulkan := [info for info in infos if info is not None]:
         err.print(device_table(vulkan, "devices"))
-    path = args.model
-    if path is None:
-        path = demo_model()
+    if args.model is None:
         err.print("no model given (-m): using the embedded demo model", style="yellow")
     with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:
-        llm = LLM(
-            path,
-            devices=words,
-            tensor_split=split,
-            n_ctx=args.ctx_size,
-            n_ubatch=args.ubatch_size,
-            n_snapshots=args.snapshots,
-            type_k=args.cache_type_k,
-            type_v=args.cache_type_v,
-            progress=progress,
-            **placement_of(args),
-            **control_of(args),
-        )
+        llm = LLM(path, progress=progress, **fields_given(args, Options))
     tell_notes([*llm.prediction, *llm.notes], err)
     show_memory(llm, err)
     return llm, infos

@@ -29,7 +29,7 @@ WAIT_S = 1800.0  # for one answer: a model loaded, or a test run; software devic
 def check_comparable(args: argparse.Namespace) -> None:
     """Raise, before anything is loaded, where llama.cpp would not do the same work or is missing."""
     for flag, given in (
-        ("control vectors", args.control_vector or args.control_vector_scaled),
+        ("control vectors", args.control_vectors),
         ("--override-tensor", args.override_tensor),
     ):
         if given:
@@ -157,7 +157,7 @@ def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
         "n_ubatch": runner.n_ubatch,
         "n_gpu_layers": options.n_gpu_layers,
         "split_mode": options.split_mode if len(runner.mesh.devices) > 1 else "none",
-        "tensor_split": list(options.tensor_split or ()),
+        "tensor_split": list(options.shares or ()),
         "kv_offload": options.kv_offload,
         "type_k": ids[options.type_k],
         "type_v": ids[options.type_v],

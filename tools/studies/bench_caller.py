@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 
-from vkbackend.models.engine.arguments import device_list
+from vkbackend.models.arguments import device_list
 from vkbackend.models.llm import LLM
 from vkbackend.tools.console import console, table
 from vkbackend.tools.flags.text import demo_model
@@ -66,7 +66,7 @@ def main() -> int:
     args = parser.parse_args()
     rows = []
     for process in (False, True):
-        devices = device_list(args.device) or ("0", "0")
+        devices = device_list("devices", args.device) or ("0", "0")
         quiet, busy = measure(args.model or demo_model(), devices, process, args.n_predict, args.repeats)
         rows.append((str(process), f"{quiet:.1f}", f"{busy:.1f}", f"{busy / quiet:.2f}"))
     columns = ("process", "quiet us/reduce", "busy us/reduce", "ratio")

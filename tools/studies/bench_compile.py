@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vkbackend import env
+from vkbackend.checks import whole_number
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.models.engine.arguments import whole_number
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
 from vkbackend.recording import Dispatch
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
@@ -34,7 +35,7 @@ def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
 
 
 def measure(path: str, spec: str, n_rows: int, threads: Sequence[int], repeats: int) -> None:
-    runner = Runner(path, devices=[spec], n_ctx=2 * n_rows, n_ubatch=n_rows)
+    runner = Runner(Options.of(path, devices=[spec], n_ctx=2 * n_rows, n_ubatch=n_rows))
     try:
         from vkbackend.vulkan.device import VulkanDevice
         from vkbackend.vulkan.program import Programs

@@ -15,8 +15,10 @@ from contextlib import ExitStack
 
 from vkbackend import env, ops
 from vkbackend.buffer import Home, View
-from vkbackend.models.engine.arguments import device_list, whole_number
+from vkbackend.checks import whole_number
+from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.models.options import Options
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.step import Run
@@ -62,11 +64,12 @@ def layer(recording: Recording, il: int) -> Recording:
 
 
 def per_step(path: str, devices: Sequence[str], repeats: int) -> None:
+    options = Options.of(path, devices=devices, tensor_split=[1] * len(devices), n_ctx=128, n_ubatch=PROMPT)
     with ExitStack() as stack:
         runners = {}
         for name, value in WAYS.items():
             with variable(env.FUSE, value):  # until the steps are recorded
-                runner = Runner(path, devices=devices, n_ctx=128, n_ubatch=PROMPT)
+                runner = Runner(options)
                 stack.callback(runner.close)
                 runner.mesh.step(1, 1), runner.mesh.step(PROMPT, 1)
             runners[name] = runner
@@ -96,7 +99,7 @@ def main() -> int:
     args = parser.parse_args()
     with errors_told():
         repeats = whole_number("--repeats", args.repeats, 1, 10_000)
-        specs = device_list(args.device) or ()
+        specs = device_list("devices", args.device) or ()
         [device] = open_devices(specs[:1])
         try:
             us = [per_dispatch(device, dependent, repeats) for dependent in (False, True)]

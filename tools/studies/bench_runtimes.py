@@ -21,8 +21,9 @@ from pathlib import Path
 
 from vkbackend import env, ops
 from vkbackend.buffer import Home, View
-from vkbackend.models.engine.arguments import whole_number
+from vkbackend.checks import whole_number
 from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.models.options import Options
 from vkbackend.models.placement.memory_report import HOMES
 from vkbackend.ops.table import OPS
 from vkbackend.recording import Recording, derive_barriers
@@ -80,8 +81,12 @@ def children_nbytes() -> int:
 
 @contextmanager
 def loaded(path: str, devices: Sequence[str], way: str) -> Iterator[Runner]:
+    shares = [1] * len(devices)
+    options = Options.of(
+        path, devices=devices, tensor_split=shares, n_ctx=N_CTX, n_ubatch=8, runtime=WAYS[way]
+    )
     with portable(way):
-        runner = Runner(path, devices=devices, n_ctx=N_CTX, n_ubatch=8, runtime=WAYS[way])
+        runner = Runner(options)
     try:
         yield runner
     finally:

@@ -10,13 +10,13 @@ import pytest
 from device_sets import nmse
 from oracles.fixture import PROMPT, write
 from oracles.fixtures import FIXTURES, build
+from runners import load_runner
 
-from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 TOKENS = PROMPT[:14]
 OPTIONS: dict[str, tuple[int, dict[str, Any]]] = {  # devices, options
-    "llama.cpp's split": (3, {"policy": "llama.cpp"}),
+    "llama.cpp's split": (3, {"split_policy": "llama.cpp"}),
     "layers and caches on the host": (2, {"n_gpu_layers": 2, "kv_offload": False}),
     "parts on other devices": (
         3,
@@ -28,8 +28,14 @@ _one: dict[str, np.ndarray] = {}
 
 
 def logits(path: Path, n: int, options: dict[str, Any]) -> np.ndarray:
-    how: dict[str, Any] = {"n_ctx": 32, "n_ubatch": 16, "type_k": "f32", "type_v": "f32", "wire": "f32"}
-    runner = Runner(path, devices=["numpy"] * n, **how, **options)
+    how: dict[str, Any] = {
+        "n_ctx": 32,
+        "n_ubatch": 16,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reduce_type": "f32",
+    }
+    runner = load_runner(path, devices=["numpy"] * n, **how, **options)
     try:
         return runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy()
     finally:

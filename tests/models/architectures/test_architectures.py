@@ -30,6 +30,7 @@ from oracles.fixture import (
 )
 from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
+from runners import load_runner
 
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine import saved_state
@@ -73,8 +74,14 @@ def golden(name: str) -> np.ndarray:
 
 @contextmanager
 def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
-    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "type_k": "f32", "type_v": "f32", "wire": "f32"} | options
-    runner = Runner(path, devices=devices, **options)
+    options = {
+        "n_ctx": N_CTX,
+        "n_ubatch": N_CTX,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reduce_type": "f32",
+    } | options
+    runner = load_runner(path, devices=devices, **options)
     try:
         yield runner
     finally:

@@ -10,6 +10,7 @@ import pytest
 from device_sets import nmse
 from oracles.fixture import PROMPT, write
 from oracles.fixtures import build
+from runners import load_runner
 
 from vkbackend.errors import GGUFError
 from vkbackend.models.engine.runner import Runner
@@ -21,8 +22,14 @@ TOKENS = PROMPT[:16]
 
 
 def opened(path: Path, n: int, **options: Any) -> Runner:
-    how: dict[str, Any] = {"n_ctx": 32, "n_ubatch": 16, "type_k": "f32", "type_v": "f32", "wire": "f32"}
-    return Runner(path, devices=["numpy"] * n, **how | options)
+    how: dict[str, Any] = {
+        "n_ctx": 32,
+        "n_ubatch": 16,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reduce_type": "f32",
+    }
+    return load_runner(path, devices=["numpy"] * n, **how | options)
 
 
 def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:

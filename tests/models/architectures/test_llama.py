@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, MULTI, nmse
 from llama_float64 import forward
+from runners import load_runner
 
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
@@ -25,7 +26,7 @@ CACHES = pytest.mark.parametrize(("cache", "bound"), [("f32", 1e-9), ("f16", 1e-
 @contextmanager
 def opened(shared: Path, name: str, devices: list[str], **options: Any) -> Iterator[Runner]:
     options = {"n_ctx": 64, "n_ubatch": 64, "type_k": "f32", "type_v": "f32"} | options
-    runner = Runner(shared / "models" / f"{name}.gguf", devices=devices, **options)
+    runner = load_runner(shared / "models" / f"{name}.gguf", devices=devices, **options)
     try:
         yield runner
     finally:
@@ -155,7 +156,9 @@ def test_every_provider_and_depth_gives_the_same_bits(shared: Path, provider: st
     tokens = tokens_of(7, 9)
     with opened(shared, "stories260K-F32", ["0", "0"]) as runner:
         want = prefill(runner, tokens)
-    with opened(shared, "stories260K-F32", ["0", "0"], provider=provider, ahead=ahead) as runner:
+    with opened(
+        shared, "stories260K-F32", ["0", "0"], reduce_provider=provider, submit_ahead=ahead
+    ) as runner:
         assert np.array_equal(prefill(runner, tokens), want)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from device_sets import device_infos, nmse
+from runners import load_runner
 
-from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 FILES = ("F32", "F16", "Q8_0", "Q4_0", "qwen2-Q8_0", "moe8x-Q4_0", "moe8x-MXFP4", "w256-Q4_K")
@@ -23,7 +23,7 @@ pytestmark = [
 
 def logits(shared: Path, name: str, devices: list[str], shares: list[float] | None) -> np.ndarray:
     """Of 10 rows of prefill and 2 steps, with F32 caches and an F32 wire."""
-    runner = Runner(
+    runner = load_runner(
         shared / "models" / f"stories260K-{name}.gguf",
         devices=devices,
         tensor_split=shares,
@@ -31,7 +31,7 @@ def logits(shared: Path, name: str, devices: list[str], shares: list[float] | No
         n_ubatch=16,
         type_k="f32",
         type_v="f32",
-        wire="f32",
+        reduce_type="f32",
     )
     try:
         parts = [runner.step(TOKENS[:10], [Run(0, 0, 10, 0)], range(10)).copy()]

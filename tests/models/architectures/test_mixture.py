@@ -14,8 +14,8 @@ from device_sets import DEVICE_SETS, nmse
 from oracles.fixture import MXFP4, N_CTX, PROMPT, Q8_0, Fixture, quantized, write
 from oracles.fixtures import build
 from places import GOLDEN
+from runners import load_runner
 
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
@@ -38,8 +38,14 @@ def run(
     path: Path, devices: list[str], export: Path | None = None, **options: Any
 ) -> tuple[np.ndarray, dict[str, list[np.ndarray]]]:
     """Logits of the prompt, and the experts chosen in it by layer, on each device that chose."""
-    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "type_k": "f32", "type_v": "f32", "wire": "f32"} | options
-    runner = Runner(path, devices=devices, keep_values=True, **options)
+    options = {
+        "n_ctx": N_CTX,
+        "n_ubatch": N_CTX,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reduce_type": "f32",
+    } | options
+    runner = load_runner(path, devices=devices, keep_values=True, **options)
     try:
         logits = runner.step(PROMPT, [Run(0, 0, N, 0)], range(N)).copy()
         chosen = {
@@ -193,7 +199,7 @@ def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: f
         {"tensor_split": (5, 3, 2)},
         {"override_tensor": (("_shexp", "1"),)},
         {"override_tensor": (("_exps", "CPU"), ("shexp", "host"))},
-        {"policy": "llama.cpp"},
+        {"split_policy": "llama.cpp"},
         {"split_mode": "layer"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),

@@ -122,7 +122,7 @@ def test_n_devices_equal_one(folder: Path, tiny: Tiny, n: int, shares: tuple[int
 def test_every_split_equals_one_device(
     folder: Path, tiny: Tiny, n: int, shares: tuple[int, ...] | None, cache: str, policy: str
 ) -> None:
-    check_devices(model(folder, tiny), n, shares, cache, policy=policy)
+    check_devices(model(folder, tiny), n, shares, cache, split_policy=policy)
 
 
 @pytest.mark.wide

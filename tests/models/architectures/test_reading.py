@@ -15,11 +15,11 @@ import pytest
 from device_sets import nmse
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import FIXTURES, build
+from runners import load_runner
 
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.tensors import check_weights, notes
 from vkbackend.step import Run
@@ -67,8 +67,14 @@ def plain(name: str) -> Model:
 
 
 def logits(path: Path, n: int) -> np.ndarray:
-    how: dict[str, Any] = {"n_ctx": 32, "n_ubatch": 16, "type_k": "f32", "type_v": "f32", "wire": "f32"}
-    runner = Runner(path, devices=["numpy"] * n, **how)
+    how: dict[str, Any] = {
+        "n_ctx": 32,
+        "n_ubatch": 16,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reduce_type": "f32",
+    }
+    runner = load_runner(path, devices=["numpy"] * n, **how)
     try:
         return runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy()
     finally:

@@ -8,13 +8,15 @@ import numpy as np
 from device_sets import nmse
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
+from runners import load_runner
 
-from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
 
 def logits(path: Path, n_devices: int) -> np.ndarray:
-    runner = Runner(path, devices=["numpy"] * n_devices, n_ctx=64, type_k="f32", type_v="f32", wire="f32")
+    runner = load_runner(
+        path, devices=["numpy"] * n_devices, n_ctx=64, type_k="f32", type_v="f32", reduce_type="f32"
+    )
     try:
         return runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy()
     finally:

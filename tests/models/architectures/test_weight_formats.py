@@ -13,11 +13,11 @@ from device_sets import DEVICE_SETS, device_params, nmse
 from gguf.constants import GGMLQuantizationType
 from llama_float64 import forward
 from prefills import TOKENS, opened, prefill
+from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
 
 from vkbackend import env, shaderlib
 from vkbackend.errors import UnsupportedModel
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
@@ -177,4 +177,4 @@ def test_types_that_are_refused(tmp_path: Path, name: str, dtype: str, supported
         pytest.skip(f"this version of gguf has no {dtype}")
     path = write_tiny(tmp_path / "odd.gguf", Tiny("qwen3moe", n_expert=8), types={name: dtype})
     with pytest.raises(UnsupportedModel, match=f"{name} is {dtype}, supported are {supported}"):
-        Runner(path, devices=["numpy"])
+        load_runner(path, devices=["numpy"])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
 from llama_float64 import forward
+from runners import load_runner
 from safetensors.numpy import load_file
 from scheduling import finish
 from tiny_models import Tiny, write_tiny
@@ -83,7 +84,7 @@ def windowed(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def opened(path: Path, devices: list[str], **options: Any) -> Iterator[Runner]:
     defaults = {"n_ctx": N, "n_ubatch": UBATCH, "n_slots": 2, "type_k": "f32", "type_v": "f32"}
-    runner = Runner(path, devices=devices, **defaults | options)
+    runner = load_runner(path, devices=devices, **defaults | options)
     try:
         yield runner
     finally:

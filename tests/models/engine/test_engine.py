@@ -23,7 +23,6 @@ from vkbackend.models.engine import hosting
 from vkbackend.models.engine.hosting import RemoteEngine
 from vkbackend.models.engine.messages import (
     Cancel,
-    EngineOptions,
     ErrorData,
     Event,
     Generate,
@@ -32,6 +31,7 @@ from vkbackend.models.engine.messages import (
     Request,
 )
 from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.options import Options
 
 # ---- scheduling ----
 
@@ -248,7 +248,7 @@ def collect(engine: RemoteEngine, request_id: int) -> list[Event]:
 
 def test_remote_engine(impatient: None) -> None:
     seen: list[tuple[int, int]] = []
-    engine = RemoteEngine(EngineOptions("", n_ctx=4000, n_slots=2), lambda *n: seen.append(n), open_fake)
+    engine = RemoteEngine(Options("a model", n_ctx=4000, n_slots=2), lambda *n: seen.append(n), open_fake)
     try:
         assert seen == [(1, 2), (2, 2)] and engine.info.n_ctx == 4000
         engine.post(Generate(0, (1, 2), 9, GREEDY))
@@ -267,14 +267,14 @@ def test_remote_engine(impatient: None) -> None:
 
 def test_remote_loading_errors_keep_their_type() -> None:
     with pytest.raises(OutOfDeviceMemory, match="9 of 5") as caught:
-        RemoteEngine(EngineOptions("too big"), None, open_fake)
+        RemoteEngine(Options("too big"), None, open_fake)
     assert caught.value.requested == 9
     with pytest.raises(VkbackendError, match="a bug"):
-        RemoteEngine(EngineOptions("bug"), None, open_fake)
+        RemoteEngine(Options("bug"), None, open_fake)
 
 
 def test_a_dead_process_is_a_lost_device() -> None:
-    engine = RemoteEngine(EngineOptions(""), None, open_fake)
+    engine = RemoteEngine(Options("a model"), None, open_fake)
     engine.post(Generate(0, (1, DEATH), 9, GREEDY))
     with pytest.raises(DeviceLost, match="exit code 3"):
         collect(engine, 0)
@@ -282,7 +282,7 @@ def test_a_dead_process_is_a_lost_device() -> None:
 
 
 def test_a_process_that_hangs_is_a_timeout(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = RemoteEngine(EngineOptions(""), None, open_fake)
+    engine = RemoteEngine(Options("a model"), None, open_fake)
     monkeypatch.setattr(hosting, "ANSWER_MARGIN_S", 0.5)
     engine.post(Generate(0, (1, HANG), 9, GREEDY))
     began = time.monotonic()
@@ -293,7 +293,7 @@ def test_a_process_that_hangs_is_a_timeout(impatient: None, monkeypatch: pytest.
 
 
 def test_close_ends_a_process_that_hangs(impatient: None) -> None:
-    engine = RemoteEngine(EngineOptions(""), None, open_fake)
+    engine = RemoteEngine(Options("a model"), None, open_fake)
     pid = engine._process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -314,12 +314,13 @@ import sys, time
 sys.path.insert(0, {str(SUPPORT)!r})
 from places import SUPPORT
 from fake_runner import SLOW, open_fake
-from vkbackend.models.engine.messages import EngineOptions, Generate
+from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.hosting import RemoteEngine
 from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.options import Options
 
 if __name__ == "__main__":
-    engine = RemoteEngine(EngineOptions("", n_ctx=10**6), None, open_fake)
+    engine = RemoteEngine(Options("a model", n_ctx=10**6), None, open_fake)
     engine.post(Generate(0, (SLOW,), None, SamplingParams()))
     engine.poll()
     print(engine._process.pid, flush=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS
+from runners import load_runner
 
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.llm import LLM
 from vkbackend.models.placement import cost
 from vkbackend.ops import MAX_TOP_K
@@ -28,7 +28,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Synthetic:
 
 @pytest.mark.parametrize("devices", [["numpy"], ["numpy"] * 3, *DEVICE_SETS], ids=str)
 def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]) -> None:
-    runner = Runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
+    runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
     runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
     want = np.argsort(-logits, axis=1, kind="stable")
@@ -64,6 +64,6 @@ def test_small_shares_give_whole_rows(shared: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
     path = shared / "models" / "stories260K-Q8_0.gguf"  # 512 tokens
     for n, top_k in ((4, MAX_TOP_K), (5, 0)):
-        runner = Runner(path, devices=["numpy"] * n, n_ctx=32)
+        runner = load_runner(path, devices=["numpy"] * n, n_ctx=32)
         assert runner.max_top_k == top_k
         runner.close()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
+from runners import load_runner
 from safetensors.numpy import load_file
 from tiny_models import Tiny, write_tiny
 
@@ -33,7 +34,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def opened(path: Path, devices: list[str], type_k: str, type_v: str, **options: Any) -> Iterator[Runner]:
-    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=64, type_k=type_k, type_v=type_v, **options)
+    runner = load_runner(
+        path, devices=devices, n_ctx=64, n_ubatch=64, type_k=type_k, type_v=type_v, **options
+    )
     try:
         yield runner
     finally:
@@ -106,4 +109,4 @@ def test_states_keep_every_bit(path: Path, tmp_path: Path, types: tuple[str, str
 def test_heads_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", Tiny("llama", head_dim=16))
     with pytest.raises(InvalidArgument, match=r"v cache of type q4_0 .* multiples of 32, .* layer 0 are 16"):
-        Runner(path, devices=["numpy"], type_v="q4_0")
+        load_runner(path, devices=["numpy"], type_v="q4_0")

@@ -15,11 +15,11 @@ from llama_float64 import forward
 from oracles.fixture import PROMPT as LONG_PROMPT
 from oracles.fixture import write
 from oracles.fixtures import FIXTURES, build
+from runners import load_runner
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import GGUFError, InvalidArgument, StateError, VkbackendError
 from vkbackend.models.architectures.base import read_n_layer
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.perplexity import log_softmax, windows
@@ -53,8 +53,14 @@ def write_vectors(path: Path, vectors: Mapping[int | str, np.ndarray], arch: str
 
 def run(path: Path, devices: list[str], files: list[tuple[str, float]] | None = None, **options: Any) -> Any:
     """Logits of a prefill and of one more token."""
-    options = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "type_k": "f32", "type_v": "f32", "wire": "f32"} | options
-    runner = Runner(path, devices=devices, control_vectors=files or (), **options)
+    options = {
+        "n_ctx": N_CTX,
+        "n_ubatch": N_CTX,
+        "type_k": "f32",
+        "type_v": "f32",
+        "reduce_type": "f32",
+    } | options
+    runner = load_runner(path, devices=devices, control_vectors=files or (), **options)
     try:
         n = len(PROMPT) - 1
         first = runner.step(PROMPT[:n], [Run(0, 0, n, 0)], range(n)).copy()
@@ -115,7 +121,7 @@ def test_no_exchange_is_added(tmp_path: Path) -> None:
     file = write_vectors(tmp_path / "control.gguf", directions())
     counts = []
     for files in ([], [(str(file), 1.0)]):
-        runner = Runner(path, devices=["numpy"] * 3, n_ctx=32, n_ubatch=8, control_vectors=files)
+        runner = load_runner(path, devices=["numpy"] * 3, n_ctx=32, n_ubatch=8, control_vectors=files)
         counts.append([len(runner.mesh.step(rows, 1).reduces) for rows in (1, 8)])
         runner.close()
     assert counts[0] == counts[1] == [2 * N_LAYER] * 2

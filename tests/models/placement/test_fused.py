@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
 
 from vkbackend.errors import GGUFError
@@ -18,7 +19,6 @@ from vkbackend.meta.load import load_weights
 from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED, Ranges, State, split, split_experts
 from vkbackend.models.architectures.base import MATRIX_TYPES, WeightSpec, fused
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import joined, write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
@@ -121,7 +121,7 @@ def test_a_fused_file_is_the_separate_one(
     ]
     logits = []
     for path in paths:
-        runner = Runner(path, devices=["numpy"] * n, tensor_split=shares, n_ctx=64, n_ubatch=32)
+        runner = load_runner(path, devices=["numpy"] * n, tensor_split=shares, n_ctx=64, n_ubatch=32)
         try:
             logits.append(runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy())
             with GGUF.open(path) as source:
@@ -139,14 +139,14 @@ def test_a_fused_tensor_of_other_rows_is_refused(tmp_path: Path) -> None:
     change["blk.1.attn_qkv.weight"] = np.ones((191, 64), np.float32)
     path = write_tiny(tmp_path / "model.gguf", tiny, change)
     with pytest.raises(GGUFError, match=r"'blk.1.attn_q.weight' is missing"):
-        Runner(path, devices=["numpy"])
+        load_runner(path, devices=["numpy"])
 
 
 def test_a_pattern_names_the_tensor_of_the_file(tmp_path: Path) -> None:
     """Its parts go to the device together."""
     tiny = Tiny("llama")
     path = write_tiny(tmp_path / "model.gguf", tiny, fused_copy(tiny))
-    runner = Runner(path, devices=["numpy"] * 2, override_tensor=(("0.attn_qkv", "1"),))
+    runner = load_runner(path, devices=["numpy"] * 2, override_tensor=(("0.attn_qkv", "1"),))
     try:
         for name in ("attn_q", "attn_k", "attn_v"):
             pieces = runner.mesh.weights[f"blk.0.{name}.weight"].pieces

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import device_infos, nmse
+from runners import load_runner
 
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
@@ -30,7 +31,7 @@ def run(
     shared: Path, devices: list[str], name: str = "stories260K-F32", **options: Any
 ) -> tuple[np.ndarray, Runner]:
     """Logits of 12 rows of prefill and 8 steps, and the (closed) runner."""
-    runner = Runner(
+    runner = load_runner(
         shared / "models" / f"{name}.gguf",
         devices=devices,
         n_ctx=32,
@@ -120,8 +121,8 @@ def test_every_placement_on_every_number_of_devices(
         ({"tensor_split": [1, 0]}, 2),
         ({}, 5),
         ({}, 8),
-        ({"policy": "llama.cpp"}, 3),
-        ({"policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3),
+        ({"split_policy": "llama.cpp"}, 3),
+        ({"split_policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3),
         ({"override_tensor": ((r"blk\.2\.attn", "1"),)}, 2),
         ({"override_tensor": (("ffn", "1"), ("attn", "0"))}, 2),
         ({"override_tensor": (("^output.weight", "0"),)}, 2),
@@ -154,10 +155,10 @@ def test_layer_mode_on_vulkan(shared: Path) -> None:
         ({"split_mode": "none", "main_gpu": 2}, "main device 2"),
         ({"main_gpu": 2}, "main device 2"),
         ({"n_gpu_layers": -3}, "n_gpu_layers"),
-        ({"policy": "best"}, "policy 'best'"),
-        ({"wire": "f8"}, "reduce type 'f8'.*auto, f32, bf16"),
-        ({"provider": "nvlink"}, "provider 'nvlink'"),
-        ({"ahead": -1}, "depth"),
+        ({"split_policy": "best"}, "policy 'best'"),
+        ({"reduce_type": "f8"}, "reduce type 'f8'.*auto, f32, bf16"),
+        ({"reduce_provider": "nvlink"}, "provider 'nvlink'"),
+        ({"submit_ahead": -1}, "submit_ahead=-1"),
     ],
     ids=str,
 )
@@ -174,7 +175,7 @@ def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch:
     with pytest.raises(
         OutOfDeviceMemory, match=r"small would hold .* MiB of KV cache.*-c \d+.*-ngl \d.*-nkvo"
     ) as caught:
-        Runner(
+        load_runner(
             shared / "models" / "stories260K-F32.gguf",
             devices=["numpy"] * 2,
             n_ctx=8192,
@@ -191,7 +192,7 @@ def test_as_many_layers_as_fit(shared: Path, monkeypatch: pytest.MonkeyPatch, ro
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(shared, ["numpy"] * 2, n_gpu_layers="auto")
     found = runner.options.n_gpu_layers
-    assert (6 if found is None else found) == held and not runner.options.fit_layers
+    assert (6 if found is None else found) == held
     assert f"{held} of 6 layers" in runner.notes[-1]
     if held < 6:
         with pytest.raises(OutOfDeviceMemory):
@@ -219,12 +220,14 @@ def test_a_host_with_little_room_gets_the_least(shared: Path, monkeypatch: pytes
 @pytest.mark.parametrize("provider", ["auto", "scatter", "host-sum"])
 def test_memory_report_is_what_was_planned(shared: Path, devices: list[str], provider: str) -> None:
     path = shared / "models" / "stories260K-Q8_0.gguf"
-    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=16, kv_offload=False, provider=provider)
+    runner = load_runner(
+        path, devices=devices, n_ctx=64, n_ubatch=16, kv_offload=False, reduce_provider=provider
+    )
     n, limits = len(devices), [device.limits for device in runner.mesh.devices]
     shape = step_shape(runner.model, runner.layout, runner.options, 16)
-    steps = step_sizes(runner.model, runner.layout, limits, shape, **runner.mesh.how)
+    steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape)
     types = {load.name: load.dtype for load in runner.layout.loads}
-    planned = sizes_with(runner.model, types, runner.mesh.devices, steps, provider)(runner.options)
+    planned = sizes_with(runner.model, types, runner.mesh.devices, steps)(runner.options)
     for row, plan, device in zip(runner.memory(), planned, runner.mesh.devices, strict=True):
         assert {home: row[home] for home in HOMES} == {home: plan.homes[home] for home in HOMES}
         assert device.nbytes[Home.HOST] == row["host"] and device.nbytes[Home.WEIGHTS] == row["weights"]
@@ -237,7 +240,7 @@ MIXED_FILES = ("F32", "w256-Q4_K", "w256-IQ3_S", "w256-TQ1_0", "moe8x-MXFP4", "q
 REPORTED: list[tuple[int, dict[str, Any]]] = [
     (1, {}),
     (2, {"tensor_split": [3, 1]}),
-    (3, {"tensor_split": [5, 0, 2], "policy": "llama.cpp"}),
+    (3, {"tensor_split": [5, 0, 2], "split_policy": "llama.cpp"}),
     (5, {"kv_offload": False, "n_gpu_layers": 2}),
     (8, {"override_tensor": (("ffn", "CPU"),), "type_k": "q8_0"}),
     (2, {"split_mode": "layer", "n_slots": 3}),
@@ -270,12 +273,12 @@ def test_the_memory_report_of_real_devices(
 
 
 def check_report(path: Path, devices: list[str], **options: Any) -> None:
-    runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
+    runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
     try:
         layout, mesh = runner.layout, runner.mesh
         limits = [device.limits for device in mesh.devices]
         steps = step_sizes(
-            runner.model, layout, limits, step_shape(runner.model, layout, runner.options, 4), **mesh.how
+            runner.model, layout, runner.options, limits, step_shape(runner.model, layout, runner.options, 4)
         )
         report = allocations(layout, mesh.devices, steps)
         for row, held, device in zip(runner.memory(), report, mesh.devices, strict=True):
@@ -321,7 +324,7 @@ def test_host_memory_is_a_budget_too(shared: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1 << 20)
     path = shared / "models" / "stories260K-F32.gguf"
     with pytest.raises(OutOfDeviceMemory, match=r"host memory would hold .* MiB of tensors placed"):
-        Runner(path, devices=["numpy"] * 2, n_gpu_layers=0)
+        load_runner(path, devices=["numpy"] * 2, n_gpu_layers=0)
 
 
 @needs_device
@@ -329,7 +332,7 @@ def test_automatic_split_gives_equal_devices_equal_shares(
     shared: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
-    runner = same(shared, ["0", "0"], auto_split=True)
+    runner = same(shared, ["0", "0"], tensor_split="auto")
     assert runner.options.tensor_split == (16, 16)
     assert runner.prediction is not None and runner.prediction.n_reduces == 2 * runner.model.n_layer
 
@@ -351,11 +354,11 @@ def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
     )
     path = shared / "models" / "stories260K-F32.gguf"
     with pytest.raises(OutOfDeviceMemory, match=r"reads 1 MiB at once.*-c (\d+)") as caught:
-        Runner(path, devices=["numpy"], n_ctx=1 << 16)
+        load_runner(path, devices=["numpy"], n_ctx=1 << 16)
     fitting = int(str(caught.value).split("(-c ")[1].split(")")[0])
-    Runner(path, devices=["numpy"], n_ctx=fitting).close()
+    load_runner(path, devices=["numpy"], n_ctx=fitting).close()
     with pytest.raises(OutOfDeviceMemory):
-        Runner(path, devices=["numpy"], n_ctx=2 * fitting)
+        load_runner(path, devices=["numpy"], n_ctx=2 * fitting)
 
 
 @cache

@@ -16,10 +16,10 @@ from oracles.fixture import N_VOCAB, Fixture, write
 from oracles.fixture import PROMPT as GOLDEN_PROMPT
 from oracles.fixtures import build
 from places import GOLDEN
+from runners import load_runner
 
 from vkbackend import LLM
 from vkbackend.errors import GGUFError, InvalidArgument, OutOfDeviceMemory, StateError, UnsupportedModel
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.placement.recurrent_state import SlotStates, StatePlan
@@ -114,7 +114,7 @@ def test_snapshots_take_memory(path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def states_of(path: Path, n_snapshots: int) -> list[StatePlan]:
-    runner = Runner(path, devices=["numpy"], n_ctx=32, n_snapshots=n_snapshots)
+    runner = load_runner(path, devices=["numpy"], n_ctx=32, n_snapshots=n_snapshots)
     try:
         assert runner.memory()[0]["kv"] >= sum(sum(plan.nbytes(0)) for plan in runner.layout.memories()) > 0
         return runner.layout.states
@@ -157,7 +157,7 @@ def test_hyper_parameters_that_do_not_fit(
     model = build(name)
     model.keys |= keys
     with pytest.raises(error, match=message):
-        Runner(write(model, tmp_path / "a.gguf"), devices=["numpy"])
+        load_runner(write(model, tmp_path / "a.gguf"), devices=["numpy"])
 
 
 # ---- on the devices, and back ----
@@ -167,7 +167,7 @@ def test_hyper_parameters_that_do_not_fit(
 def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
     """Segments of an axis, parts of a tensor, stacks of heads, axes of one element."""
     file, copy = write(build(name), tmp_path / "a.gguf", quantize=True), tmp_path / "copy.gguf"
-    runner = Runner(file, devices=["numpy"] * 3, tensor_split=[2, 1, 1])
+    runner = load_runner(file, devices=["numpy"] * 3, tensor_split=[2, 1, 1])
     try:
         with GGUF.open(file) as source:
             write_gguf(copy, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
@@ -196,7 +196,7 @@ def test_older_files_of_qwen3next(tmp_path: Path, quantize: bool) -> None:
     for n, split in ((1, None), (3, (2, 1, 1))):
         logits = []
         for file in (new, old):
-            runner = Runner(file, devices=["numpy"] * n, tensor_split=split, n_ctx=32, n_ubatch=32)
+            runner = load_runner(file, devices=["numpy"] * n, tensor_split=split, n_ctx=32, n_ubatch=32)
             try:
                 logits.append(runner.step(PROMPT, [Run(0, 0, len(PROMPT), 0)], range(len(PROMPT))).copy())
                 with GGUF.open(file) as source:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runners import load_runner
 
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta import balance
@@ -38,16 +39,16 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def opened(shared: Path, **options: Any) -> Runner:
     path = shared / "models" / "stories260K-F32.gguf"
-    return Runner(path, devices=["numpy"] * 2, n_ctx=1024, type_k="f32", type_v="f32", **options)
+    return load_runner(path, devices=["numpy"] * 2, n_ctx=1024, type_k="f32", type_v="f32", **options)
 
 
 def test_scratch_counts_in_the_automatic_split(shared: Path, budgets: list[int]) -> None:
-    free = opened(shared, auto_split=True)
-    first, second = free.options.tensor_split or ()
+    free = opened(shared, tensor_split="auto")
+    first, second = free.options.shares or ()
     free.close()
     budgets[0] = BUDGET
-    tight = opened(shared, auto_split=True)
-    fewer, others = tight.options.tensor_split or ()
+    tight = opened(shared, tensor_split="auto")
+    fewer, others = tight.options.shares or ()
     held = tight.memory()[0]
     tight.close()
     assert fewer / others < first / second

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from oracles.fixture import Fixture, write
 from oracles.fixtures import build
+from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.architectures.base import is_off
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
@@ -80,7 +80,7 @@ def test_every_command_that_loads_a_model_says_so_once(
 
 def test_they_are_written_back(tmp_path: Path) -> None:
     path, out = with_nextn(tmp_path), tmp_path / "out.gguf"
-    runner = Runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
+    runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
     try:
         with GGUF.open(path) as source:
             write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from device_sets import device_infos, needs_layer
 from places import ROOT
+from runners import load_runner
 
 from vkbackend import ops, shaderlib
 from vkbackend.buffer import Home, View
@@ -230,7 +231,7 @@ def step(runner: Runner, pos: int = 0) -> np.ndarray:
 
 def load(shared: Path) -> Runner:
     path = shared / "models" / "stories260K-F32.gguf"
-    return Runner(path, devices=["0", "0"], n_ctx=64, n_ubatch=1, runtime="kompute")
+    return load_runner(path, devices=["0", "0"], n_ctx=64, n_ubatch=1, runtime="kompute")
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from device_sets import nmse
 from oracles.fixture import write
 from oracles.fixtures import build
+from runners import load_runner
 
 from vkbackend import ops
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
-from vkbackend.models.engine.runner import Runner
 from vkbackend.ops import OPS
 from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Dispatch, Recording
@@ -29,8 +29,8 @@ LIMITS = Limits()
 
 def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
     """Of a prompt and of a token more, and the ops of a decode step on the first device."""
-    settings = {"n_ctx": 32, "n_ubatch": 16, "wire": "f32"} | options
-    runner = Runner(path, devices=["numpy"] * n, **settings)
+    settings = {"n_ctx": 32, "n_ubatch": 16, "reduce_type": "f32"} | options
+    runner = load_runner(path, devices=["numpy"] * n, **settings)
     try:
         first = runner.step(TOKENS[:-1], [Run(0, 0, 10, 0)], [9]).copy()
         second = runner.step(TOKENS[-1:], [Run(0, 0, 1, 10)], [0]).copy()

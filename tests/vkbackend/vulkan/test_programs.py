@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from device_sets import device_infos
+from runners import load_runner
 
 from vkbackend import cache_folder, env, faults, ops, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.limits import Limits
-from vkbackend.models.engine.runner import Runner
 from vkbackend.ops.elementwise import ACTS
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools.studies import bench_compile
@@ -187,7 +187,7 @@ def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: p
 def test_loading_tells_of_it(shared: Path) -> None:
     """The last bytes are reported again for every shader, which keeps a process apart trusted."""
     told: list[tuple[int, int]] = []
-    runner = Runner(
+    runner = load_runner(
         shared / "models" / "stories260K-F32.gguf",
         devices=["0"],
         n_ctx=64,

@@ -19,11 +19,12 @@ pytestmark = pytest.mark.native
 
 RUN = """
 import json, sys
-from vkbackend.vulkan import instance
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
 from vkbackend.step import Run
+from vkbackend.vulkan import instance
 path, devices = sys.argv[1], sys.argv[2].split(",")
-runner = Runner(path, devices=devices, n_ctx=64, n_ubatch=32, n_slots=2)
+runner = Runner(Options.of(path, devices=devices, n_ctx=64, n_ubatch=32, n_slots=2))
 tokens = list(range(3, 23))
 runner.step(tokens, [Run(0, 0, 12, 0), Run(1, 12, 8, 0)], [11, 19])
 for pos in range(12, 20):

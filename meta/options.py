@@ -1,0 +1,46 @@
+"""How devices exchange partial sums: the options of a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from vkbackend.checks import choice, whole_number
+from vkbackend.meta.reduce import PROVIDERS, WIRES
+from vkbackend.options import check_fields, option
+
+MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
+
+
+def ahead_depth(name: str, value: Any) -> int | None:
+    """Segments submitted ahead: a number (also as text), or None or "all" for the whole step."""
+    if value is None or value == "all":
+        return None
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    return whole_number(name, number, 0, MAX_AHEAD, ", or all for the whole step")
+
+
+class ReduceKeywords(TypedDict, total=False):
+    """What may be given for the fields of `ReduceOptions`."""
+
+    reduce_type: str
+    """What partial sums travel as: "f32", "bf16", or "auto" (default): bf16 for large ones."""
+    reduce_provider: str
+    """Where partial sums meet: "pages" (host pages that all devices import), "scatter" (the same, and each
+    device sums a part for all), "host-sum" (the host adds), or "auto" (default): what the devices can do and
+    the size asks for."""
+    submit_ahead: int | Literal["all"] | None
+    """Segments of a step that a device gets before they may run: a number, or None (default) or "all" for the
+    whole step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceOptions:
+    """How devices exchange partial sums; `ReduceKeywords` describes the fields. Raises InvalidArgument."""
+
+    reduce_type: str = option("auto", choice(WIRES))
+    reduce_provider: str = option("auto", choice(("auto", *PROVIDERS)))
+    submit_ahead: int | None = option(None, ahead_depth)
+
+    def __post_init__(self) -> None:
+        check_fields(self)

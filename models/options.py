@@ -1,0 +1,227 @@
+"""The options of a model: what to load, where it lies, how devices share it, and how a text goes on.
+
+`Options` is one object, passed whole from the command line and from `LLM(path, ...)` to runner, layout, mesh.
+
+A new option is an entry in `Keywords` (what may be given, described), a field in `Options` (its default and
+check), and a flag with the same destination in tools/flags.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict, Unpack
+
+from vkbackend.checks import choice, refused, switch, whole
+from vkbackend.errors import InvalidArgument
+from vkbackend.meta.options import ReduceKeywords, ReduceOptions
+from vkbackend.meta.plan import normalise
+from vkbackend.meta.policy import POLICIES
+from vkbackend.models.arguments import (
+    device_list,
+    layer_count,
+    layer_range,
+    override_list,
+    path_string,
+    scaled_files,
+    share_list,
+    stop_strings,
+    unlike,
+)
+from vkbackend.models.engine.sampling import SamplingKeywords, SamplingParams
+from vkbackend.open_device import runtime_of
+from vkbackend.ops import CACHE_TYPES
+from vkbackend.options import check_fields, option
+from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
+
+MAX_CONTEXT = 1 << 24
+MAX_GPU = 1 << 16
+SPLIT_MODES = ("none", "layer", "tensor")
+
+File = str | os.PathLike[str]
+
+
+class _ModelKeywords(TypedDict, total=False):
+    devices: str | Sequence[str | int] | None
+    """Devices that share the model: indices, UUIDs or names as `vkbackend devices` shows them, a list or
+    "0,1"; one may be given several times. "numpy" is the host itself. None (default): the best device."""
+    tensor_split: Iterable[float] | Literal["auto"] | None
+    """The share of each device, in any unit, such as [3, 1]; "auto" measures the devices and balances their
+    time. None (default): auto where devices differ, else equal shares."""
+    split_mode: str
+    """How devices share the model: "tensor" (default; a slice of every matrix each), "layer" (whole layers,
+    one device after another) or "none" (`main_gpu` alone)."""
+    main_gpu: int
+    """The device of split mode "none", as its place in `devices`, from 0 (default)."""
+    split_policy: str
+    """How shares become slices: "balanced" (default), or "llama.cpp" for its arithmetic."""
+    n_ctx: int
+    """Tokens per slot (default: 512); 0 for the model's own."""
+    n_slots: int
+    """Sequences computed together (default: 1); more of them queue up."""
+    n_ubatch: int
+    """Rows of one step, tokens of a prompt computed at once: 1 to 512 (default)."""
+    n_snapshots: int
+    """States of recurrent layers that a slot keeps to go back to (default: 2), where a request shares only
+    the beginning of what is there."""
+    type_k: str
+    """Type of the K cache: "f16" (default), "f32", "bf16", "q8_0" or "q4_0"."""
+    type_v: str
+    """Type of the V cache, likewise."""
+    n_gpu_layers: int | Literal["all", "auto"] | None
+    """Layers on the devices, counted from the output, which is one itself: a number, None (default) or "all",
+    or "auto" for as many as fit. The first layers stay in host memory, and every device reads its slices
+    there."""
+    override_tensor: str | Sequence[str | tuple[str, str]]
+    """Where tensors lie, by name: "REGEX=CPU" or "REGEX=host" for host memory, "REGEX=INDEX" for one device,
+    or (regex, target) pairs. The first that matches wins."""
+    kv_offload: bool
+    """False keeps the caches in host memory."""
+    use_mmap: bool
+    """True (default): devices that run on the host read weights in the mapped file, which must stay as it is;
+    False: they read a copy."""
+    exact: bool
+    """True: compute with F32 activations alone. Else a device may round them to fewer bits to be faster."""
+    runtime: str | None
+    """What drives the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
+    control_vectors: Sequence[File | tuple[File, float]]
+    """Files of control vectors, or (file, scale) pairs, which add up."""
+    control_vector_layer_range: tuple[int, int] | None
+    """The first and the last layer that control vectors steer. None (default): all that the files have."""
+
+
+class Keywords(_ModelKeywords, ReduceKeywords, total=False):
+    """What may be given for the fields of `Options`: the keywords of `LLM(path, ...)`."""
+
+
+def cache_type(name: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in CACHE_TYPES:
+        raise refused(name, value, f"no cache type; there are: {', '.join(CACHE_TYPES)}")
+    return value
+
+
+def _runtime(name: str, value: Any) -> str | None:
+    return None if value is None else runtime_of(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(ReduceOptions):
+    """All options of a loaded model, as plain values. `Keywords` describes the fields.
+
+    Raises InvalidArgument for a value that cannot be used, before any file or device is opened.
+    """
+
+    path: str = field(kw_only=False, metadata={"check": path_string})
+    devices: tuple[str, ...] | None = option(None, device_list)
+    tensor_split: tuple[float, ...] | Literal["auto"] | None = option(None, share_list)
+    split_mode: str = option("tensor", choice(SPLIT_MODES))
+    main_gpu: int = option(0, whole(0, MAX_GPU))
+    split_policy: str = option("balanced", choice(POLICIES))
+    n_ctx: int = option(512, whole(0, MAX_CONTEXT, " (0: the model's own)"))
+    n_slots: int = option(1, whole(1, MAX_RUNS))
+    n_ubatch: int = option(512, whole(1, MAX_ROWS))
+    n_snapshots: int = option(2, whole(0, MAX_SNAPSHOTS))
+    type_k: str = option("f16", cache_type)
+    type_v: str = option("f16", cache_type)
+    n_gpu_layers: int | Literal["auto"] | None = option(None, layer_count)
+    override_tensor: tuple[tuple[str, str], ...] = option((), override_list)
+    kv_offload: bool = option(True, switch)
+    use_mmap: bool = option(True, switch)
+    exact: bool = option(False, switch)
+    runtime: str | None = option(None, _runtime)
+    control_vectors: tuple[tuple[str, float], ...] = option((), scaled_files)
+    control_vector_layer_range: tuple[int, int] | None = option(None, layer_range)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        n = len(self.devices or [None])
+        shares = self.shares
+        if shares is not None and len(shares) != n:
+            raise refused(
+                "tensor_split",
+                list(shares),
+                f"{len(shares)} shares for {n} devices{'' if self.devices else ', the best one'}; "
+                "give one for each",
+            )
+        if not self.main_gpu < n:
+            raise InvalidArgument(
+                f"main device {self.main_gpu} (-mg) is not one of the {n} that were given; the first is 0"
+            )
+        if self.control_vector_layer_range is not None and not self.control_vectors:
+            raise refused(
+                "control_vector_layer_range",
+                self.control_vector_layer_range,
+                "a range without control vectors; give files of them",
+            )
+
+    @classmethod
+    def of(cls, path: File, **options: Unpack[Keywords]) -> Options:
+        """The options that these keywords stand for."""
+        given: dict[str, Any] = {"path": path, **options}
+        return cls(**given)
+
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """The shares that were given, or found by measuring; None: equal ones."""
+        return None if self.tensor_split == "auto" else self.tensor_split
+
+    @property
+    def auto_split(self) -> bool:
+        """Whether the devices are measured to find their shares."""
+        wanted = self.tensor_split is None and self.split_mode == "tensor" and unlike(self.devices)
+        return self.tensor_split == "auto" or wanted
+
+
+def with_a_share(options: Options) -> Options:
+    """The options with the devices that will hold something: one without a share would only mirror work."""
+    devices = options.devices
+    if not devices:
+        return options
+    if options.split_mode == "none":
+        return replace(options, devices=(devices[options.main_gpu],), tensor_split=None, main_gpu=0)
+    if options.override_tensor or options.split_policy != "balanced":
+        return options  # indices, or llama.cpp's remainders, may still name it
+    shares = normalise(options.shares, len(devices))
+    kept = [d for d, share in enumerate(shares) if share]
+    split = options.tensor_split
+    if options.shares:
+        split = tuple(options.shares[d] for d in kept)
+    return replace(options, devices=tuple(devices[d] for d in kept), tensor_split=split)
+
+
+# ---- what to generate ----
+
+
+class AnswerKeywords(SamplingKeywords, total=False):
+    """The keywords of `Chat.send`."""
+
+    stop: str | Sequence[str]
+    """Strings that end the text; they are left out themselves."""
+    ignore_eos: bool
+    """True: go on after the model's stop tokens."""
+
+
+class GenerateKeywords(AnswerKeywords, total=False):
+    """The keywords of `LLM.generate` and `LLM.stream`: what may be given for the fields of
+    `GenerateOptions`."""
+
+    slot: int | None
+    """Run in that slot (waiting for it), and compute only what it does not hold already: the longest common
+    beginning of the prompt and what ran or was loaded there is kept. None (default): the lowest free slot,
+    and all is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions(SamplingParams):
+    """How a text goes on, as plain values. Raises InvalidArgument."""
+
+    stop: tuple[str, ...] = option((), stop_strings)
+    ignore_eos: bool = option(False, switch)
+    slot: int | None = None  # checked by who knows how many there are
+
+    @classmethod
+    def of(cls, **options: Unpack[GenerateKeywords]) -> GenerateOptions:
+        """The options that these keywords stand for."""
+        given: dict[str, Any] = {**options}
+        return cls(**given)

@@ -1,0 +1,191 @@
+"""One options object: keywords, fields and flags agree, values are plain, a wrong name says which is near."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from runners import load_runner
+
+from vkbackend import LLM, Chat
+from vkbackend.errors import InvalidArgument, UnknownArgument
+from vkbackend.meta.options import ReduceKeywords, ReduceOptions
+from vkbackend.models.engine.sampling import SamplingKeywords, SamplingParams
+from vkbackend.models.options import (
+    AnswerKeywords,
+    GenerateKeywords,
+    GenerateOptions,
+    Keywords,
+    Options,
+    _ModelKeywords,
+    with_a_share,
+)
+from vkbackend.tools import cli
+from vkbackend.tools.flags.options import fields_given, options_of
+from vkbackend.tools.flags.text import sampling_of
+
+pytestmark = pytest.mark.no_vulkan
+
+PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions), (SamplingKeywords, SamplingParams),
+         (GenerateKeywords, GenerateOptions)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keywords", "options"), PAIRS)
+def test_keywords_are_the_fields(keywords: type, options: type) -> None:
+    assert set(get_type_hints(keywords)) == {field.name for field in fields(options)} - {"path"}
+
+
+@pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, SamplingKeywords, AnswerKeywords,
+                                      GenerateKeywords])  # fmt: skip
+def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
+    """Editors show the text below a name: it says the default, but for switches and stop strings."""
+    (tree,) = ast.parse(inspect.getsource(keywords)).body
+    assert isinstance(tree, ast.ClassDef)
+    entries = [i for i, node in enumerate(tree.body) if isinstance(node, ast.AnnAssign)]
+    assert entries
+    for i in entries:
+        name, text = ast.unparse(tree.body[i].target), tree.body[i + 1]  # type: ignore[attr-defined]
+        assert isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant), name
+        default = next(f.default for o in (Options, GenerateOptions) for f in fields(o) if f.name == name)
+        said = f'"{default}"' if isinstance(default, str) else str(default)
+        if not isinstance(default, bool | tuple) and name != "type_v":
+            assert said in text.value.value and "efault" in text.value.value, name
+
+
+@pytest.mark.parametrize(
+    ("function", "keywords", "options"),
+    [(LLM.__init__, Keywords, Options), (LLM.generate, GenerateKeywords, GenerateOptions),
+     (LLM.stream, GenerateKeywords, GenerateOptions), (Chat.send, AnswerKeywords, GenerateOptions)],
+)  # fmt: skip
+def test_signatures_list_the_keywords(function: Any, keywords: type, options: type) -> None:
+    """As `help` and completion in a running Python see them."""
+    found = inspect.signature(function).parameters
+    defaults = {field.name: field.default for field in fields(options)}
+    assert all(p.kind is not p.VAR_KEYWORD for p in found.values())
+    assert {name: found[name].default for name in get_type_hints(keywords)} == {
+        name: defaults[name] for name in get_type_hints(keywords)
+    }
+
+
+def test_an_options_object_is_plain_and_frozen() -> None:
+    made = Options.of(
+        Path("a.gguf"), devices=[0, "llvmpipe"], tensor_split=[3, 1], override_tensor=["ffn=CPU"],
+        control_vectors=["v.gguf", (Path("w.gguf"), 2)], control_vector_layer_range=(1, 2),
+        submit_ahead="all", n_gpu_layers="all",
+    )  # fmt: skip
+    assert made.path == "a.gguf" and made.devices == ("0", "llvmpipe") and made.tensor_split == (3.0, 1.0)
+    assert made.override_tensor == (("ffn", "CPU"),) and made.submit_ahead is made.n_gpu_layers is None
+    assert made.control_vectors == (("v.gguf", 1.0), ("w.gguf", 2.0))
+    assert pickle.loads(pickle.dumps(made)) == made == replace(made)
+    assert hash(made) == hash(replace(made))
+    with pytest.raises(FrozenInstanceError):
+        made.n_ctx = 3  # type: ignore[misc]
+    with pytest.raises(InvalidArgument, match="n_ctx=-1"):
+        replace(made, n_ctx=-1)
+
+
+def test_devices_are_measured_where_they_differ_or_on_request() -> None:
+    def auto(**options: Any) -> bool:
+        return Options.of("a", **options).auto_split
+
+    assert auto(devices="0,1") and auto(tensor_split="auto") and auto(devices="0,0", tensor_split="auto")
+    assert not any(auto(**o) for o in ({}, {"devices": "0,0"}, {"devices": "0,numpy"},
+                                       {"devices": "0,1", "tensor_split": [1, 1]},
+                                       {"devices": "0,1", "split_mode": "layer"}))  # fmt: skip
+
+
+def test_devices_without_a_share_are_left_out() -> None:
+    made = Options.of("a", devices="0,1,2", tensor_split=[3, 0, 1])
+    assert (with_a_share(made).devices, with_a_share(made).shares) == (("0", "2"), (3.0, 1.0))
+    for named in ({"override_tensor": "ffn=1"}, {"split_policy": "llama.cpp"}):
+        assert with_a_share(replace(made, **named)) == replace(made, **named)
+    alone = with_a_share(replace(made, split_mode="none", main_gpu=2))
+    assert (alone.devices, alone.shares, alone.main_gpu) == (("2",), None, 0)
+    assert with_a_share(Options("a")) == Options("a")
+
+
+# ---- flags ----
+
+LOADING = ("generate", "chat", "plan", "bench", "sweep", "perplexity", "export")
+# What a command has another default for: contexts, and `plan` always balances.
+OWN = {"chat": {"n_ctx": 4096}, "sweep": {"n_ctx": 4096}, "plan": {"tensor_split": "auto"}}
+NEEDED = {
+    "plan": ["-m", "x"], "perplexity": ["-m", "x", "-f", "x"], "export": ["-m", "x", "-o", "x"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", LOADING)
+def test_without_flags_options_are_the_defaults(command: str) -> None:
+    args, _ = cli.parse([command, *NEEDED.get(command, [])])
+    assert options_of(args, "x") == Options.of("x", **OWN.get(command, {}))
+
+
+def test_every_option_has_a_flag() -> None:
+    """But for slots, which one text does not need."""
+    args, flags = cli.parse(["generate"])
+    assert set(get_type_hints(Keywords)) - set(fields_given(args, Options)) == {"n_slots"}
+    sampling = set(fields_given(args, SamplingParams))
+    assert sampling == set(get_type_hints(SamplingKeywords)) and sampling < set(flags)
+    first = sampling_of(args)
+    assert replace(SamplingParams(), seed=first.seed) == first
+
+
+def test_flags_become_options() -> None:
+    words = "-dev 0,1 -ts 3/1 -c 64 -ub 8 -ctk f32 -ctv q8_0 --snapshots 1 -ngl 3 -ot ffn=CPU -ot attn=1 "
+    words += (
+        "--no-mmap -sm layer -mg 1 --split-policy llama.cpp -nkvo --reduce-provider scatter --submit-ahead 2 "
+    )
+    words += "--reduce-type f32 --exact --control-vector a,b --control-vector-scaled c:-2 "
+    words += "--runtime native --control-vector-layer-range 1 3"
+    args, _ = cli.parse(["generate", *words.split()])
+    assert options_of(args, "x", n_slots=2) == Options.of(
+        "x", devices=["0", "1"], tensor_split=[3, 1], n_ctx=64, n_ubatch=8, type_k="f32", type_v="q8_0",
+        n_snapshots=1, n_gpu_layers=3, override_tensor=[("ffn", "CPU"), ("attn", "1")], use_mmap=False,
+        split_mode="layer", main_gpu=1, split_policy="llama.cpp", kv_offload=False, reduce_provider="scatter",
+        submit_ahead=2, reduce_type="f32", exact=True, control_vectors=["a", "b", ("c", -2)],
+        runtime="native", control_vector_layer_range=(1, 3), n_slots=2,
+    )  # fmt: skip
+
+
+def test_one_object_reaches_runner_and_mesh(shared: Path) -> None:
+    path = shared / "models" / "stories260K-F32.gguf"
+    runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=4, submit_ahead=1)
+    try:
+        assert runner.options == Options.of(
+            path, devices=["numpy"] * 2, tensor_split=[1, 1], n_ctx=32, n_ubatch=4, submit_ahead=1
+        )
+        assert runner.mesh.options is runner.options
+    finally:
+        runner.close()
+
+
+# ---- wrong names ----
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("device", "devices"), ("ctx", "n_ctx"), ("tensor_splits", "tensor_split"), ("proces", "process"),
+     ("gpu_layers", "n_gpu_layers")],
+)  # fmt: skip
+def test_a_wrong_keyword_names_the_near_one(wrong: str, near: str) -> None:
+    with pytest.raises(UnknownArgument, match=rf"LLM\(\) takes no keyword '{wrong}'; did you mean '{near}'"):
+        LLM("a.gguf", **{wrong: 1})
+    with pytest.raises(TypeError):
+        LLM("a.gguf", **{wrong: 1})
+    with pytest.raises(UnknownArgument, match=r"'colour'; it takes path, process, .*n_ctx"):
+        LLM("a.gguf", **{"colour": 1})  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "near"),
+    [(LLM.generate, "temp", "temperature"), (LLM.stream, "max_token", "max_tokens"),
+     (LLM.stream, "slots", "slot"), (Chat.send, "topk", "top_k")],
+)  # fmt: skip
+def test_a_wrong_keyword_of_a_request_too(function: Any, wrong: str, near: str) -> None:
+    with pytest.raises(UnknownArgument, match=f"takes no keyword '{wrong}'; did you mean '{near}'"):
+        function(None, "text", **{wrong: 1})

@@ -1,0 +1,34 @@
+"""From flags to options: a flag's destination in the namespace is the name of its option."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Unpack
+
+from vkbackend.models.options import File, Keywords, Options
+
+Add = Callable[..., argparse.Action]
+
+
+def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) -> Add:
+    """`add(name, "-f", "--flag", ...)` adds a flag for the option `name` to the group `title`. Its default is
+    that of the dataclass `options`, %(default)s in its help."""
+    group = parser.add_argument_group(title)
+    defaults = {one.name: one.default for one in fields(options)}
+
+    def add(name: str, *flags: str, **how: Any) -> argparse.Action:
+        return group.add_argument(*flags, dest=name, **{"default": defaults[name], **how})
+
+    return add
+
+
+def options_of(args: argparse.Namespace, path: File, **changed: Unpack[Keywords]) -> Options:
+    """The options that a command's flags stand for, but for those `changed`."""
+    return Options.of(path, **{**fields_given(args, Options), **changed})
+
+
+def fields_given(args: argparse.Namespace, options: type) -> dict[str, Any]:
+    """The fields of the dataclass `options` that a command's flags stand for."""
+    return {one.name: getattr(args, one.name) for one in fields(options) if hasattr(args, one.name)}

@@ -1,0 +1,71 @@
+"""Options objects: frozen dataclasses whose fields carry their checks, and functions that take the fields as
+keywords.
+
+Beside the dataclass stands a TypedDict of the same names: what a caller may write for each, and its
+description. Editors and mypy complete `**options: Unpack[...]` from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import field, fields
+from functools import wraps
+from typing import Any, TypeVar, get_type_hints
+
+from vkbackend.errors import UnknownArgument
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(default: T, check: Callable[[str, Any], T]) -> T:
+    """A field of an options dataclass; `check` makes a plain value of what is given, or raises
+    InvalidArgument."""
+    declared: Any = field(default=default, metadata={"check": check})
+    return declared  # a Field for dataclass(), the default for type checkers
+
+
+def check_fields(options: Any) -> None:
+    """Replace every field by its plain value; for `__post_init__`."""
+    for one in fields(options):
+        if check := one.metadata.get("check"):
+            object.__setattr__(options, one.name, check(one.name, getattr(options, one.name)))
+
+
+def takes(keywords: type, options: type) -> Callable[[F], F]:
+    """For a function with `**options: Unpack[keywords]`: `help` and completion in a running Python list the
+    names with the defaults of the dataclass `options`, and a wrong name raises UnknownArgument.
+    """
+    hints = get_type_hints(keywords)
+    defaults = {one.name: one.default for one in fields(options)}
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        listed = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)
+            for name, hint in hints.items()
+        ]
+        known = [p.name for p in (*named, *listed)]
+        what = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in known:
+                    raise unknown(what, name, known[1:])
+            return function(*args, **given)
+
+        checked.__signature__ = signature.replace(parameters=[*named, *listed])  # type: ignore[attr-defined]
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UnknownArgument:
+    """The error for a keyword that a function does not take; it says which of those it takes is near."""
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+    return UnknownArgument(f"{what}() takes no keyword {name!r}; {hint}")
