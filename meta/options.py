@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from vkbackend.checks import choice, whole_number
+from vkbackend.checks import choice, number_of, whole_number
 from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.options import check_fields, option
 
@@ -14,9 +14,9 @@ MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
 
 def ahead_depth(name: str, value: Any) -> int | None:
     """Segments submitted ahead: a number (also as text), or None or "all" for the whole step."""
-    if value is None or value == "all":
+    if value is None or (isinstance(value, str) and value == "all"):
         return None
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    number = number_of(value) if isinstance(value, str) else value
     return whole_number(name, number, 0, MAX_AHEAD, ", or all for the whole step")
 
 

@@ -6,42 +6,52 @@ from __future__ import annotations
 import math
 import operator
 import os
-import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-import numpy as np
-
-from vkbackend.checks import finite_number, refused, whole_number
+from vkbackend.checks import finite_number, items, number_of, plain, refused, shown, whole_number
 from vkbackend.errors import InvalidArgument
 
 HOST = "numpy"  # the name of the device that is the host itself
 MAX_LAYERS = 1 << 16
+MAX_INDEX = (1 << 63) - 1  # of a device or a token, far beyond any that there is
+
+
+def text_of(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise refused(name, value, "expected a text, a str")
+    return value
 
 
 def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
-    """Layers on the devices: a whole number (also as text), None for "all", or "auto", as many as fit."""
-    if value is None or value == "all":
+    """Layers on the devices: a whole number (also as text), None for "all", or "auto", as many as fit, which
+    llama.cpp's flag writes -1."""
+    given = plain(value)
+    if isinstance(given, str):
+        if given == "auto":
+            return "auto"
+        given = None if given == "all" else number_of(given)
+    if given is None:
         return None
-    if value == "auto":
-        return "auto"
-    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-    return whole_number(name, number, 0, MAX_LAYERS, ", all, or auto for as many as fit")
+    number = whole_number(name, given, -1, MAX_LAYERS, ", all, or auto (-1) for as many as fit")
+    return "auto" if number == -1 else number
 
 
 def device_list(name: str, value: Any) -> tuple[str, ...] | None:
     """Devices as words, from a list of indices and names or one comma-separated string."""
     if value is None:
         return None
-    items = value.split(",") if isinstance(value, str) else value
-    if isinstance(items, int) or not isinstance(items, Iterable):
-        raise refused(name, value, "expected a list such as ['0', '1'], '0,1', or None for the best one")
+    expected = "expected a list such as ['0', '1'], '0,1', or None for the best one"
+    given = plain(value)
     words = []
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, str | int | np.integer) or not str(item).strip():
-            raise refused(name, value, f"{item!r} names no device; give indices, UUIDs or names")
-        words.append(str(item).strip())
+    for item in given.split(",") if isinstance(given, str) else items(name, value, expected):
+        device = plain(item)
+        if isinstance(device, int) and not isinstance(device, bool) and abs(device) <= MAX_INDEX:
+            device = str(device)
+        if not isinstance(device, str) or not device.strip():
+            raise refused(name, value, f"{shown(item)} names no device; give indices, UUIDs or names")
+        words.append(device.strip())
     if not words:
         raise InvalidArgument("the device list is empty; give at least one device, or None for the best one")
     return tuple(words)
@@ -54,16 +64,27 @@ def unlike(names: Sequence[str] | None) -> bool:
 
 def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
     """(regex, target) pairs from such pairs or from words REGEX=TARGET,REGEX=TARGET,..."""
-    pairs = []
-    words: list[str | tuple[str, str]] = []
-    for item in [value] if isinstance(value, str) else value:
-        words += comma_separated(item) if isinstance(item, str) else [item]
-    for item in words:
-        pair = item.rpartition("=")[::2] if isinstance(item, str) else tuple(item)
-        if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
-            raise refused(name, item, "expected REGEX=CPU, REGEX=host or REGEX=INDEX")
-        pairs.append((pair[0], pair[1]))
+    expected = "expected REGEX=CPU, REGEX=host or REGEX=INDEX"
+    pairs: list[tuple[str, str]] = []
+    for item in [value] if isinstance(value, str) else items(name, value, expected):
+        if isinstance(item, str):
+            found = [word.rpartition("=")[::2] for word in comma_separated(item)]
+        else:
+            found = [_pair(name, item, expected)]
+        if not all(regex and target for regex, target in found):
+            raise refused(name, item, expected)
+        pairs += found
     return tuple(pairs)
+
+
+def _pair(name: str, item: Any, expected: str) -> tuple[str, str]:
+    """A (regex, target) pair, whose target may be a device's index."""
+    pair = [plain(part) for part in items(name, item, expected)]
+    if len(pair) == 2 and isinstance(pair[1], int) and not isinstance(pair[1], bool):
+        pair[1] = str(whole_number(name, pair[1], 0, MAX_INDEX))
+    if len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+        raise refused(name, item, expected)
+    return pair[0], pair[1]
 
 
 def comma_separated(text: str) -> list[str]:
@@ -83,9 +104,8 @@ def share_list(name: str, value: Any) -> tuple[float, ...] | Literal["auto"] | N
         return None
     if isinstance(value, str) and value == "auto":
         return "auto"
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise refused(name, value, "expected one number per device, such as [3, 1], or auto")
-    shares = tuple(finite_number(name, share, 0, math.inf, " per device") for share in value)
+    found = items(name, value, "expected one number per device, such as [3, 1], or auto")
+    shares = tuple(finite_number(name, share, 0, math.inf, " per device") for share in found)
     if not 0 < sum(shares) < math.inf:
         raise refused(name, list(shares), "the sum must be finite and above 0")
     return shares
@@ -93,18 +113,16 @@ def share_list(name: str, value: Any) -> tuple[float, ...] | Literal["auto"] | N
 
 def path_string(name: str, value: Any, what: str = "a .gguf file") -> str:
     with suppress(TypeError):
-        if text := os.fsdecode(value):
+        if (text := os.fsdecode(value)) and "\0" not in text:
             return text
     raise refused(name, value, f"expected the path of {what}")
 
 
 def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:
     """(path, scale) pairs from such pairs or from paths, whose scale is 1."""
-    if isinstance(value, str | bytes | os.PathLike) or not isinstance(value, Iterable):
-        raise refused(name, value, "expected a list of files or (file, scale) pairs")
     pairs = []
-    for item in value:
-        path, scale = item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0)
+    for item in items(name, value, "expected a list of files or (file, scale) pairs"):
+        path, scale = item if isinstance(item, tuple | list) and len(item) == 2 else (item, 1.0)
         number = finite_number("control vector scale", scale, -math.inf, math.inf)
         pairs.append((path_string(name, path, "a .gguf file of control vectors"), number))
     return tuple(pairs)
@@ -113,28 +131,43 @@ def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:
 def layer_range(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) != 2:
-        raise refused(name, value, "expected the first and the last layer")
-    first, last = (whole_number(name, n, 0, MAX_LAYERS) for n in value)
+    expected = "expected the first and the last layer"
+    found = items(name, value, expected)
+    if len(found) != 2:
+        raise refused(name, value, expected)
+    first, last = (whole_number(name, n, 0, MAX_LAYERS) for n in found)
     return first, last
 
 
+def token_limit(name: str, value: Any) -> int | None:
+    """Tokens to generate at most, None or -1 for no limit."""
+    if value is None:
+        return None
+    number = whole_number(name, value, -1, 1 << 62, ", or None or -1 for no limit")
+    return None if number == -1 else number
+
+
 def stop_strings(name: str, value: Any) -> tuple[str, ...]:
-    stops = (value,) if not isinstance(value, Iterable) or isinstance(value, str) else tuple(value)
+    """One string or several; None for none."""
+    expected = "expected one string or several, none of them empty"
+    given = plain(value)
+    if given is None:
+        return ()
+    stops = (given,) if isinstance(given, str) else tuple(items(name, value, expected))
     if any(not isinstance(s, str) or not s for s in stops):
-        raise refused(name, value, "expected one string or several, none of them empty")
+        raise refused(name, value, expected)
     return stops
 
 
-def token_ids(tokens: Any) -> tuple[int, ...]:
-    try:
-        if isinstance(tokens, bytes | bytearray):
-            raise TypeError
-        ids = tuple(tokens)
-        if any(isinstance(token, bool) for token in ids):
-            raise TypeError
-        return tuple(operator.index(token) for token in ids)
-    except TypeError:
-        raise InvalidArgument(
-            f"the prompt {reprlib.repr(tokens)} is neither a text nor a sequence of token ids"
-        ) from None
+def token_ids(name: str, value: Any, expected: str = "expected a sequence of token ids") -> tuple[int, ...]:
+    ids = []
+    for item in items(name, value, expected):
+        try:
+            if isinstance(item, bool):
+                raise TypeError
+            ids.append(operator.index(item))
+        except TypeError:
+            raise refused(name, value, f"{expected}; {shown(item)} is none") from None
+        if abs(ids[-1]) > MAX_INDEX:
+            raise refused(name, value, f"{expected}; {shown(item)} is out of range")
+    return tuple(ids)

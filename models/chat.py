@@ -11,6 +11,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Unpack
 
+from vkbackend.models.arguments import text_of
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import AnswerKeywords, GenerateOptions
@@ -29,6 +30,9 @@ class Chat:
         self, llm: LLM, system: str | None = None, template: str | None = None, slot: int = 0
     ) -> None:
         self._llm, self._slot, self._tokenizer = llm, slot, llm.tokenizer
+        for name, text in (("system", system), ("template", template)):
+            if text is not None:
+                text_of(name, text)
         special = (self._tokenizer.bos_id, self._tokenizer.eos_id)
         bos, eos = ("" if i is None else self._tokenizer.piece(i).decode() for i in special)
         source = required(llm.chat_template if template is None else template)
@@ -50,7 +54,7 @@ class Chat:
         Closing the stream ends the answer, and what was said of it stays. A message that the context does not
         hold any more, or that the template refuses, raises InvalidArgument here and is forgotten.
         """
-        messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
+        messages: list[Message] = [*self.messages, {"role": "user", "content": text_of("text", text)}]
         prompt = self._template.render(messages)
         ids = self._encode(prompt)
         return self._answer(

@@ -15,9 +15,9 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from vkbackend.checks import whole_number
+from vkbackend.checks import refused, switch, whole_number
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.models.arguments import path_string, token_ids
+from vkbackend.models.arguments import path_string, text_of, token_ids, token_limit
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.completion import Chunk, Completion, report
 from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
@@ -37,6 +37,8 @@ from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOpti
 from vkbackend.models.text.stop_text import StopText
 from vkbackend.models.text.tokenizer import Tokenizer, chat_template, end_ids
 from vkbackend.options import takes
+
+PROMPT = "expected a text or a sequence of token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ class LLM:
         **options: Unpack[Keywords],
     ) -> None:
         self._mailbox: Mailbox | None = None
-        wanted = Options.of(path, **options)
+        apart, wanted = switch("process", process), Options.of(path, **options)
+        if progress is not None and not callable(progress):
+            raise refused("progress", progress, "expected a function of (bytes loaded, bytes in all)")
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(wanted.path) as gguf:
             self.chat_template = chat_template(gguf)
@@ -81,7 +85,7 @@ class LLM:
             except (UnsupportedModel, GGUFError) as error:
                 self._no_tokenizer = str(error)
                 self._stop_ids = end_ids(gguf)
-        engine = (RemoteEngine if process else LocalEngine)(wanted, progress)
+        engine = (RemoteEngine if apart else LocalEngine)(wanted, progress)
         self._mailbox = Mailbox(engine)
         self.n_ctx, self.n_vocab, self.n_slots = engine.info.n_ctx, engine.info.n_vocab, engine.info.n_slots
         self.device_names = list(engine.info.devices)
@@ -96,11 +100,14 @@ class LLM:
         parse_special: control tokens written out in the text count as such. Raises UnsupportedModel without a
         usable tokenizer, InvalidArgument.
         """
-        return self.tokenizer.encode(text, add_special, parse_special)
+        tokenizer = self.tokenizer
+        special = switch("add_special", add_special), switch("parse_special", parse_special)
+        return tokenizer.encode(text_of("text", text), *special)
 
     def detokenize(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises UnsupportedModel, InvalidArgument."""
-        return self.tokenizer.decode(tokens, skip_special)
+        tokenizer = self.tokenizer
+        return tokenizer.decode(token_ids("tokens", tokens), switch("skip_special", skip_special))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -157,9 +164,9 @@ class LLM:
     ) -> Generator[Chunk, None, None]:
         """Yield a Chunk per token as it is made; their texts joined are `Completion.text`.
 
-        max_tokens: None goes on until a stop token or the end of the context. The other keywords (sampling,
-        stop, ignore_eos, slot) are described in `GenerateKeywords`. Streams that are read in turn are
-        computed together; closing one frees its slot. Arguments are checked here, before the first token:
+        max_tokens: None or -1 goes on until a stop token or the end of the context. The other keywords
+        (sampling, stop, ignore_eos, slot) are described in `GenerateKeywords`. Streams that are read in turn
+        are computed together; closing one frees its slot. Arguments are checked here, before the first token:
         InvalidArgument, and UnsupportedModel for text without a tokenizer.
         """
         return self._stream(self._request(prompt, max_tokens, options))
@@ -167,14 +174,12 @@ class LLM:
     def _request(
         self, prompt: str | Sequence[int], max_tokens: int | None, options: GenerateKeywords
     ) -> _Request:
-        if max_tokens is not None:
-            max_tokens = whole_number("max_tokens", max_tokens, 0, 1 << 62, ", or None for no limit")
-        checked = GenerateOptions.of(**options)
+        most, checked = token_limit("max_tokens", max_tokens), GenerateOptions.of(**options)
         if checked.stop:
             self.tokenize("")  # raises where there is no tokenizer
         if checked.slot is not None:
             checked = replace(checked, slot=self._slot(checked.slot))
-        return _Request(self._prompt(prompt), max_tokens, checked)
+        return _Request(self._prompt(prompt), most, checked)
 
     def _stream(self, request: _Request) -> Generator[Chunk, None, None]:
         ids, max_tokens, options = request.ids, request.max_tokens, request.options
@@ -256,7 +261,7 @@ class LLM:
 
     def _prompt(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         self._check_open()
-        ids = tuple(self.tokenize(prompt)) if isinstance(prompt, str) else token_ids(prompt)
+        ids = tuple(self.tokenize(prompt)) if isinstance(prompt, str) else token_ids("prompt", prompt, PROMPT)
         check_tokens(ids, self.n_vocab, self.n_ctx)
         return ids
 

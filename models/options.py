@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, Unpack
 
-from vkbackend.checks import choice, refused, switch, whole
+from vkbackend.checks import choice, plain, refused, switch, whole
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.options import ReduceKeywords, ReduceOptions
 from vkbackend.meta.plan import normalise
@@ -30,7 +30,7 @@ from vkbackend.models.arguments import (
     unlike,
 )
 from vkbackend.models.engine.sampling import SamplingKeywords, SamplingParams
-from vkbackend.open_device import runtime_of
+from vkbackend.open_device import RUNTIMES
 from vkbackend.ops import CACHE_TYPES
 from vkbackend.options import check_fields, option
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
@@ -71,9 +71,9 @@ class _ModelKeywords(TypedDict, total=False):
     """Type of the V cache, likewise."""
     n_gpu_layers: int | Literal["all", "auto"] | None
     """Layers on the devices, counted from the output, which is one itself: a number, None (default) or "all",
-    or "auto" for as many as fit. The first layers stay in host memory, and every device reads its slices
-    there."""
-    override_tensor: str | Sequence[str | tuple[str, str]]
+    "auto" or -1 for as many as fit. The first layers stay in host memory, where every device reads its
+    slices."""
+    override_tensor: str | Sequence[str | tuple[str, str | int]]
     """Where tensors lie, by name: "REGEX=CPU" or "REGEX=host" for host memory, "REGEX=INDEX" for one device,
     or (regex, target) pairs. The first that matches wins."""
     kv_offload: bool
@@ -96,13 +96,14 @@ class Keywords(_ModelKeywords, ReduceKeywords, total=False):
 
 
 def cache_type(name: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in CACHE_TYPES:
+    word = plain(value)
+    if not isinstance(word, str) or word not in CACHE_TYPES:
         raise refused(name, value, f"no cache type; there are: {', '.join(CACHE_TYPES)}")
-    return value
+    return word
 
 
 def _runtime(name: str, value: Any) -> str | None:
-    return None if value is None else runtime_of(value)
+    return None if value is None else choice(RUNTIMES)(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +197,8 @@ def with_a_share(options: Options) -> Options:
 class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of `Chat.send`."""
 
-    stop: str | Sequence[str]
-    """Strings that end the text; they are left out themselves."""
+    stop: str | Sequence[str] | None
+    """Strings that end the text; they are left out themselves. None (as by default): none."""
     ignore_eos: bool
     """True: go on after the model's stop tokens."""
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vkbackend import __version__
-from vkbackend.checks import whole_number
+from vkbackend.checks import number_of, whole_number
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
@@ -165,10 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def numbers(flag: str, text: str) -> list[int]:
     """The whole numbers of a comma-separated list; raises InvalidArgument."""
-    return [
-        whole_number(flag, int(word) if word.strip().isdecimal() else word, 0, MAX_TOKENS)
-        for word in text.split(",")
-    ]
+    return [whole_number(flag, number_of(word.strip()), 0, MAX_TOKENS) for word in text.split(",")]
 
 
 def tests_of(args: argparse.Namespace) -> list[Test]:

@@ -109,7 +109,7 @@ def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
 
 def parse_size(text: str) -> int:
     """ "4K", "32M" or a number: bytes, a multiple of 4; whole rows of the kernel's width above that."""
-    match = re.fullmatch(r"(\d+)([KkMm]?)", text)
+    match = re.fullmatch(r"([0-9]{1,9})([KkMm]?)", text)
     nbytes = int(match[1]) << {"": 0, "k": 10, "m": 20}[match[2].lower()] if match else 0
     if not 4 <= nbytes <= 1 << 28 or nbytes % min(16_384, nbytes // 4 * 4):
         raise InvalidArgument(

@@ -19,6 +19,7 @@ from types import FrameType
 from rich.console import Console
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.arguments import token_limit
 from vkbackend.models.chat import Chat
 from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.engine.sampling import MAX_SEED, SamplingParams
@@ -33,7 +34,6 @@ from vkbackend.tools.flags.text import (
     open_model,
     sampling_of,
     show_timings,
-    token_limit,
     write_text,
 )
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
-    sampling, most = sampling_of(args), token_limit(args)
+    sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
     source = read_template(args)  # a model without one is told before it is loaded
     llm, _ = open_model(args, err)
     with llm:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.arguments import HOST
+from vkbackend.models.arguments import HOST, token_limit
 from vkbackend.tools.console import console, tell_notes, write_json
 from vkbackend.tools.flags.text import (
     add_length_arguments,
@@ -21,7 +21,6 @@ from vkbackend.tools.flags.text import (
     open_model,
     sampling_of,
     show_timings,
-    token_limit,
     write_text,
 )
 
@@ -69,7 +68,7 @@ def describe(info: DeviceInfo | None) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
-    prompt, sampling, most = read_prompt(args), sampling_of(args), token_limit(args)
+    prompt, sampling, most = read_prompt(args), sampling_of(args), token_limit("max_tokens", args.max_tokens)
     llm, infos = open_model(args, err)
     with llm:
         ids = llm.tokenize(prompt)

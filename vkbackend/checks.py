@@ -1,46 +1,79 @@
 """Checks of what a caller gives: each returns a plain value, or raises InvalidArgument that names the
-parameter."""
+parameter. Scalars and arrays of numpy count as the numbers and lists that they hold."""
 
 from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from vkbackend.errors import InvalidArgument
+
+MAX_SHOWN = 200  # characters of a value in a message
 
 
 def refused(name: str, value: Any, expected: str) -> InvalidArgument:
     """The error for a value of the parameter `name`."""
-    return InvalidArgument(f"{name}={value!r}: {expected}", argument=name)
+    return InvalidArgument(f"{name}={shown(value)}: {expected}", argument=name)
+
+
+def shown(value: Any) -> str:
+    """A value in one line of a message, cut where it is long."""
+    try:
+        text = re.sub(r"\s*\n\s*", " ", repr(value))
+    except Exception:  # Python writes no integer of more than 4300 digits; any object may fail to
+        bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
+        return f"<{type(value).__name__}{bits}>"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def plain(value: Any) -> Any:
+    """A scalar of numpy, or an array of no dimension, as the Python object that it holds."""
+    return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def whole_number(name: str, value: Any, low: int, high: int, hint: str = "") -> int:
     """`value` as an int in low..high; InvalidArgument names the value. True and 3.0 are no whole numbers
     here.
     """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not low <= number <= high:
+    number, given = None, plain(value)
+    if not isinstance(given, bool):
+        with suppress(TypeError):
+            number = operator.index(given)
+    if number is None or not low <= number <= high:
         raise refused(name, value, f"expected a whole number in {low}..{high}{hint}")
     return number
 
 
 def finite_number(name: str, value: Any, low: float, high: float, hint: str = "") -> float:
     """`value` as a finite float in low..high; InvalidArgument names the value."""
-    number = math.nan
-    if not isinstance(value, bool | str | bytes):
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
+    number, given = math.nan, plain(value)
+    if not isinstance(given, bool | str | bytes | np.ndarray):
+        with suppress(TypeError, ValueError, OverflowError):
+            number = float(given)
     if not low <= number <= high or math.isinf(number):  # NaN compares false
         upper = f"..{high:g}" if math.isfinite(high) else " or more"
         raise refused(name, value, f"expected a finite number, {low:g}{upper}{hint}")
     return number
+
+
+def number_of(text: str) -> int | str:
+    """The whole number that a text is; a text that is none, or too long for one that is meant, as it is."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
+
+
+def items(name: str, value: Any, expected: str) -> list[Any]:
+    """The items of a list, an array or what else can be iterated but text; InvalidArgument where it is
+    none."""
+    if not isinstance(value, str | bytes | bytearray):
+        with suppress(TypeError):
+            return list(value)
+    raise refused(name, value, expected)
 
 
 # ---- checks of a field: (name, value) -> plain value ----
@@ -58,15 +91,20 @@ def choice(known: Sequence[str]) -> Callable[[str, Any], str]:
     """One of the words `known`."""
 
     def check(name: str, value: Any) -> str:
-        if not isinstance(value, str):
+        word = plain(value)
+        if not isinstance(word, str):
             raise refused(name, value, f"expected a word, one of {', '.join(known)}")
-        if value not in known:
+        if word not in known:
             what = name.replace("_", " ")
-            raise InvalidArgument(f"{what} {value!r} is unknown; there are: {', '.join(known)}")
-        return value
+            raise InvalidArgument(f"{what} {shown(word)} is unknown; there are: {', '.join(known)}")
+        return word
 
     return check
 
 
 def switch(name: str, value: Any) -> bool:
-    return bool(value)
+    """True or False, which 1 and 0 stand for as well."""
+    given = plain(value)
+    if not isinstance(given, int) or given not in (0, 1):
+        raise refused(name, value, "expected True or False")
+    return bool(given)

@@ -37,14 +37,14 @@ class SamplingKeywords(TypedDict, total=False):
     """Divides positive and multiplies negative logits of recent tokens (default: 1.0, which changes
     nothing)."""
     repeat_last_n: int
-    """How many recent tokens are penalized, the prompt included (default: 64); 0: none."""
+    """How many recent tokens are penalized, the prompt included (default: 64); 0: none, -1: all."""
     seed: int | None
-    """Seed of the random numbers. None (default) draws one, which `Completion.seed` tells."""
+    """Seed of the random numbers. None (default) or -1 draws one, which `Completion.seed` tells."""
 
 
 def _seed(name: str, value: Any) -> int:
-    seed = secrets.randbits(32) if value is None else value
-    return whole_number(name, seed, 0, MAX_SEED, ", or None for a random one")
+    seed = -1 if value is None else whole_number(name, value, -1, MAX_SEED, " (-1 or None: a random one)")
+    return secrets.randbits(32) if seed == -1 else seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SamplingParams:
     top_p: float = option(0.95, finite(0, 1, " (1: all tokens)"))
     min_p: float = option(0.05, finite(0, 1, " (0: all tokens)"))
     repeat_penalty: float = option(1.0, finite(1e-6, math.inf, " (1: none)"))
-    repeat_last_n: int = option(64, whole(0, 1 << 31, " (0: no penalty)"))
+    repeat_last_n: int = option(64, whole(-1, 1 << 31, " (0: no penalty, -1: all tokens)"))
     seed: int | None = option(None, _seed)
 
     def __post_init__(self) -> None:
@@ -110,7 +110,8 @@ class Sampler:
 
     def _penalized(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
         scores = logits.astype(np.float64)
-        n = min(self.params.repeat_last_n, len(history))
+        n, last = len(history), self.params.repeat_last_n
+        n = n if last == -1 else min(last, n)
         if n and self.params.repeat_penalty != 1:
             seen = np.unique(np.asarray(history[-n:], np.int64))
             values, penalty = scores[seen], self.params.repeat_penalty

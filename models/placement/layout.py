@@ -149,7 +149,7 @@ def _override(
         if target.lower() in ("cpu", "host"):
             homes[spec.name] = Home.HOST
             continue
-        if not target.isdecimal() or int(target) >= n:
+        if not target.isdecimal() or len(target) > 9 or int(target) >= n:
             raise InvalidArgument(
                 f"override {text}={target}: the target must be CPU, host or a device index below {n}"
             )

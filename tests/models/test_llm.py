@@ -304,8 +304,8 @@ def test_bad_prompts(make: Make, prompt: Any, message: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_tokens": -1}, {"max_tokens": 1.0}, {"max_tokens": math.nan}, {"temperature": -1},
-     {"top_p": math.nan}, {"stop": ""}, {"stop": ["a", ""]}, {"stop": [3]}, {"stop": 3}, {"seed": -1},
+    [{"max_tokens": -2}, {"max_tokens": 1.0}, {"max_tokens": math.nan}, {"temperature": -1},
+     {"top_p": math.nan}, {"stop": ""}, {"stop": ["a", ""]}, {"stop": [3]}, {"stop": 3}, {"seed": -2},
      {"top_k": -1}],
     ids=repr,
 )  # fmt: skip

@@ -153,7 +153,7 @@ def test_model_that_does_not_fit(shared: Path, capsys: pytest.CaptureFixture[str
         (("-mg", "-1", "-sm", "none"), "-1"),
         (("-sm", "row"), "'row' is unknown; there are: none, layer, tensor"),
         (("-ngl", "most"), "'most'"),
-        (("-ngl", "-1"), "'-1'"),
+        (("-ngl", "-2"), "--n-gpu-layers=-2"),
         (("-ot", "ffn"), "'ffn'"),
         (("-ot", "(=CPU"), "'('"),
         (("-ot", "ffn=CPU,nothing=CPU"), "nothing=CPU"),

@@ -21,8 +21,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "--n-gpu-layers",
         "--gpu-layers",
         metavar="N",
-        help="layers on the devices, counted from the output: a number, all, or auto for as many as fit; the "
-        "others stay in host memory, from which every device reads its own slices (default: all)",
+        help="layers on the devices, counted from the output: a number, all, or auto (-1) for as many as "
+        "fit; the others stay in host memory, from which every device reads its own slices (default: all)",
     )
     add(
         "override_tensor",

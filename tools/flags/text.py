@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vkbackend.checks import whole_number
 from vkbackend.models.arguments import HOST
-from vkbackend.models.engine.sampling import MAX_SEED, SamplingParams
+from vkbackend.models.engine.sampling import SamplingParams
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
@@ -52,7 +51,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat-last-n",
         type=int,
         metavar="N",
-        help="how many recent tokens are penalized, prompt included (default: %(default)s)",
+        help="how many recent tokens are penalized, prompt included; 0: none, -1: all (default: %(default)s)",
     )
     add("top_k", "--top-k", type=int, metavar="N",
         help="keep the N likeliest tokens; 0: all (default: %(default)s)")  # fmt: skip
@@ -82,15 +81,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
     """What the flags of sampling stand for; a random seed is drawn here."""
-    whole_number("seed", args.seed, -1, MAX_SEED, " (-1: a random one)")
-    given = fields_given(args, SamplingParams)
-    return SamplingParams(**given | {"seed": None if args.seed == -1 else args.seed})
-
-
-def token_limit(args: argparse.Namespace) -> int | None:
-    """-n, None for no limit."""
-    most = whole_number("max_tokens", args.max_tokens, -1, 1 << 31, " (-1: no limit)")
-    return None if most == -1 else most
+    return SamplingParams(**fields_given(args, SamplingParams))
 
 
 def demo_model() -> str:

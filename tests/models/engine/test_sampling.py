@@ -147,7 +147,7 @@ def test_masked_logits_are_never_drawn() -> None:
     [(name, value) for name in ("temperature", "top_p", "min_p", "repeat_penalty")
      for value in (-0.1, -1, math.nan, math.inf, -math.inf, "x", None, True)]
     + [(name, value) for name in ("top_k", "repeat_last_n", "seed")
-       for value in (-1, 1.5, math.nan, "3", False)]
+       for value in (-2, 1.5, math.nan, "3", False)]
     + [("top_p", 1.01), ("min_p", 2), ("repeat_penalty", 0), ("top_k", 1 << 40), ("seed", 1 << 64)],
 )  # fmt: skip
 def test_bad_values_are_named(name: str, value: Any) -> None:
