@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual, aligned
 from vkbackend.errors import PlanError
 from vkbackend.meta import sums
 from vkbackend.meta.reduce import Provider, Reduce, Slots, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
+from vkbackend.ops import Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 
@@ -61,6 +61,11 @@ class Graph:
 
     def label(self, name: str) -> str:
         return self._scope + name
+
+    def on(self, d: int, what: str | Weight) -> Recorder:
+        """Records on device d under a label: a name in this scope, or that of a weight."""
+        label = what.name if isinstance(what, Weight) else self.label(what)
+        return Recorder(self.recordings[d], self.devices[d].limits, label)
 
     @property
     def n(self) -> int:
@@ -144,9 +149,7 @@ class Graph:
         eps: float = 0.0,
         first: int = 0,
     ) -> None:
-        device_ops.add_partials(
-            self.recordings[d],
-            self.devices[d].limits,
+        self.on(d, "add_partials").add_partials(
             base,
             own,
             slots.view(math.prod(h.shape), first),
@@ -158,7 +161,6 @@ class Graph:
             eps=eps,
             wire=slots.wire,
             slot_stride=slots.stride,
-            label=self.label("add_partials"),
         )
 
     def _fold_base(self, x: Tensor) -> Tensor:
@@ -167,14 +169,7 @@ class Graph:
         d = next(d for d in x.state.writers if x.base.views[d] is not None)
         folded = Tensor(self, x.rows, x.width, x.state, list(x.views))
         folded.views[d] = self.new(x.rows, x.width, partial((d,)), "fold").on(d)
-        device_ops.add(
-            self.recordings[d],
-            self.devices[d].limits,
-            x.on(d),
-            x.base.on(d),
-            folded.on(d),
-            label=self.label("fold"),
-        )
+        self.on(d, "fold").add(x.on(d), x.base.on(d), folded.on(d))
         return folded
 
     def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, Slots]:
@@ -188,12 +183,9 @@ class Graph:
             own, slot = x.on(d), provider.slot(d, reduce)
             if wire == "bf16":
                 packed = View(slot.buffer, slot.offset, (-(-elements // 2),), "u32")
-                device_ops.pack_bf16(
-                    self.recordings[d], self.devices[d].limits, own, packed, label=self.label("pack")
-                )
+                self.on(d, "pack").pack_bf16(own, packed)
             else:
-                target = View(slot.buffer, slot.offset, own.shape)
-                self.recordings[d].copy(own, target, self.label("partial to slot"))
+                self.on(d, "partial to slot").copy(own, View(slot.buffer, slot.offset, own.shape))
         self._meet(reduce)
         if not provider.scatters(elements):
             return {d: provider.readable(d, reduce) for d in readers}

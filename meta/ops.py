@@ -27,10 +27,9 @@ from vkbackend.meta.tensor import Tensor, Weight
 def embed(graph: Graph, table: Weight) -> Tensor:
     """The rows of `table` [n_vocab, n_embd] that the step's tokens name; whole on every device."""
     y = graph.new(graph.n_rows, table.shape[1], MIRRORED, "embed")
-    for d, (recording, device) in enumerate(zip(graph.recordings, graph.devices, strict=True)):
+    for d, inputs in enumerate(graph.inputs):
         for first, view in table.pieces[d]:
-            out, step, label = y.on(d), graph.inputs[d].step, graph.label("embed")
-            device_ops.embed(recording, device.limits, view, out, step, first=first, label=label)
+            graph.on(d, "embed").embed(view, y.on(d), inputs.step, first=first)
     return y
 
 
@@ -39,15 +38,8 @@ def outputs(x: Tensor) -> Tensor:
     x, graph = whole(x), x.graph
     y = graph.new(graph.n_outputs, x.width, split.rows_op("outputs", x.state), "outputs", holders_of(x))
     for d in holders_of(y):
-        device_ops.embed(
-            graph.recordings[d],
-            graph.devices[d].limits,
-            x.on(d),
-            y.on(d),
-            graph.inputs[d].step,
-            ids=device_ops.OUTPUTS,
-            label=graph.label("outputs"),
-        )
+        step = graph.inputs[d].step
+        graph.on(d, "outputs").embed(x.on(d), y.on(d), step, ids=device_ops.OUTPUTS)
     return y
 
 
@@ -61,8 +53,8 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
         return y
     x = whole(x)
     y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm", holders_of(x))
-    for recording, limits, source, weight, out in each(y, x, w):
-        device_ops.rms_norm(recording, limits, source, weight, out, eps=eps, label=graph.label("rms_norm"))
+    for on, source, weight, out in each(y, "rms_norm", x, w):
+        on.rms_norm(source, weight, out, eps=eps)
     return y
 
 
@@ -71,10 +63,9 @@ def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
     x, graph = whole(x), x.graph
     y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", holders_of(x))
     for d in holders_of(y):
-        recording, limits, source, out = graph.recordings[d], graph.devices[d].limits, x.on(d), y.on(d)
-        weight = w.whole(d) if w else None
+        source, weight = x.on(d), w.whole(d) if w else None
         heads = source.reshape(x.rows * source.shape[1] // head_dim, head_dim)
-        device_ops.rms_norm(recording, limits, heads, weight, out, eps=eps, label=graph.label("head_norm"))
+        graph.on(d, "head_norm").rms_norm(heads, weight, y.on(d), eps=eps)
     return y
 
 
@@ -96,14 +87,14 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
 
 
 def _matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
-    recording, limits, width = graph.recordings[d], graph.devices[d].limits, out.shape[-1]
-    operand = operand_of(x, d, device_ops.operand_type(limits, x.rows, w.dtype))
+    on, width = graph.on(d, w), out.shape[-1]
+    operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
     for first, piece in w.pieces[d]:
         # A piece of the rows fills its own columns of every row of the result.
         n_rows, n = out.shape[0], piece.shape[0]
         target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
         own = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
-        device_ops.mat(recording, limits, piece, operand, target, bias=own, y_stride=width, label=w.name)
+        on.mat(piece, operand, target, bias=own, y_stride=width)
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:
@@ -117,9 +108,9 @@ def convert(graph: Graph, d: int, x: View, dtype: str) -> View:
     """Rows of any shape as another type, in fresh scratch unless they have it."""
     if dtype == x.dtype:
         return x
-    recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label(f"as_{dtype}")
-    y = View(Virtual(math.prod(x.shape[:-1]) * row_nbytes(dtype, x.shape[-1]), label), 0, x.shape, dtype)
-    device_ops.convert(recording, limits, x, y, label=label)
+    on = graph.on(d, f"as_{dtype}")
+    y = View(Virtual(math.prod(x.shape[:-1]) * row_nbytes(dtype, x.shape[-1]), on.label), 0, x.shape, dtype)
+    on.convert(x, y)
     return y
 
 
@@ -131,7 +122,6 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
     for d, inputs in enumerate(graph.inputs):
         if inputs.logits is None or not w.pieces[d]:
             continue
-        recording, limits = graph.recordings[d], graph.devices[d].limits
         shape = graph.n_outputs, inputs.logits.shape[1]
         out = (
             graph.scratch(shape, "capped")
@@ -141,7 +131,7 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
         product = graph.scratch(shape, "logits") if softcap else out
         _matmul(graph, d, w, x, product)
         if softcap:
-            device_ops.softcap(recording, limits, product, out, c=softcap, label=graph.label("softcap"))
+            graph.on(d, "softcap").softcap(product, out, c=softcap)
         if graph.top_k:
             _top_k(graph, d, out, *candidates(inputs.logits, graph.n_outputs, graph.top_k))
 
@@ -154,17 +144,16 @@ def candidates(region: View, n_outputs: int, k: int) -> tuple[View, View]:
 
 def _top_k(graph: Graph, d: int, x: View, ids: View, values: View) -> None:
     """The best of each row of x: of its chunks side by side, then of what those gave."""
-    recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("top_k")
-    (n_rows, n), k = x.shape, graph.top_k
-    chunk, n_chunks = device_ops.top_k_chunks(limits, n, k)
+    on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.top_k
+    chunk, n_chunks = device_ops.top_k_chunks(on.limits, n, k)
     if n_chunks == 1:
-        device_ops.top_k(recording, limits, x, ids, values, chunk=n, label=label)
+        on.top_k(x, ids, values, chunk=n)
         return
     part_ids = replace(graph.scratch((n_rows, n_chunks, k), "top_k ids"), dtype="u32")
     part = graph.scratch((n_rows, n_chunks, k), "top_k values")
-    device_ops.top_k(recording, limits, x, part_ids, part, chunk=chunk, label=label)
+    on.top_k(x, part_ids, part, chunk=chunk)
     flat, places = part.reshape(n_rows, n_chunks * k), part_ids.reshape(n_rows, n_chunks * k)
-    device_ops.top_k(recording, limits, flat, ids, values, source=places, chunk=n_chunks * k, label=label)
+    on.top_k(flat, ids, values, source=places, chunk=n_chunks * k)
 
 
 def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
@@ -177,15 +166,8 @@ def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False
             heads = out.shape[1] // head_dim
             shape, full = (x.rows, heads, head_dim), graph.inputs[d].rope[table]
             cos_sin = View(full.buffer, full.offset, (x.rows, *full.shape[1:]))
-            device_ops.rope(
-                graph.recordings[d],
-                graph.devices[d].limits,
-                x.on(d).reshape(*shape),
-                cos_sin,
-                out.reshape(*shape),
-                half_split=half_split,
-                label=graph.label("rope"),
-            )
+            heads_in, heads_out = x.on(d).reshape(*shape), out.reshape(*shape)
+            graph.on(d, "rope").rope(heads_in, cos_sin, heads_out, half_split=half_split)
     return y
 
 
@@ -195,15 +177,8 @@ def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
     graph = x.graph
     for d, view in enumerate(x.views):
         if view is not None:
-            device_ops.kv_store(
-                graph.recordings[d],
-                graph.devices[d].limits,
-                view,
-                cells.whole(d),
-                cache.whole(d),
-                graph.inputs[d].step,
-                label=graph.label("kv_store"),
-            )
+            step = graph.inputs[d].step
+            graph.on(d, "kv_store").kv_store(view, cells.whole(d), cache.whole(d), step)
 
 
 def attention(
@@ -237,26 +212,25 @@ def attention(
         if out is None:
             continue
         local = out.shape[1] // head_dim_v
-        recording, limits, step = graph.recordings[d], graph.devices[d].limits, graph.inputs[d].step
+        on, step = graph.on(d, "attention"), graph.inputs[d].step
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
-        label = graph.label("attention")
         # Where q heads are not whole groups, the first of them may be in the middle of its kv head's group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
-        how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group, "label": label}
+        how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
         if rows > device_ops.MAX_VEC_ROWS:
-            device_ops.attn_prefill(recording, limits, q_view, *caches, out, step, sinks=own_sinks, **how)
+            on.attn_prefill(q_view, *caches, out, step, sinks=own_sinks, **how)
             continue
         n_kv = caches[0].shape[1] // head_dim_k
-        n_splits = device_ops.attn_splits(limits, rows, local, n_kv, caches[2].shape[1], window)
+        n_splits = device_ops.attn_splits(on.limits, rows, local, n_kv, caches[2].shape[1], window)
         if n_splits == 1:
-            device_ops.attn_decode(recording, limits, q_view, *caches, out, step, sinks=own_sinks, **how)
+            on.attn_decode(q_view, *caches, out, step, sinks=own_sinks, **how)
             continue
         part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
-        device_ops.attn_decode(recording, limits, q_view, *caches, part, step, **how)
-        device_ops.attn_combine(recording, limits, part, out, sinks=own_sinks, label=label)
+        on.attn_decode(q_view, *caches, part, step, **how)
+        on.attn_combine(part, out, sinks=own_sinks)
     return y
 
 
@@ -289,8 +263,8 @@ def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
     gate, up = whole(gate), whole(up)
     holders = [d for d in holders_of(gate) if up.views[d] is not None]
     y = gate.graph.new(gate.rows, gate.width, split.elementwise(name, gate.state, up.state), name, holders)
-    for recording, limits, left, right, out in each(y, gate, up):
-        device_ops.glu(recording, limits, left, right, out, act=act, label=y.graph.label(name))
+    for on, left, right, out in each(y, name, gate, up):
+        on.glu(left, right, out, act=act)
     return y
 
 
@@ -298,8 +272,8 @@ def scale(x: Tensor, c: float) -> Tensor:
     """c * x. A PARTIAL sum stays one: c times every share of it."""
     x = latest(x)
     y = x.graph.new(x.rows, x.width, x.state, "scale", holders_of(x))
-    for recording, limits, source, out in each(y, x):
-        device_ops.scale(recording, limits, source, out, c=c, label=x.graph.label("scale"))
+    for on, source, out in each(y, "scale", x):
+        on.scale(source, out, c=c)
     y.base = scale(x.base, c) if x.base else None
     return y
 
@@ -308,8 +282,8 @@ def softcap(x: Tensor, c: float) -> Tensor:
     """c * tanh(x / c): keeps values within +-c."""
     x = whole(x)
     y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", holders_of(x))
-    for recording, limits, source, out in each(y, x):
-        device_ops.softcap(recording, limits, source, out, c=c, label=x.graph.label("softcap"))
+    for on, source, out in each(y, "softcap", x):
+        on.softcap(source, out, c=c)
     return y
 
 
@@ -317,8 +291,8 @@ def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
     """sigmoid(gate) * x, one gate [rows, 1] for a whole row of x. A PARTIAL sum stays one."""
     gate, x = whole(gate), latest(x)
     y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", holders_of(x))
-    for recording, limits, factor, source, out in each(y, gate, x):
-        device_ops.gate_rows(recording, limits, factor, source, out, label=x.graph.label("gate_rows"))
+    for on, factor, source, out in each(y, "gate_rows", gate, x):
+        on.gate_rows(factor, source, out)
     y.base = gate_rows(gate, x.base) if x.base else None
     return y
 
@@ -327,8 +301,8 @@ def columns(x: Tensor, begin: int, end: int) -> Tensor:
     """Columns begin..end of every row."""
     x, graph = whole(x), x.graph
     y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", holders_of(x))
-    for recording, limits, source, out in each(y, x):
-        device_ops.columns(recording, limits, source, out, first=begin, label=graph.label("columns"))
+    for on, source, out in each(y, "columns", x):
+        on.columns(source, out, first=begin)
     return y
 
 
@@ -343,6 +317,5 @@ def add_vector(x: Tensor, v: Weight) -> Tensor:
     if state.kind is Kind.PARTIAL:
         y.views = [x.views[d] if d != state.writers[0] else out for d, out in enumerate(y.views)]
     for d in state.writers[:1] or holders_of(y):
-        recording, limits = graph.recordings[d], graph.devices[d].limits
-        device_ops.add_bias(recording, limits, x.on(d), v.whole(d), y.on(d), label=v.name)
+        graph.on(d, v).add_bias(x.on(d), v.whole(d), y.on(d))
     return y

@@ -1,10 +1,9 @@
-"""Ops on the heads of latent attention over N devices, of the same contract as ops.py: a device has what its
-own heads need, and nothing is exchanged.
+"""Ops on the heads of latent attention over N devices, as those of ops.py. A device has what its own heads
+need, and nothing is exchanged.
 """
 
 from __future__ import annotations
 
-from vkbackend import ops as device_ops
 from vkbackend.meta import split
 from vkbackend.meta.tensor import Tensor, Weight
 
@@ -16,9 +15,8 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
     y = graph.new(x.rows, n_heads * n, split.mat_heads(x.state, w.state, k, n), "mat_heads")
     for d, out in enumerate(y.views):
         if out is not None:
-            recording, limits, own = graph.recordings[d], graph.devices[d].limits, w.whole(d)
-            count = own.shape[0] // n
-            device_ops.mat_heads(recording, limits, own, x.on(d), out, n_heads=count, label=w.name)
+            own = w.whole(d)
+            graph.on(d, w).mat_heads(own, x.on(d), out, n_heads=own.shape[0] // n)
     return y
 
 
@@ -29,6 +27,5 @@ def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
     for d, out in enumerate(y.views):
         if out is not None:
             left, right = (x.on(d).reshape(x.on(d).nbytes // 4 // n, n) for x, n in ((a, n_a), (b, n_b)))
-            limits, label = graph.devices[d].limits, graph.label("concat")
-            device_ops.concat(graph.recordings[d], limits, left, right, out, label=label)
+            graph.on(d, "concat").concat(left, right, out)
     return y

@@ -1,4 +1,4 @@
-"""The mixture of experts over N devices (Shazeer et al. 2017), of the same contract as ops.py.
+"""The mixture of experts over N devices (Shazeer et al. 2017), made of ops as in ops.py.
 
 Every device holds columns of every expert, so what is exchanged are rows of n_embd, not one per used expert.
 """
@@ -58,7 +58,7 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     y = graph.new(x.rows, x.width, state, "moe")
     routed = _route(h, router, state.writers)
     for d in state.writers:
-        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("moe")
+        on = graph.on(d, "moe")
         weights, ids = routed[0].on(d), replace(routed[1].on(d), dtype="u32")
         widths = [ranges[d][1] - ranges[d][0] for ranges in e.gate.state.experts]
         width, equal = max(widths), min(widths) == max(widths)
@@ -69,12 +69,12 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         for w, bias, out in ((e.gate, e.gate_bias, a), (e.up, e.up_bias, b)):
             operand = operand_of(x, d, _operand_type(graph, d, w, groups))
             _experts(graph, d, w, bias, operand, ids, groups, out)
-        device_ops.glu(recording, limits, a, b, a, act=e.act, label=label)
+        on.glu(a, b, a, act=e.act)
         # The sum over devices has the bias of down once.
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, ids, groups, each)
-        device_ops.moe_sum(recording, limits, each, weights, y.on(d), label=label)
+        on.moe_sum(each, weights, y.on(d))
     return y
 
 
@@ -86,20 +86,16 @@ def _route(h: Tensor, router: Router, devices: tuple[int, ...]) -> tuple[Tensor,
         for name, width in (("logits", n_expert), ("weights", router.n_used), ("ids", router.n_used))
     )
     for d in devices:
-        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("moe")
-        args = h.on(d), router.w_norm.whole(d), router.w.whole(d), logits.on(d)
-        device_ops.moe_logits(recording, limits, *args, label=label)
+        on = graph.on(d, "moe")
+        on.moe_logits(h.on(d), router.w_norm.whole(d), router.w.whole(d), logits.on(d))
         vectors = {"bias": router.bias, "select": router.select, "gain": router.gain}
-        device_ops.moe_topk(
-            recording,
-            limits,
+        on.moe_topk(
             logits.on(d),
             h.on(d),
             replace(chosen.on(d), dtype="u32"),
             weights.on(d),
             router.gating,
             eps=router.eps,
-            label=label,
             **{name: vector.whole(d) for name, vector in vectors.items() if vector},
         )
     return weights, chosen
@@ -114,16 +110,16 @@ def _operand_type(
 
 def _groups(graph: Graph, d: int, ids: View, starts: View) -> device_ops.Groups | None:
     """The pairs of row and used expert sorted by expert, where they are so many that it pays."""
-    recording, limits = graph.recordings[d], graph.devices[d].limits
+    on = graph.on(d, "moe")
     n_pairs, n_experts = ids.shape[0] * ids.shape[1], starts.shape[0] - 1
-    if not (tile := device_ops.tile_size(limits, n_pairs, n_experts)):
+    if not (tile := device_ops.tile_size(on.limits, n_pairs, n_experts)):
         return None
     n_tiles = device_ops.tile_count(n_pairs, n_experts, tile)
     order, tiles = (
         replace(graph.scratch(shape, "moe groups"), dtype="u32") for shape in ((n_pairs,), (n_tiles, 3))
     )
     groups = device_ops.Groups(order, tiles, tile)
-    device_ops.moe_group(recording, limits, ids, groups, n_experts=n_experts, label=graph.label("moe"))
+    on.moe_group(ids, groups, n_experts=n_experts)
     return groups
 
 
@@ -138,12 +134,9 @@ def _experts(
     out: View,
 ) -> None:
     """out[r, u] = W_e x[r] (or x[r, u]) with the columns that device d holds of expert e = ids[r, u]."""
-    recording, limits = graph.recordings[d], graph.devices[d].limits
     ends = [*(first for first, _ in w.pieces[d][1:]), w.shape[0]]
     for (first, piece), end in zip(w.pieces[d], ends, strict=True):
-        device_ops.mat_id(
-            recording,
-            limits,
+        graph.on(d, w).mat_id(
             piece,
             x,
             ids,
@@ -153,8 +146,7 @@ def _experts(
             groups=groups,
             first=first,
             count=end - first,
-            label=w.name,
         )
     if bias:
         own, starts = bias.whole(d), bias.starts.get(d)
-        device_ops.add_id(recording, limits, out, own, ids, out, starts=starts, label=bias.name)
+        graph.on(d, bias).add_id(out, own, ids, out, starts=starts)

@@ -1,16 +1,16 @@
-"""The ops of recurrent layers over N devices, of the same contract as ops.py: heads are independent, so every
-device works on its own key heads and the value heads that read them, and nothing is exchanged.
+"""The ops of recurrent layers over N devices, as those of ops.py. Heads are independent: every device works
+on its own key heads and the value heads that read them, and nothing is exchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.ops import MAX_VEC_ROWS, Recorder, delta_work
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight) -> Tensor:
@@ -21,16 +21,8 @@ def ssm_conv(x: Tensor, w: Weight, state: Weight) -> Tensor:
     for d, out in enumerate(y.views):
         if out is not None:
             cells = state.whole(d)
-            device_ops.ssm_conv(
-                graph.recordings[d],
-                graph.devices[d].limits,
-                x.on(d),
-                w.whole(d),
-                cells.reshape(cells.shape[0], out.shape[1], d_conv - 1),
-                out,
-                graph.inputs[d].step,
-                label=graph.label("ssm_conv"),
-            )
+            cells = cells.reshape(cells.shape[0], out.shape[1], d_conv - 1)
+            graph.on(d, "ssm_conv").ssm_conv(x.on(d), w.whole(d), cells, out, graph.inputs[d].step)
     return y
 
 
@@ -42,17 +34,8 @@ def delta_gates(a: Tensor, dt: Weight, decay: Weight, b: Tensor) -> tuple[Tensor
     beta = graph.new(b.rows, b.width, b.state, "delta_beta")
     for d, out in enumerate(g.views):
         if out is not None:
-            device_ops.delta_gates(
-                graph.recordings[d],
-                graph.devices[d].limits,
-                a.on(d),
-                dt.whole(d),
-                decay.whole(d),
-                b.on(d),
-                out,
-                beta.on(d),
-                label=graph.label("delta_gates"),
-            )
+            on = graph.on(d, "delta_gates")
+            on.delta_gates(a.on(d), dt.whole(d), decay.whole(d), b.on(d), out, beta.on(d))
     return g, beta
 
 
@@ -73,50 +56,45 @@ def delta_net(
     for d, out in enumerate(y.views):
         if out is None:
             continue
-        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("delta_net")
+        on = graph.on(d, "delta_net")
         n_heads = out.shape[1] // head_dim
         if whole:
             source = parts[0].on(d)
             n_k = (source.shape[1] - out.shape[1]) // (2 * head_dim)
             unit = graph.scratch((rows, 2 * n_k, head_dim), "delta qk")
             q_stride, v_stride = 2 * n_k * head_dim, source.shape[1]
-            device_ops.l2_norm(recording, limits, source, unit, eps=eps, x_stride=v_stride, label=label)
+            on.l2_norm(source, unit, eps=eps, x_stride=v_stride)
             q, k, v = unit, _columns(unit, rows, n_k * head_dim), _columns(source, rows, q_stride)
         else:
             n_k = parts[0].on(d).shape[1] // head_dim
             q, k = (graph.scratch((rows, n_k, head_dim), "delta qk") for _ in range(2))
             for part, unit in zip(parts, (q, k), strict=False):
-                device_ops.l2_norm(recording, limits, part.on(d), unit, eps=eps, label=label)
+                on.l2_norm(part.on(d), unit, eps=eps)
             v, q_stride, v_stride = parts[2].on(d), n_k * head_dim, out.shape[1]
         cells = state.whole(d)
         _rule(
-            graph, d, q, k, v,
+            graph, d, on, q, k, v,
             g.on(d).reshape(rows, n_heads, g.on(d).shape[1] // n_heads), beta.on(d),
             cells.reshape(cells.shape[0], n_heads, head_dim, head_dim), out.reshape(rows, n_heads, head_dim),
-            n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride, label=label,
+            n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride,
         )  # fmt: skip
     return y
 
 
 def _rule(
-    graph: Graph, d: int, q: View, k: View, v: View, g: View, beta: View, cells: View, out: View, *, n_k: int,
-    tiled: bool, q_stride: int, v_stride: int, label: str,
+    graph: Graph, d: int, on: Recorder, q: View, k: View, v: View, g: View, beta: View, cells: View,
+    out: View, *, n_k: int, tiled: bool, q_stride: int, v_stride: int,
 ) -> None:  # fmt: skip
     """Row by row for a few rows, in chunks for many."""
-    recording, limits, step = graph.recordings[d], graph.devices[d].limits, graph.inputs[d].step
-    rows, n_heads, size = out.shape
-    if rows <= device_ops.MAX_VEC_ROWS:
-        device_ops.delta_net(
-            recording, limits, q, k, v, g, beta, cells, out, step,
-            n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride, label=label,
-        )  # fmt: skip
+    step, (rows, n_heads, size) = graph.inputs[d].step, out.shape
+    if rows <= MAX_VEC_ROWS:
+        on.delta_net(
+            q, k, v, g, beta, cells, out, step, n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride
+        )
         return
-    work = graph.scratch(device_ops.delta_work(rows, n_heads, size, kda=g.shape[2] > 1), "delta work")
-    device_ops.delta_chunk(
-        recording, limits, q, k, v, g, beta, work, step,
-        n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride, label=label,
-    )  # fmt: skip
-    device_ops.delta_scan(recording, limits, work, cells, out, step, label=label)
+    work = graph.scratch(delta_work(rows, n_heads, size, kda=g.shape[2] > 1), "delta work")
+    on.delta_chunk(q, k, v, g, beta, work, step, n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride)
+    on.delta_scan(work, cells, out, step)
 
 
 def _columns(x: View, rows: int, first: int) -> View:

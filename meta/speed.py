@@ -130,19 +130,19 @@ def _read_rate(device: Device, home: Home) -> float:
     stored = np.random.default_rng(0).integers(0x20, 0x30, shape[0] * row, np.uint8)
     x = View(device.buffer(4 * WIDTH, Home.SCRATCH, "x"), 0, (1, WIDTH))
     device.write(x, np.ones(WIDTH, np.float32))
-    recording, buffers = Recording("weight reading"), [x.buffer]
+    on, buffers = ops.Recorder(Recording("weight reading"), device.limits), [x.buffer]
     operand = x
     if (dtype := ops.operand_type(device.limits, 1, DTYPE)) != "f32":
         operand = View(device.buffer(row_nbytes(dtype, WIDTH), Home.SCRATCH, dtype), 0, (1, WIDTH), dtype)
-        ops.convert(recording, device.limits, x, operand)
+        on.convert(x, operand)
         buffers.append(operand.buffer)
     for _ in range(count):
         w = View(device.buffer(stored.nbytes, home, "w"), 0, shape, DTYPE)
         y = View(device.buffer(4 * shape[0], Home.SCRATCH, "y"), 0, (1, shape[0]))
         device.write(w, stored)
-        ops.mat(recording, device.limits, w, operand, y)
+        on.mat(w, operand, y)
         buffers += [w.buffer, y.buffer]
-    seconds = _run_times(device, recording)
+    seconds = _run_times(device, on.recording)
     for buffer in buffers:
         device.free(buffer)  # type: ignore[arg-type]
     return count * stored.nbytes / float(np.median(seconds))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.split import MIRRORED, Kind
@@ -43,13 +42,13 @@ def holders_of(x: Tensor) -> list[int]:
     return [d for d, view in enumerate(x.views) if view is not None]
 
 
-def each(y: Tensor, *operands: Tensor | Weight) -> Iterator[tuple[Any, ...]]:
-    """(recording, limits, operand views..., y view) for every device that holds a share of y."""
+def each(y: Tensor, name: str, *operands: Tensor | Weight) -> Iterator[tuple[Any, ...]]:
+    """(recorder under that name, operand views..., y view) for every device that holds a share of y."""
     graph = y.graph
     for d, out in enumerate(y.views):
         if out is not None:
             views = [o.whole(d) if isinstance(o, Weight) else o.views[d] for o in operands]
-            yield (graph.recordings[d], graph.devices[d].limits, *views, out)
+            yield (graph.on(d, name), *views, out)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -67,8 +66,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     for d, out in enumerate(y.views):
         left, right, graph = a.views[d], b.views[d], a.graph
         if left is not None and right is not None and out is not None:
-            recording, limits = graph.recordings[d], graph.devices[d].limits
-            device_ops.add(recording, limits, left, right, out, label=graph.label("add"))
+            graph.on(d, "add").add(left, right, out)
         else:
             y.views[d] = left or right
     y.base = _plus(a.base, b.base)
@@ -82,8 +80,8 @@ def _add_values(a: Tensor, b: Tensor) -> Tensor:
         a, b = whole(a), whole(b)
     holders = [d for d in holders_of(a) if b.views[d] is not None]
     y = graph.new(a.rows, a.width, split.elementwise("add", a.state, b.state), "add", holders)
-    for recording, limits, left, right, out in each(y, a, b):
-        device_ops.add(recording, limits, left, right, out, label=graph.label("add"))
+    for on, left, right, out in each(y, "add", a, b):
+        on.add(left, right, out)
     return y
 
 
@@ -101,14 +99,14 @@ def together(*sums: Tensor) -> None:
     joint = graph.new(sum(x.rows for x in parts), width, split.partial(writers), "together")
     begins = [0, *accumulate(x.rows for x in parts)]
     for d in writers:
-        recording, limits, label = graph.recordings[d], graph.devices[d].limits, graph.label("together")
+        on = graph.on(d, "together")
         some = next(x.on(d) for x in parts if x.views[d] is not None)
         for x, begin in zip(parts, begins, strict=False):
             out = _rows(joint.on(d), begin, x.rows)
             if (own := x.views[d]) is not None:
-                recording.copy(own, out, label)
+                on.copy(own, out)
             else:  # zeros
-                device_ops.scale(recording, limits, _rows(some, 0, x.rows), out, c=0.0, label=label)
+                on.scale(_rows(some, 0, x.rows), out, c=0.0)
     summed = graph.all_reduce(joint)[0]
     for x, begin in zip(parts, begins, strict=False):
         views = [view and _rows(view, begin, x.rows) for view in summed.views]

@@ -26,6 +26,7 @@ from vkbackend.checks import finite_number, whole_number
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, VkbackendError
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner import open_devices
+from vkbackend.ops import Recorder
 from vkbackend.recording import Dispatch, Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.tools.console import console, printable, write_json
@@ -114,7 +115,7 @@ class Chain:
         recording = Recording(f"bench-ops {self.runs}")
         for i in range(length):
             placed = self.placed[i % len(self.placed)]
-            placed.setup.record(recording, self.device.limits, placed.views)
+            placed.setup.record(Recorder(recording, self.device.limits), placed.views)
         return derive_barriers(cut_long(recording))
 
     def seconds(self, length: int, repeats: int) -> list[float]:

@@ -62,7 +62,7 @@ def places() -> dict[str, set[str]]:
         "shaders/OP.comp": {path.stem for path in shaderlib.shaders_dir().glob("*.comp")},
         "a table in shaders/variants.toml": set(shaderlib.manifest()),
         "an entry in ops/table.py or ops/spec.py": set(ops.OPS),
-        "a function in ops/": products | {op for op in ops.OPS if callable(getattr(ops, op, None))},
+        "a method of ops.Recorder": products | {op for op in ops.OPS if hasattr(ops.Recorder, op)},
         "a twin in twins/": {op for op in ops.OPS if has_twin(op)},
         "a case in tools/op_cases/": cases,
     }

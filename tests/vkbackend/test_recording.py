@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import buffer, dispatch, recordings, view, without_each_barrier
 
-from vkbackend import ops
 from vkbackend.buffer import Home, View, Virtual
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.recording import (
     SLOW_FLOPS,
     SUBMISSION_S,
@@ -246,7 +246,7 @@ def test_a_copy_of_different_sizes_is_refused() -> None:
 
 def test_a_float_push_constant_may_be_given_as_an_int() -> None:
     recording, both = Recording("scale"), view(buffer(), 0, 64)
-    ops.scale(recording, Limits.floor(), both, both, c=2)
+    Recorder(recording, Limits.floor()).scale(both, both, c=2)
     (dispatched,) = recording.accesses()
     assert isinstance(dispatched, Dispatch)
     assert push_constants(dispatched, [0, 0])[-4:] == struct.pack("f", 2.0)

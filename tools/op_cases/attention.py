@@ -9,8 +9,7 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.formats import block_of, dequantize
-from vkbackend.limits import Limits
-from vkbackend.recording import Recording
+from vkbackend.ops import Recorder
 from vkbackend.tools.op_cases.setup import (
     Case,
     RunSpec,
@@ -80,11 +79,11 @@ class KvStore(Case):
         if self.n_rot:
             tensors["cos_sin"] = cos_sin_of(rng, self.rows, self.n_rot)
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             args = v["x"], v["cells"], v["cache"], v["step"]
             norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
             rotation = ops.Rotation(v["cos_sin"], self.half_split) if self.n_rot else None
-            ops.kv_store(rec, limits, *args, head_dim=self.head_dim, norm=norm, rotation=rotation)
+            r.kv_store(*args, head_dim=self.head_dim, norm=norm, rotation=rotation)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -118,9 +117,9 @@ class AttnDecode(Case):
         if self.sinks:
             tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_decode(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
+            r.attn_decode(*args, sinks=v.get("sinks"), **_attention_options(self))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -162,9 +161,9 @@ class AttnPrefill(Case):
         if self.sinks:
             tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            ops.attn_prefill(rec, limits, *args, sinks=v.get("sinks"), **_attention_options(self))
+            r.attn_prefill(*args, sinks=v.get("sinks"), **_attention_options(self))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -211,7 +210,7 @@ class AttnCombine(Case):
             tensors["sinks"] = uniform(rng, self.n_heads, span=200.0)
         return Setup(
             tensors,
-            lambda rec, limits, v: ops.attn_combine(rec, limits, v["part"], v["y"], sinks=v.get("sinks")),
+            lambda r, v: r.attn_combine(v["part"], v["y"], sinks=v.get("sinks")),
         )
 
 

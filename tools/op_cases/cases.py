@@ -11,9 +11,8 @@ import numpy as np
 
 from vkbackend import ops, shaderlib
 from vkbackend.formats import block_of, dequantize
-from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.ops.elementwise import ACTS
-from vkbackend.recording import Recording
 from vkbackend.step import MAX_ROWS
 from vkbackend.tools.op_cases import attention, half, heads, moe, recurrent
 from vkbackend.tools.op_cases import field as op_cases_field
@@ -66,9 +65,9 @@ class Embed(Case):
             for i in range(self.pieces)
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             for i, first in enumerate(bounds[:-1]):
-                ops.embed(rec, limits, v[f"w{i}"], v["y"], v["step"], ids=self.ids, first=int(first))
+                r.embed(v[f"w{i}"], v["y"], v["step"], ids=self.ids, first=int(first))
 
         return Setup({**table, "y": output(self.rows, self.n_embd)}, record, step)
 
@@ -93,7 +92,7 @@ class RmsNorm(Case):
             tensors["w"] = uniform(rng, self.n)
         return Setup(
             tensors,
-            lambda rec, limits, v: ops.rms_norm(rec, limits, v["x"], v.get("w"), v["y"], eps=1e-5),
+            lambda r, v: r.rms_norm(v["x"], v.get("w"), v["y"], eps=1e-5),
         )
 
 
@@ -116,10 +115,10 @@ class Rope(Case):
         if not self.in_place:
             tensors["y"] = output(*x.shape)
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             y = v["x"] if self.in_place else v["y"]
             norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
-            ops.rope(rec, limits, v["x"], v["cos_sin"], y, half_split=self.half_split, norm=norm)
+            r.rope(v["x"], v["cos_sin"], y, half_split=self.half_split, norm=norm)
 
         return Setup(tensors, record)
 
@@ -137,8 +136,8 @@ class Glu(Case):
             "y": output(self.n),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            ops.glu(rec, limits, v["gate"], v["up"], v["y"], act=self.act)
+        def record(r: Recorder, v: Views) -> None:
+            r.glu(v["gate"], v["up"], v["y"], act=self.act)
 
         return Setup(tensors, record)
 
@@ -153,7 +152,7 @@ class CopyWords(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         src = Tensor((self.n,), "u32", rng.integers(0, 1 << 32, self.n, np.uint32))
         tensors = {"src": src, "dst": output(self.n, dtype="u32")}
-        return Setup(tensors, lambda rec, limits, v: ops.copy_words(rec, limits, v["src"], v["dst"]))
+        return Setup(tensors, lambda r, v: r.copy_words(v["src"], v["dst"]))
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class Scale(Case):
 
     def setup(self, rng: np.random.Generator) -> Setup:
         tensors = {"x": uniform(rng, self.n) if self.c else output(self.n), "y": output(self.n)}
-        return Setup(tensors, lambda rec, limits, v: ops.scale(rec, limits, v["x"], v["y"], c=self.c))
+        return Setup(tensors, lambda r, v: r.scale(v["x"], v["y"], c=self.c))
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class Softcap(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         x = (np.exp2(rng.uniform(-20, 12, self.n)) * rng.choice([-1, 1], self.n)).astype(np.float32)
         tensors = {"x": Tensor(x.shape, "f32", x), "y": output(self.n)}
-        return Setup(tensors, lambda rec, limits, v: ops.softcap(rec, limits, v["x"], v["y"], c=self.c))
+        return Setup(tensors, lambda r, v: r.softcap(v["x"], v["y"], c=self.c))
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         small = np.abs(array) < 1
@@ -212,9 +211,9 @@ class TopK(Case):
             "top": output(self.rows, n_chunks, self.k),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             source = v["source"] if self.mapped else None
-            ops.top_k(rec, limits, v["x"], v["ids"], v["top"], source=source, chunk=self.chunk)
+            r.top_k(v["x"], v["ids"], v["top"], source=source, chunk=self.chunk)
 
         return Setup(tensors, record)
 
@@ -226,7 +225,7 @@ class Add(Case):
 
     def setup(self, rng: np.random.Generator) -> Setup:
         tensors = {"a": uniform(rng, self.n), "b": uniform(rng, self.n), "y": output(self.n)}
-        return Setup(tensors, lambda rec, limits, v: ops.add(rec, limits, v["a"], v["b"], v["y"]))
+        return Setup(tensors, lambda r, v: r.add(v["a"], v["b"], v["y"]))
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ class AddBias(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         shape = (self.rows, self.n)
         tensors = {"x": uniform(rng, *shape), "b": uniform(rng, self.n), "y": output(*shape)}
-        return Setup(tensors, lambda rec, limits, v: ops.add_bias(rec, limits, v["x"], v["b"], v["y"]))
+        return Setup(tensors, lambda r, v: r.add_bias(v["x"], v["b"], v["y"]))
 
 
 @dataclass(frozen=True)
@@ -254,9 +253,7 @@ class Columns(Case):
         assert x.raw is not None
         x.raw[:, : self.first] = x.raw[:, self.first + self.n :] = np.nan
         tensors = {"x": x, "y": output(self.rows, self.n)}
-        return Setup(
-            tensors, lambda rec, limits, v: ops.columns(rec, limits, v["x"], v["y"], first=self.first)
-        )
+        return Setup(tensors, lambda r, v: r.columns(v["x"], v["y"], first=self.first))
 
 
 @dataclass(frozen=True)
@@ -273,7 +270,7 @@ class PackBf16(Case):
         special += [0x00000001, 0x00008000, 0x00018000, 0x80000000, 0]
         bits[: len(special)] = special[: self.n]
         tensors = {"x": Tensor((self.n,), "f32", bits), "y": output(-(-self.n // 2), dtype="u32")}
-        return Setup(tensors, lambda rec, limits, v: ops.pack_bf16(rec, limits, v["x"], v["y"]))
+        return Setup(tensors, lambda r, v: r.pack_bf16(v["x"], v["y"]))
 
 
 @dataclass(frozen=True)
@@ -320,10 +317,9 @@ class AddPartials(Case):
         if self.norm:
             tensors |= {"w": uniform(rng, self.n), "y": output(*shape, dtype=self.out)}
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             h = v["residual"] if self.in_place else v["h"]
-            ops.add_partials(
-                rec, limits, v.get("residual"), v.get("own"), v["slots"], v.get("w"), h, v.get("y"),
+            r.add_partials(v.get("residual"), v.get("own"), v["slots"], v.get("w"), h, v.get("y"),
                 own_index=self.own, writers=self.writers, eps=1e-6, wire=self.wire,
             )  # fmt: skip
 

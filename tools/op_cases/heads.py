@@ -7,9 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from vkbackend import ops
-from vkbackend.limits import Limits
-from vkbackend.recording import Recording
+from vkbackend.ops import Recorder
 from vkbackend.tools.op_cases.setup import Case, Setup, Views, output, uniform, weights
 
 
@@ -31,8 +29,8 @@ class MatHeads(Case):
             "y": output(self.rows, self.n_heads, self.n),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            ops.mat_heads(rec, limits, v["w"], v["x"], v["y"], n_heads=self.n_heads)
+        def record(r: Recorder, v: Views) -> None:
+            r.mat_heads(v["w"], v["x"], v["y"], n_heads=self.n_heads)
 
         return Setup(tensors, record)
 
@@ -50,7 +48,7 @@ class Concat(Case):
             "b": uniform(rng, self.rows, self.n_b),
             "y": output(self.rows, self.n_a + self.n_b),
         }
-        return Setup(tensors, lambda rec, limits, v: ops.concat(rec, limits, v["a"], v["b"], v["y"]))
+        return Setup(tensors, lambda r, v: r.concat(v["a"], v["b"], v["y"]))
 
 
 def quick() -> list[Case]:

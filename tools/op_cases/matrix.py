@@ -9,8 +9,7 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.formats import block_of
-from vkbackend.limits import Limits
-from vkbackend.recording import Recording
+from vkbackend.ops import Recorder
 from vkbackend.tools.op_cases.setup import Case, Setup, Views, operand, output, uniform, weights
 
 
@@ -58,9 +57,9 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             how: dict[str, Any] = {"up": v["up"], "act": self.act} if self.act else {"bias": v.get("bias")}
-            self.op(rec, limits, v["w"], v["x"], v["y"], y_stride=stride, **how)
+            self.op(r, v["w"], v["x"], v["y"], y_stride=stride, **how)
 
         return Setup(tensors, record)
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from vkbackend import ops, shaderlib, twins
 from vkbackend.formats import block_of
-from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.ops.moe import GATINGS, Gating
-from vkbackend.recording import Recording
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, operand, output, uniform, weights
 
 SOFTMAX, UNSCALED = Gating(), Gating(norm_w=False)
@@ -45,8 +44,8 @@ class MoeLogits(Case):
             "logits": output(self.rows, self.n_experts),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            ops.moe_logits(rec, limits, v["h"], v["w_norm"], v["w"], v["logits"])
+        def record(r: Recorder, v: Views) -> None:
+            r.moe_logits(v["h"], v["w_norm"], v["w"], v["logits"])
 
         return Setup(tensors, record)
 
@@ -85,10 +84,10 @@ class MoeTopk(Case):
         vectors = [name for name in ("bias", "select", "gain") if getattr(self, name)]
         tensors |= {name: uniform(rng, self.n_experts) for name in vectors}
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             optional = {name: v[name] for name in vectors}
             args = v["logits"], v["h"], v["ids"], v["weights"]
-            ops.moe_topk(rec, limits, *args, self.gating, eps=1e-6, label="", **optional)
+            r.moe_topk(*args, self.gating, eps=1e-6, **optional)
 
         return Setup(tensors, record)
 
@@ -144,12 +143,12 @@ class MatVecId(Case):
         if self.tile:
             tensors |= _grouped(ids.reshape(-1), n_experts, self.tile)
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             for i, (first, end) in enumerate(pairwise(bounds)):
                 count = end - first if self.pieces > 1 else None
                 where: dict[str, Any] = {"axis": self.axis, "first": first, "count": count}
                 pairs = ops.Groups(v["order"], v["tiles"], self.tile) if self.tile else v["ids"]
-                self.op(rec, limits, v[f"w{i}"], v["x"], pairs, v["starts"], v["y"], **where)
+                self.op(r, v[f"w{i}"], v["x"], pairs, v["starts"], v["y"], **where)
 
         return Setup(tensors, record)
 
@@ -205,9 +204,9 @@ class MoeGroup(Case):
             "tiles": output(ops.tile_count(n_pairs, self.n_experts, self.tile), 3, dtype="u32"),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             groups = ops.Groups(v["order"], v["tiles"], self.tile)
-            ops.moe_group(rec, limits, v["ids"], groups, n_experts=self.n_experts)
+            r.moe_group(v["ids"], groups, n_experts=self.n_experts)
 
         return Setup(tensors, record)
 
@@ -234,9 +233,9 @@ class AddId(Case):
             "starts": Tensor(starts.shape, "u32", starts),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
+        def record(r: Recorder, v: Views) -> None:
             starts = v["starts"] if self.ragged else None
-            ops.add_id(rec, limits, v["x"], v["b"], v["ids"], v["x"], starts=starts)
+            r.add_id(v["x"], v["b"], v["ids"], v["x"], starts=starts)
 
         return Setup(tensors, record)
 
@@ -254,7 +253,7 @@ class GateRows(Case):
             "x": uniform(rng, self.rows, self.n),
             "y": output(self.rows, self.n),
         }
-        return Setup(tensors, lambda rec, limits, v: ops.gate_rows(rec, limits, v["gate"], v["x"], v["y"]))
+        return Setup(tensors, lambda r, v: r.gate_rows(v["gate"], v["x"], v["y"]))
 
 
 @dataclass(frozen=True)
@@ -269,7 +268,7 @@ class MoeSum(Case):
             "weights": uniform(rng, self.rows, self.used),
             "y": output(self.rows, self.n),
         }
-        return Setup(tensors, lambda rec, limits, v: ops.moe_sum(rec, limits, v["x"], v["weights"], v["y"]))
+        return Setup(tensors, lambda r, v: r.moe_sum(v["x"], v["weights"], v["y"]))
 
 
 def some_of(kind: str) -> list[Case]:

@@ -40,7 +40,7 @@ class QuantizeQ8(Case):
             "x": Tensor(x.shape, "f32", x),
             "y": Tensor(x.shape, "q8", written=True),
         }
-        return Setup(tensors, lambda rec, limits, v: ops.quantize_q8(rec, limits, v["x"], v["y"]))
+        return Setup(tensors, lambda r, v: r.quantize_q8(v["x"], v["y"]))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vkbackend import ops
-from vkbackend.limits import Limits
-from vkbackend.recording import Recording
+from vkbackend.ops import Recorder
 from vkbackend.step import STEP_WORDS, Run, StepParams
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
 
@@ -62,8 +61,8 @@ class SsmConv(Case):
             "y": output(*shape),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            ops.ssm_conv(rec, limits, v["x"], v["w"], v["state"], v["y"], v["step"])
+        def record(r: Recorder, v: Views) -> None:
+            r.ssm_conv(v["x"], v["w"], v["state"], v["y"], v["step"])
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -84,8 +83,8 @@ class L2Norm(Case):
         x.raw[0, : self.n] = 0
         tensors = {"x": x, "y": output(self.rows, self.n_heads, self.n)}
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            ops.l2_norm(rec, limits, v["x"], v["y"], eps=1e-6, x_stride=stride)
+        def record(r: Recorder, v: Views) -> None:
+            r.l2_norm(v["x"], v["y"], eps=1e-6, x_stride=stride)
 
         return Setup(tensors, record)
 
@@ -110,8 +109,8 @@ class DeltaGates(Case):
             "beta": output(self.rows, self.n_heads),
         }
 
-        def record(rec: Recording, limits: Limits, v: Views) -> None:
-            ops.delta_gates(rec, limits, *(v[name] for name in ("a", "dt", "decay", "b", "g", "beta")))
+        def record(r: Recorder, v: Views) -> None:
+            r.delta_gates(*(v[name] for name in ("a", "dt", "decay", "b", "g", "beta")))
 
         return Setup(tensors, record)
 
@@ -166,9 +165,9 @@ class DeltaNet(Case):
             "v_stride": n_heads * self.size + self.gap,
         }
 
-    def _record(self, rec: Recording, limits: Limits, v: Views) -> None:
+    def _record(self, r: Recorder, v: Views) -> None:
         args = [v[name] for name in ("q", "k", "v", "g", "beta", "state", "y", "step")]
-        ops.delta_net(rec, limits, *args, **self._options())
+        r.delta_net(*args, **self._options())
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,9 @@ class DeltaChunk(DeltaNet):
     def _outputs(self, rng: np.random.Generator, rows: int, n_heads: int) -> dict[str, Tensor]:
         return {"work": output(*ops.delta_work(rows, n_heads, self.size, self.kda))}
 
-    def _record(self, rec: Recording, limits: Limits, v: Views) -> None:
+    def _record(self, r: Recorder, v: Views) -> None:
         args = [v[name] for name in ("q", "k", "v", "g", "beta", "work", "step")]
-        ops.delta_chunk(rec, limits, *args, **self._options())
+        r.delta_chunk(*args, **self._options())
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         s = self.size
@@ -198,10 +197,10 @@ class DeltaScan(DeltaNet):
         work = {"work": output(*ops.delta_work(rows, n_heads, self.size, self.kda))}
         return super()._outputs(rng, rows, n_heads) | work
 
-    def _record(self, rec: Recording, limits: Limits, v: Views) -> None:
+    def _record(self, r: Recorder, v: Views) -> None:
         args = [v[name] for name in ("q", "k", "v", "g", "beta", "work", "step")]
-        ops.delta_chunk(rec, limits, *args, **self._options())
-        ops.delta_scan(rec, limits, v["work"], v["state"], v["y"], v["step"])
+        r.delta_chunk(*args, **self._options())
+        r.delta_scan(v["work"], v["state"], v["y"], v["step"])
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         return {} if name == "work" else {name: array}

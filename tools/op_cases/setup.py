@@ -44,7 +44,7 @@ class Setup:
     """What a case needs: its tensors by name, the step, and the recording of its ops."""
 
     tensors: dict[str, Tensor]
-    record: Callable[[Recording, Limits, Views], None]
+    record: Callable[[ops.Recorder, Views], None]
     step: StepParams | None = None
 
 
@@ -81,7 +81,7 @@ class Placed:
 
     def record(self, limits: Limits) -> Recording:
         recording = Recording("case")
-        self.setup.record(recording, limits, self.views)
+        self.setup.record(ops.Recorder(recording, limits), self.views)
         return recording
 
     def close(self) -> None:

@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from vkbackend import env, ops
+from vkbackend import env
 from vkbackend.buffer import Home, View
 from vkbackend.checks import whole_number
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.runner import Runner, open_devices
 from vkbackend.models.options import Options
+from vkbackend.ops import Recorder
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.step import Run
@@ -38,7 +39,7 @@ def per_dispatch(device: Device, dependent: bool, repeats: int) -> float:
         recording, step = Recording("chain"), 256 if dependent else 512
         for i in range(length):
             source, target = View(buffer, step * i, (32,)), View(buffer, step * i + 256, (32,))
-            ops.scale(recording, device.limits, source, target, c=1.0)
+            Recorder(recording, device.limits).scale(source, target, c=1.0)
         executable = device.build(derive_barriers(recording))
         took = []
         for _ in range(1 + repeats):

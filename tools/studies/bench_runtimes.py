@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
-from vkbackend import env, ops
+from vkbackend import env
 from vkbackend.buffer import Home, View
 from vkbackend.checks import whole_number
 from vkbackend.models.engine.runner import Runner, open_devices
 from vkbackend.models.options import Options
 from vkbackend.models.placement.memory_report import HOMES
-from vkbackend.ops.table import OPS
+from vkbackend.ops import OPS, Recorder
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run
@@ -66,7 +66,7 @@ def chain(device: Device, dependent: bool) -> Executable:
     for i in range(CHAIN):
         row = 0 if dependent else i
         src, dst = (b, a) if dependent and i % 2 else (a, b)
-        ops.copy_words(recording, device.limits, src.rows(row, row + 1), dst.rows(row, row + 1))
+        Recorder(recording, device.limits).copy_words(src.rows(row, row + 1), dst.rows(row, row + 1))
     return device.build(derive_barriers(recording))
 
 

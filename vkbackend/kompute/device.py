@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from vkbackend import env, faults, ops, shaderlib
+from vkbackend import env, faults, shaderlib
 from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.codebooks import codebook_of
 from vkbackend.codebooks import entries as codebook_entries
@@ -34,6 +34,7 @@ from vkbackend.kompute.queues import KomputeExecutable, KomputeQueue
 from vkbackend.kompute.spirv import storage_only
 from vkbackend.kompute.transfers import KomputeTransfers
 from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.recording import (
     Barrier,
     Copy,
@@ -274,7 +275,7 @@ class KomputeDevice(Device):
 
     def _as_dispatch(self, copy: Copy) -> Dispatch:
         recording = Recording("copy")
-        ops.copy_words(recording, self.limits, copy.src, copy.dst, label=copy.label)
+        Recorder(recording, self.limits, copy.label).copy_words(copy.src, copy.dst)
         (dispatch,) = recording.accesses()
         assert isinstance(dispatch, Dispatch)
         return dispatch

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
-from vkbackend.ops.spec import fold, record, rows_of
-from vkbackend.recording import Recording
+from vkbackend.ops.target import Target, rows_of
 
 CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/lib/cache_types.glsl
@@ -41,70 +40,6 @@ class Rotation:
         return 2 * self.cos_sin.shape[-2]
 
 
-def rope(
-    rec: Recording,
-    limits: Limits,
-    x: View,
-    cos_sin: View,
-    y: View,
-    *,
-    half_split: bool,
-    norm: HeadNorm | None = None,
-    label: str = "",
-) -> None:
-    """Rotate x [n_rows, n_heads, head_dim], after `norm` if given; dims >= n_rot are copied. y may be x."""
-    n_rows, n_heads, head_dim = x.shape
-    n_rot = Rotation(cos_sin, half_split).n_rot
-    assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (x.shape, cos_sin.shape)
-    assert rows_of(y, head_dim) == n_rows * n_heads, (x.shape, y.shape)
-    w, kind, eps = _norm_args(norm, head_dim, x)
-    push: dict[str, int | float] = {"n_heads": n_heads, "head_dim": head_dim, "n_rot": n_rot}
-    push |= {"n_rows": n_rows, "eps": eps}
-    local = _norm_local(head_dim) if norm else 64
-    consts = {"LOCAL": local, "HALF_SPLIT": int(half_split), "NORM": kind}
-    groups = (*fold(limits, n_heads if norm else -(-n_heads * head_dim // 128)), n_rows)
-    args, flops = (x, w, cos_sin, y), (7 if norm else 3) * math.prod(x.shape)
-    record(rec, "rope", "f32", args, push, consts, groups, label=label, flops=flops)
-
-
-def kv_store(
-    rec: Recording,
-    limits: Limits,
-    x: View,
-    cells: View,
-    cache: View,
-    step: View,
-    *,
-    head_dim: int = 0,
-    norm: HeadNorm | None = None,
-    rotation: Rotation | None = None,
-    label: str = "",
-) -> None:
-    """cache[cell of row r] = x[r] for the rows of the step, its heads normed and rotated first if asked.
-
-    x [n_rows, width], cache [n_cells, width] of a type in CACHE_TYPES, width whole blocks of it and even;
-    cells u32 [n_slots, blocks_per_slot]: position p of slot s lives in cell
-    cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Blocks take x as it is; of what is not
-    finite they are NaN.
-    """
-    width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
-    n_rows = rows_of(x, width)
-    assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
-    assert not (norm or rotation) or (head_dim and width % head_dim == 0), (x, head_dim)
-    assert not (norm or rotation) or unit == 2, f"heads are normed and rotated for pairs, not for {cache!r}"
-    w, kind, eps = _norm_args(norm, head_dim, x)
-    push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
-    push |= {"head_dim": head_dim or width, "n_rot": 0, "half_split": 0, "eps": eps}
-    if rotation:
-        assert rotation.n_rot <= head_dim and rotation.cos_sin.shape[0] >= n_rows, (x, rotation)
-        push |= {"n_rot": rotation.n_rot, "half_split": int(rotation.half_split)}
-    local = _norm_local(head_dim) if norm else 64
-    consts = {"LOCAL": local, "TYPE": CACHE_TYPES.index(cache.dtype), "NORM": kind}
-    groups = (*fold(limits, width // head_dim if norm else -(-width // (64 * unit))), n_rows)
-    args = x, w, rotation.cos_sin if rotation else x, cells, cache
-    record(rec, "kv_store", "f32", args, push, consts, groups, step, label)
-
-
 def _norm_args(norm: HeadNorm | None, head_dim: int, x: View) -> tuple[View, int, float]:
     """(w or a stand-in, NORM, eps) as the shaders take them."""
     if not norm:
@@ -126,137 +61,8 @@ def attn_splits(
     return max(1, min(wanted, seen // 4, 32))
 
 
-def attn_decode(
-    rec: Recording,
-    limits: Limits,
-    q: View,
-    k: View,
-    v: View,
-    cells: View,
-    part: View,
-    step: View,
-    *,
-    scale: float,
-    group: int | None = None,
-    q_first: int = 0,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: View | None = None,
-    label: str = "",
-) -> None:
-    """Each row's heads attend to positions 0..pos of the row's slot.
-
-    q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], each of a type in
-    CACHE_TYPES. `part` f32 is the result [n_rows, n_heads, head_v], or with several splits of the keys
-    [n_rows, n_heads, n_splits, head_v + 2], (sum of p * v, max, sum of p) of each, for attn_combine to join.
-
-    Head h reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv,
-    another serves a device whose q heads are not whole groups. With `window` a row sees that many positions,
-    its own the last; with `softcap` c a score s becomes c * tanh(s / c). `sinks` f32 [n_heads]: one more
-    logit per head, in the denominator of its softmax alone (with splits, attn_combine takes them).
-    """
-    final = len(part.shape) == 3
-    n_rows, n_heads, n_splits, head_v = (
-        (*part.shape[:2], 1, part.shape[2]) if final else (*part.shape[:3], part.shape[3] - 2)
-    )
-    push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
-    assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
-    assert sinks is None or final, "sinks go to attn_combine"
-    _check_sinks(sinks, n_heads)
-    tiles = -(-int(push["group"]) // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
-    tile_heads = -(-int(push["group"]) // tiles)
-    record(
-        rec,
-        "attn_decode",
-        "f32",
-        (q, k, v, cells, sinks or q, part),
-        {**push, "n_splits": n_splits, "window": window, "scale": scale, "softcap": softcap},
-        {
-            "LOCAL": 32 if limits.is_cpu else 128,  # a multiple of CELL_BLOCK
-            "HEAD_K": head_k,
-            "HEAD_V": head_v,
-            "HEADS": tile_heads,
-            **types,
-            "FINAL": int(final),
-            "HAS_SINKS": int(sinks is not None),
-        },
-        (int(push["n_kv"]) * tiles, n_splits, n_rows),
-        step,
-        label,
-        flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
-    )
-
-
-def attn_combine(
-    rec: Recording, limits: Limits, part: View, y: View, *, sinks: View | None = None, label: str = ""
-) -> None:
-    """y [n_rows, n_heads, head_v] from the splits that attn_decode left in part; `sinks` as attn_prefill."""
-    n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
-    assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
-    _check_sinks(sinks, n_heads)
-    record(
-        rec,
-        "attn_combine",
-        "f32",
-        (part, sinks or part, y),
-        {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits},
-        {"LOCAL": 32 if limits.is_cpu else 64, "HEAD_V": head_v, "HAS_SINKS": int(sinks is not None)},
-        (n_heads, 1, n_rows),
-        label=label,
-    )
-
-
 def _check_sinks(sinks: View | None, n_heads: int) -> None:
     assert sinks is None or (sinks.dtype == "f32" and sinks.shape == (n_heads,)), (sinks, n_heads)
-
-
-def attn_prefill(
-    rec: Recording,
-    limits: Limits,
-    q: View,
-    k: View,
-    v: View,
-    cells: View,
-    y: View,
-    step: View,
-    *,
-    scale: float,
-    group: int | None = None,
-    q_first: int = 0,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: View | None = None,
-    label: str = "",
-) -> None:
-    """Causal attention of the step's runs; shapes and options as attn_decode, y [n_rows, n_heads, head_v]."""
-    n_rows, n_heads, head_v = y.shape
-    push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
-    assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
-    _check_sinks(sinks, n_heads)
-    # The q tile takes at most 10 KiB of shared memory.
-    tq = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
-    n_tiles = -(-n_rows // tq) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
-    local = 32 if limits.is_cpu else 128  # 1 to 4 times CELL_BLOCK
-    record(
-        rec,
-        "attn_prefill",
-        "f32",
-        (q, k, v, cells, sinks or q, y),
-        {**push, "window": window, "scale": scale, "softcap": softcap},
-        {
-            "LOCAL": local,
-            "HEAD_K": head_k,
-            "HEAD_V": head_v,
-            "TQ": tq,
-            "HAS_SINKS": int(sinks is not None),
-            **types,
-            "HAS_SOFTCAP": int(softcap > 0),
-        },
-        (n_tiles, n_heads, 1),
-        step,
-        label,
-        flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
-    )
 
 
 def _attn_push(
@@ -277,3 +83,187 @@ def _attn_push(
     for head, cache in ((head_k, k), (head_v, v)):
         assert head % block_of(cache.dtype)[0] == 0, f"heads of {head} are not whole {cache.dtype} blocks"
     return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k, types
+
+
+class AttentionOps(Target):
+    """Rotation, the KV cache, attention."""
+
+    def rope(
+        self, x: View, cos_sin: View, y: View, *, half_split: bool, norm: HeadNorm | None = None
+    ) -> None:
+        """Rotate x [n_rows, n_heads, head_dim], after `norm` if given. Dims >= n_rot are copied.
+
+        y may be x."""
+        n_rows, n_heads, head_dim = x.shape
+        n_rot = Rotation(cos_sin, half_split).n_rot
+        assert n_rot <= head_dim and head_dim % 2 == 0 and cos_sin.shape[0] >= n_rows, (
+            x.shape,
+            cos_sin.shape,
+        )
+        assert rows_of(y, head_dim) == n_rows * n_heads, (x.shape, y.shape)
+        w, kind, eps = _norm_args(norm, head_dim, x)
+        push: dict[str, int | float] = {"n_heads": n_heads, "head_dim": head_dim, "n_rot": n_rot}
+        push |= {"n_rows": n_rows, "eps": eps}
+        local = _norm_local(head_dim) if norm else 64
+        consts = {"LOCAL": local, "HALF_SPLIT": int(half_split), "NORM": kind}
+        groups = (*self.fold(n_heads if norm else -(-n_heads * head_dim // 128)), n_rows)
+        args, flops = (x, w, cos_sin, y), (7 if norm else 3) * math.prod(x.shape)
+        self.record("rope", "f32", args, push, consts, groups, flops=flops)
+
+    def kv_store(
+        self,
+        x: View,
+        cells: View,
+        cache: View,
+        step: View,
+        *,
+        head_dim: int = 0,
+        norm: HeadNorm | None = None,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """cache[cell of row r] = x[r] for the rows of the step, its heads normed and rotated first if asked.
+
+        x [n_rows, width], cache [n_cells, width] of a type in CACHE_TYPES, width whole blocks of it and even;
+        cells u32 [n_slots, blocks_per_slot]: position p of slot s lives in cell
+        cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Blocks take x as it is; of what is not
+        finite they are NaN.
+        """
+        width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
+        n_rows = rows_of(x, width)
+        assert width % 2 == 0 and cells.dtype == "u32" and cache.shape[0] % CELL_BLOCK == 0, (x, cells, cache)
+        assert not (norm or rotation) or (head_dim and width % head_dim == 0), (x, head_dim)
+        assert not (norm or rotation) or unit == 2, (
+            f"heads are normed and rotated for pairs, not for {cache!r}"
+        )
+        w, kind, eps = _norm_args(norm, head_dim, x)
+        push: dict[str, int | float] = {"width": width, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}
+        push |= {"head_dim": head_dim or width, "n_rot": 0, "half_split": 0, "eps": eps}
+        if rotation:
+            assert rotation.n_rot <= head_dim and rotation.cos_sin.shape[0] >= n_rows, (x, rotation)
+            push |= {"n_rot": rotation.n_rot, "half_split": int(rotation.half_split)}
+        local = _norm_local(head_dim) if norm else 64
+        consts = {"LOCAL": local, "TYPE": CACHE_TYPES.index(cache.dtype), "NORM": kind}
+        groups = (*self.fold(width // head_dim if norm else -(-width // (64 * unit))), n_rows)
+        args = x, w, rotation.cos_sin if rotation else x, cells, cache
+        self.record("kv_store", "f32", args, push, consts, groups, step)
+
+    def attn_decode(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        cells: View,
+        part: View,
+        step: View,
+        *,
+        scale: float,
+        group: int | None = None,
+        q_first: int = 0,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: View | None = None,
+    ) -> None:
+        """Each row's heads attend to positions 0..pos of the row's slot.
+
+        q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], each of a type
+        in CACHE_TYPES. `part` f32 is the result [n_rows, n_heads, head_v], or with several splits of the keys
+        [n_rows, n_heads, n_splits, head_v + 2], (sum of p * v, max, sum of p) of each, for attn_combine to
+        join.
+
+        Head h reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv,
+        another serves a device whose q heads are not whole groups. With `window` a row sees that many
+        positions, its own the last; with `softcap` c a score s becomes c * tanh(s / c). `sinks` f32
+        [n_heads]: one more logit per head, in the denominator of its softmax alone (with splits, attn_combine
+        takes them).
+        """
+        final = len(part.shape) == 3
+        n_rows, n_heads, n_splits, head_v = (
+            (*part.shape[:2], 1, part.shape[2]) if final else (*part.shape[:3], part.shape[3] - 2)
+        )
+        push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
+        assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
+        assert sinks is None or final, "sinks go to attn_combine"
+        _check_sinks(sinks, n_heads)
+        tiles = -(-int(push["group"]) // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
+        tile_heads = -(-int(push["group"]) // tiles)
+        self.record(
+            "attn_decode",
+            "f32",
+            (q, k, v, cells, sinks or q, part),
+            {**push, "n_splits": n_splits, "window": window, "scale": scale, "softcap": softcap},
+            {
+                "LOCAL": 32 if self.limits.is_cpu else 128,  # a multiple of CELL_BLOCK
+                "HEAD_K": head_k,
+                "HEAD_V": head_v,
+                "HEADS": tile_heads,
+                **types,
+                "FINAL": int(final),
+                "HAS_SINKS": int(sinks is not None),
+            },
+            (int(push["n_kv"]) * tiles, n_splits, n_rows),
+            step,
+            flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
+        )
+
+    def attn_combine(self, part: View, y: View, *, sinks: View | None = None) -> None:
+        """y [n_rows, n_heads, head_v] of the splits that attn_decode left in part; `sinks` as
+        attn_prefill."""
+        n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
+        assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
+        _check_sinks(sinks, n_heads)
+        self.record(
+            "attn_combine",
+            "f32",
+            (part, sinks or part, y),
+            {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits},
+            {
+                "LOCAL": 32 if self.limits.is_cpu else 64,
+                "HEAD_V": head_v,
+                "HAS_SINKS": int(sinks is not None),
+            },
+            (n_heads, 1, n_rows),
+        )
+
+    def attn_prefill(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        cells: View,
+        y: View,
+        step: View,
+        *,
+        scale: float,
+        group: int | None = None,
+        q_first: int = 0,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: View | None = None,
+    ) -> None:
+        """Causal attention of the step's runs; arguments as attn_decode's, y [n_rows, n_heads, head_v]."""
+        n_rows, n_heads, head_v = y.shape
+        push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
+        assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
+        _check_sinks(sinks, n_heads)
+        # The q tile takes at most 10 KiB of shared memory.
+        tq = 16 if head_k <= 128 and not self.limits.is_cpu else 8 if head_k <= 320 else 4
+        n_tiles = -(-n_rows // tq) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
+        local = 32 if self.limits.is_cpu else 128  # 1 to 4 times CELL_BLOCK
+        self.record(
+            "attn_prefill",
+            "f32",
+            (q, k, v, cells, sinks or q, y),
+            {**push, "window": window, "scale": scale, "softcap": softcap},
+            {
+                "LOCAL": local,
+                "HEAD_K": head_k,
+                "HEAD_V": head_v,
+                "TQ": tq,
+                "HAS_SINKS": int(sinks is not None),
+                **types,
+                "HAS_SOFTCAP": int(softcap > 0),
+            },
+            (n_tiles, n_heads, 1),
+            step,
+            flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
+        )

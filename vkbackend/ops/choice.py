@@ -7,12 +7,9 @@ from vkbackend import shaderlib
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.ops.experts import EITHER, GROUPED, LANE_TILE, SINGLE, ExpertsOp, Groups
-from vkbackend.ops.half import pack_f16
 from vkbackend.ops.matrix import row_class
-from vkbackend.ops.quantized import quantize_q8
-from vkbackend.ops.spec import rows_of
 from vkbackend.ops.table import EXPERTS_OPS, MATRIX_OPS, OPS, fast_dots, fast_lanes
-from vkbackend.recording import Recording
+from vkbackend.ops.target import Target, rows_of
 
 
 def runs(limits: Limits, op: str, dtype: str) -> bool:
@@ -21,24 +18,6 @@ def runs(limits: Limits, op: str, dtype: str) -> bool:
 
 
 # ---- one matrix ----
-
-
-def mat(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    y: View,
-    *,
-    bias: View | None = None,
-    y_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]): by the op that suits the device and x's rows.
-
-    x is of the type that `operand_type` says."""
-    op = mat_op(limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
-    MATRIX_OPS[op](rec, limits, w, x, y, bias=bias, y_stride=y_stride, label=label)
 
 
 def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
@@ -54,36 +33,7 @@ def operand_type(limits: Limits, n_rows: int, dtype: str) -> str:
     return MATRIX_OPS[mat_op(limits, n_rows, dtype)].x_type
 
 
-def convert(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
-    """y of an operand type = x f32."""
-    op = quantize_q8 if y.dtype == "q8" else pack_f16
-    op(rec, limits, x, y, label=label or op.__name__)
-
-
 # ---- experts ----
-
-
-def mat_id(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    x: View,
-    ids: View,
-    starts: View,
-    y: View,
-    *,
-    axis: int,
-    groups: Groups | None = None,
-    first: int = 0,
-    count: int | None = None,
-    label: str = "",
-) -> None:
-    """y[r, u] = W_e x for e = ids[r, u], by the fastest op.
-
-    x is of the type that `experts_operand_type` says."""
-    op = _experts_op(limits, x.dtype, w.dtype, grouped=groups is not None)
-    assert op, (limits.features, w, x)
-    op(rec, limits, w, x, groups or ids, starts, y, axis=axis, first=first, count=count, label=label)
 
 
 def _experts_op(limits: Limits, x_type: str, dtype: str, *, grouped: bool) -> ExpertsOp | None:
@@ -117,3 +67,35 @@ def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
     if limits.is_cpu:  # where barriers cost more than reading an expert again
         return 0
     return 16 if n_pairs < 16 * n_experts else 32
+
+
+# ---- the ops ----
+
+
+class ProductOps(Target):
+    """Products by the op that suits."""
+
+    def mat(
+        self, w: View, x: View, y: View, *, bias: View | None = None, y_stride: int | None = None
+    ) -> None:
+        """y[r, i] = sum over k of w[i, k] * x[r, k] (+ bias[i]), x of the type that `operand_type` says."""
+        op = mat_op(self.limits, rows_of(x, w.shape[1], x.dtype), w.dtype)
+        MATRIX_OPS[op](self, w, x, y, bias=bias, y_stride=y_stride)
+
+    def mat_id(
+        self,
+        w: View,
+        x: View,
+        ids: View,
+        starts: View,
+        y: View,
+        *,
+        axis: int,
+        groups: Groups | None = None,
+        first: int = 0,
+        count: int | None = None,
+    ) -> None:
+        """y[r, u] = W_e x for e = ids[r, u], x of the type that `experts_operand_type` says."""
+        op = _experts_op(self.limits, x.dtype, w.dtype, grouped=groups is not None)
+        assert op, (self.limits.features, w, x)
+        op(self, w, x, groups or ids, starts, y, axis=axis, first=first, count=count)

@@ -17,10 +17,10 @@ from functools import cached_property
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.ops.half import subgroups, unit_consts
 from vkbackend.ops.matrix import MAX_VEC_ROWS, Grid, Predicate, Size, rows_by_lanes, variant_of
-from vkbackend.ops.spec import OpSpec, fold, op_spec, record
-from vkbackend.recording import Recording
+from vkbackend.ops.spec import OpSpec, op_spec
+from vkbackend.ops.target import Target
+from vkbackend.ops.units import subgroups, unit_consts
 
 ROWS, COLUMNS = 0, 1  # which side of an expert is its own number of columns: gate and up, or down
 LANE_TILE = MAX_VEC_ROWS  # pairs that a thread of mat_lane_id takes
@@ -43,20 +43,6 @@ class Groups:
 def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
     """The most tiles that can be needed."""
     return n_pairs // tile + min(n_pairs, n_experts)
-
-
-def moe_group(
-    rec: Recording, limits: Limits, ids: View, groups: Groups, *, n_experts: int, label: str = ""
-) -> None:
-    """Sort the pairs of `ids` u32 [n_rows, n_used] by expert, into the arrays of `groups`."""
-    n_pairs, n_tiles = ids.shape[0] * ids.shape[1], groups.tiles.shape[0]
-    assert ids.dtype == groups.order.dtype == groups.tiles.dtype == "u32", (ids, groups)
-    assert groups.order.shape == (n_pairs,) and groups.tiles.shape == (n_tiles, 3), (ids, groups)
-    assert n_tiles >= tile_count(n_pairs, n_experts, groups.tile), (n_tiles, n_pairs, n_experts)
-    push: dict[str, int | float] = {"n_pairs": n_pairs, "n_experts": n_experts}
-    push |= {"tile": groups.tile, "n_tiles": n_tiles}
-    args = ids, groups.order, groups.tiles
-    record(rec, "moe_group", "f32", args, push, {"LOCAL": 128}, (1, 1, 1), label=label)
 
 
 @dataclass(frozen=True)
@@ -93,8 +79,7 @@ class ExpertsOp:
 
     def __call__(
         self,
-        rec: Recording,
-        limits: Limits,
+        target: Target,
         w: View,
         x: View,
         pairs: Groups | View,
@@ -104,10 +89,9 @@ class ExpertsOp:
         axis: int,
         first: int = 0,
         count: int | None = None,
-        label: str = "",
     ) -> None:
         """`pairs` are the groups, or the ids, as the shader takes them; the rest above."""
-        spec = self.spec
+        spec, limits = self.spec, target.limits
         (n_rows, n_used, y_stride), x_stride, x_per_used = y.shape, x.shape[-1], len(x.shape) == 3
         n_experts = starts.shape[0] - 1
         count = n_experts - first if count is None else count
@@ -132,15 +116,13 @@ class ExpertsOp:
         own = grid.consts | {"AXIS": axis, "GROUPED": int(grouped)}
         push: dict[str, int | float] = {"side": side, "first": first, "count": count}
         push |= {"n_used": n_used, "n_rows": n_rows, "x_stride": x_stride, "y_stride": y_stride}
-        record(
-            rec,
+        target.dispatch(
             spec,
             variant_of(spec, w.dtype, limits),
             (w, x, *which, starts, y),
             push | {"x_per_used": int(x_per_used)},
             {name: own[name] for name in spec.consts},
-            (*fold(limits, grid.along_w), n_tiles),
-            label=label,
+            (*target.fold(grid.along_w), n_tiles),
             flops=2 * n_rows * n_used * x_stride * y_stride,
         )
 

@@ -14,9 +14,9 @@ from typing import Any
 from vkbackend.buffer import ALIGN, View, Virtual
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
-from vkbackend.ops import add_partials
-from vkbackend.ops.attention import HeadNorm, Rotation, kv_store, rope
+from vkbackend.ops.attention import HeadNorm, Rotation
 from vkbackend.ops.elementwise import ACTS
+from vkbackend.ops.recorder import Recorder
 from vkbackend.ops.table import MATRIX_OPS, OPS
 from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 
@@ -71,6 +71,10 @@ class _Fusing:
         moves = not any(w.overlaps(r) for c in between for w in c.writes for r in made.reads)
         return first if moves and self._segments[first] == self._segments[at] else None
 
+    def recorder(self, at: int) -> Recorder:
+        """What records the fused dispatch, of the label of that at `at`."""
+        return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
+
     def replace(self, at: int, made: list[int], fused: Recording) -> None:
         """Let the one dispatch of `fused` take the place of that at `at` and of the makers."""
         [self.commands[at]] = fused.commands
@@ -95,10 +99,9 @@ def _norm_rope(f: _Fusing, at: int) -> None:
     norm = f.named(i)
     if norm["n"] != r["head_dim"]:
         return
-    made, x = Recording("fused"), norm["x"].reshape(*r["x"].shape)
-    how: dict[str, Any] = {"half_split": bool(r["HALF_SPLIT"]), "norm": _norm_of(norm)}
-    rope(made, f.limits, x, r["cos_sin"], r["y"], **how, label=r["label"])
-    f.replace(at, [i], made)
+    fused, x = f.recorder(at), norm["x"].reshape(*r["x"].shape)
+    fused.rope(x, r["cos_sin"], r["y"], half_split=bool(r["HALF_SPLIT"]), norm=_norm_of(norm))
+    f.replace(at, [i], fused.recording)
 
 
 def _rope_store(f: _Fusing, at: int) -> None:
@@ -108,16 +111,15 @@ def _rope_store(f: _Fusing, at: int) -> None:
         return
     if (i := f.maker(at, "x", ("rope", "rms_norm"))) is None:
         return
-    m, how = f.named(i), dict[str, Any]()
-    if "n_rot" in m:
-        w = m["w"] if m["NORM"] == 2 else None
-        how["norm"] = HeadNorm(w, m["eps"]) if m["NORM"] else None
-        how |= {"head_dim": m["head_dim"], "rotation": Rotation(m["cos_sin"], bool(m["HALF_SPLIT"]))}
+    m, fused = f.named(i), f.recorder(at)
+    store = m["x"], s["cells"], s["cache"], s["step"]
+    if m["op"] == "rope":
+        norm = HeadNorm(m["w"] if m["NORM"] == 2 else None, m["eps"]) if m["NORM"] else None
+        rotation = Rotation(m["cos_sin"], bool(m["HALF_SPLIT"]))
+        fused.kv_store(*store, head_dim=m["head_dim"], norm=norm, rotation=rotation)
     else:
-        how |= {"head_dim": m["n"], "norm": _norm_of(m)}
-    made = Recording("fused")
-    kv_store(made, f.limits, m["x"], s["cells"], s["cache"], s["step"], **how, label=s["label"])
-    f.replace(at, [i], made)
+        fused.kv_store(*store, head_dim=m["n"], norm=_norm_of(m))
+    f.replace(at, [i], fused.recording)
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
@@ -139,9 +141,9 @@ def _gated_product(f: _Fusing, at: int) -> None:
     op = MATRIX_OPS[gate["op"]]
     if not (op.gates and op.gates(f.limits)):
         return
-    made, how = Recording("fused"), {"up": v, "act": ACTS[g["ACT"]], "label": g["label"]}
-    op(made, f.limits, w, gate["x"], g["y"], **how)
-    f.replace(at, [i, j], made)
+    fused = f.recorder(at)
+    op(fused, w, gate["x"], g["y"], up=v, act=ACTS[g["ACT"]])
+    f.replace(at, [i, j], fused.recording)
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
@@ -150,11 +152,21 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:
         return
-    s, shape, made = f.named(i), (n["n_rows"], n["n"]), Recording("fused")
+    s, shape, fused = f.named(i), (n["n_rows"], n["n"]), f.recorder(at)
     base, part, h = s["a"].reshape(*shape), s["b"].reshape(n["n"] * n["n_rows"]), n["x"].reshape(*shape)
-    how: dict[str, Any] = {"own_index": None, "writers": 1, "eps": n["eps"], "label": n["label"]}
-    add_partials(made, f.limits, base, None, part, n["w"], h, n["y"], slot_stride=part.shape[0], **how)
-    f.replace(at, [i], made)
+    fused.add_partials(
+        base,
+        None,
+        part,
+        n["w"],
+        h,
+        n["y"],
+        own_index=None,
+        writers=1,
+        eps=n["eps"],
+        slot_stride=part.shape[0],
+    )
+    f.replace(at, [i], fused.recording)
 
 
 def _quantized_norm(f: _Fusing, at: int) -> None:

@@ -1,52 +1,46 @@
-"""Ops on the heads of latent attention (DeepSeek-AI 2024, arXiv:2405.04434), of the same contract as ops.py,
-where callers find them: a matrix of its own for every head, and heads put together from two parts.
+"""Ops on the heads of latent attention (DeepSeek-AI 2024, arXiv:2405.04434): a matrix of its own for every
+head, and heads put together from two parts.
 """
 
 from __future__ import annotations
 
 from vkbackend.buffer import View
-from vkbackend.limits import Limits
-from vkbackend.ops.spec import floor_pow2, fold, record, rows_of
-from vkbackend.recording import Recording
+from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 
-def mat_heads(
-    rec: Recording, limits: Limits, w: View, x: View, y: View, *, n_heads: int, label: str = ""
-) -> None:
-    """y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]; w [n_heads * n, k] of any weight type, a
-    head's rows behind the one before, x [n_rows, n_heads, k], y [n_rows, n_heads, n]."""
-    k, n = w.shape[1], w.shape[0] // n_heads
-    n_rows = rows_of(x, n_heads * k)
-    assert w.shape[0] == n_heads * n and rows_of(y, n_heads * n) == n_rows, (w, x, y)
-    assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by rows"
-    local = 32 if limits.is_cpu else 128
-    tpr = 1 if limits.is_cpu else min(32, max(4, floor_pow2(k // 8)))
-    tile = 1 if n_rows == 1 else 4
-    record(
-        rec,
-        "mat_heads",
-        w.dtype,
-        (w, x, y),
-        {"k": k, "n": n, "n_heads": n_heads, "n_rows": n_rows},
-        {"LOCAL": local, "TPR": tpr, "N": tile},
-        (*fold(limits, -(-n_heads * n // (local // tpr))), -(-n_rows // tile)),
-        label=label,
-        flops=2 * n_rows * n_heads * n * k,
-    )
+class HeadOps(Target):
+    """Heads of latent attention."""
 
+    def mat_heads(self, w: View, x: View, y: View, *, n_heads: int) -> None:
+        """y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]; w [n_heads * n, k] of any weight type, a
+        head's rows behind the one before, x [n_rows, n_heads, k], y [n_rows, n_heads, n]."""
+        k, n = w.shape[1], w.shape[0] // n_heads
+        n_rows = rows_of(x, n_heads * k)
+        assert w.shape[0] == n_heads * n and rows_of(y, n_heads * n) == n_rows, (w, x, y)
+        assert w.nbytes <= self.limits.max_storage_range, f"{w!r} exceeds one binding: split it by rows"
+        local = 32 if self.limits.is_cpu else 128
+        tpr = 1 if self.limits.is_cpu else min(32, max(4, floor_pow2(k // 8)))
+        tile = 1 if n_rows == 1 else 4
+        self.record(
+            "mat_heads",
+            w.dtype,
+            (w, x, y),
+            {"k": k, "n": n, "n_heads": n_heads, "n_rows": n_rows},
+            {"LOCAL": local, "TPR": tpr, "N": tile},
+            (*self.fold(-(-n_heads * n // (local // tpr))), -(-n_rows // tile)),
+            flops=2 * n_rows * n_heads * n * k,
+        )
 
-def concat(rec: Recording, limits: Limits, a: View, b: View, y: View, *, label: str = "") -> None:
-    """y [n, n_a + n_b] = rows of a [n, n_a], each followed by that of b [n, n_b]."""
-    (n_rows, n_a), (_, n_b) = a.shape, b.shape
-    assert a.dtype == b.dtype == "f32" and b.shape[0] == n_rows, (a, b)
-    assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)
-    record(
-        rec,
-        "concat",
-        "f32",
-        (a, b, y),
-        {"n_a": n_a, "n_b": n_b, "n_rows": n_rows},
-        {"LOCAL": 64},
-        (*fold(limits, -(-n_rows * (n_a + n_b) // 64)), 1),
-        label=label,
-    )
+    def concat(self, a: View, b: View, y: View) -> None:
+        """y [n, n_a + n_b] = rows of a [n, n_a], each followed by that of b [n, n_b]."""
+        (n_rows, n_a), (_, n_b) = a.shape, b.shape
+        assert a.dtype == b.dtype == "f32" and b.shape[0] == n_rows, (a, b)
+        assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)
+        self.record(
+            "concat",
+            "f32",
+            (a, b, y),
+            {"n_a": n_a, "n_b": n_b, "n_rows": n_rows},
+            {"LOCAL": 64},
+            (*self.fold(-(-n_rows * (n_a + n_b) // 64)), 1),
+        )

@@ -1,7 +1,7 @@
 """What a product with one matrix is: a `MatrixOp` per shader, all of one signature, entered in table.py.
 
 They differ in the type of x that they read, in the devices and rows of x that they suit, and in how they cut
-the product into workgroups: the grids below, and those of matrix units in half.py.
+the product into workgroups: the grids below, and those of matrix units in units.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.ops.elementwise import ACTS
-from vkbackend.ops.spec import OpSpec, floor_pow2, fold, op_spec, record, rows_of
-from vkbackend.recording import Recording
+from vkbackend.ops.spec import OpSpec, op_spec
+from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
 BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
@@ -67,8 +67,7 @@ class MatrixOp:
 
     def __call__(
         self,
-        rec: Recording,
-        limits: Limits,
+        target: Target,
         w: View,
         x: View,
         y: View,
@@ -77,7 +76,6 @@ class MatrixOp:
         up: View | None = None,
         act: str = "",
         y_stride: int | None = None,
-        label: str = "",
     ) -> None:
         """w [n, k] of a weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
@@ -85,7 +83,7 @@ class MatrixOp:
         `up`, a matrix like w and behind it in the same buffer, y is act(w x) * (up x) as glu makes it, and
         there is no bias; the shader then has the push constant `up_at`.
         """
-        n, k = w.shape
+        limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
         y_stride = n if y_stride is None else y_stride
         assert limits.features.issuperset(self.needs), (self.name, limits.features)
@@ -108,10 +106,10 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        args, groups = (shown, x, bias or x, y), (*fold(limits, along_w), along_x)
+        args, groups = (shown, x, bias or x, y), (*target.fold(along_w), along_x)
         variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
-        record(rec, self.spec, variant, args, push, consts, groups, label=label, flops=flops)
+        target.dispatch(self.spec, variant, args, push, consts, groups, flops=flops)
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:

@@ -1,9 +1,9 @@
-"""The ops of a mixture of experts, of the same contract as ops.py, where callers find them.
+"""The ops of a mixture of experts.
 
-The order is moe_logits and moe_topk on the residual, moe_group, mat_id (ops_experts.py) with gate and up,
-glu, mat_id with down, moe_sum; add_id adds biases of experts behind a mat_id. A device holds some columns of
-every expert's feed-forward network, of each as many as its plan says: `starts` u32 [n_experts + 1] are the
-prefix sums of those counts.
+The order is moe_logits and moe_topk on the residual, moe_group, mat_id (choice.py) with gate and up, glu,
+mat_id with down, moe_sum; add_id adds biases of experts behind a mat_id. A device holds some columns of every
+expert's feed-forward network, of each as many as its plan says: `starts` u32 [n_experts + 1] are the prefix
+sums of those counts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import math
 from dataclasses import dataclass
 
 from vkbackend.buffer import View
-from vkbackend.limits import Limits
-from vkbackend.ops.spec import fold, record, rows_of
-from vkbackend.recording import Recording
+from vkbackend.ops.experts import Groups, tile_count
+from vkbackend.ops.target import Target, rows_of
 
 MAX_EXPERTS, MAX_USED, MAX_GROUPS = 1024, 32, 64  # what moe_topk has shared memory for
 GATINGS = ("softmax", "sigmoid", "softmax_weight")  # as numbered in shaders/moe_topk.comp
@@ -39,136 +38,129 @@ class Gating:
     logit_scale: float = 1.0  # above 0
 
 
-def moe_logits(
-    rec: Recording, limits: Limits, h: View, w_norm: View, w: View, logits: View, *, label: str = ""
-) -> None:
-    """logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), the same bits on every device and driver.
+class MoeOps(Target):
+    """Routing, grouping, and what joins the experts' results."""
 
-    h [n_rows, n_embd] is the residual before its norm, whose weight is w_norm [n_embd]; w f32
-    [n_experts, n_embd]; logits [n_rows, n_experts] are too large by rms(h), which changes no order.
-    """
-    n_experts, n_embd = w.shape
-    n_rows = rows_of(h, n_embd)
-    assert w.dtype == "f32" and w_norm.shape == (n_embd,) and w_norm.dtype == "f32", (w, w_norm)
-    assert w.nbytes <= limits.max_storage_range and rows_of(logits, n_experts) == n_rows, (w, logits)
-    n = 1 if n_rows == 1 else 4  # rows per workgroup; not part of the order
-    record(
-        rec,
-        "moe_logits",
-        "f32",
-        (h, w_norm, w, logits),
-        {"n_embd": n_embd, "n_experts": n_experts, "n_rows": n_rows},
-        {"LOCAL": LOGITS_LOCAL, "N": n},
-        (*fold(limits, n_experts), -(-n_rows // n)),
-        label=label,
-        flops=3 * n_rows * n_experts * n_embd,
-    )
+    def moe_logits(self, h: View, w_norm: View, w: View, logits: View) -> None:
+        """logits[r, e] = sum over k of h[r, k] * (w_norm[k] * w[e, k]), the same bits on every device.
 
+        h [n_rows, n_embd] is the residual before its norm, whose weight is w_norm [n_embd]; w f32
+        [n_experts, n_embd]; logits [n_rows, n_experts] are too large by rms(h), which changes no order.
+        """
+        n_experts, n_embd = w.shape
+        n_rows = rows_of(h, n_embd)
+        assert w.dtype == "f32" and w_norm.shape == (n_embd,) and w_norm.dtype == "f32", (w, w_norm)
+        assert w.nbytes <= self.limits.max_storage_range and rows_of(logits, n_experts) == n_rows, (w, logits)
+        n = 1 if n_rows == 1 else 4  # rows per workgroup; not part of the order
+        self.record(
+            "moe_logits",
+            "f32",
+            (h, w_norm, w, logits),
+            {"n_embd": n_embd, "n_experts": n_experts, "n_rows": n_rows},
+            {"LOCAL": LOGITS_LOCAL, "N": n},
+            (*self.fold(n_experts), -(-n_rows // n)),
+            flops=3 * n_rows * n_experts * n_embd,
+        )
 
-def moe_topk(
-    rec: Recording,
-    limits: Limits,
-    logits: View,
-    h: View,
-    ids: View,
-    weights: View,
-    gating: Gating,
-    *,
-    eps: float,
-    bias: View | None = None,
-    select: View | None = None,
-    gain: View | None = None,
-    label: str = "",
-) -> None:
-    """ids u32 [n_rows, n_used]: the chosen experts, best first, ties by lower id, NaN last; weights f32.
+    def moe_topk(
+        self,
+        logits: View,
+        h: View,
+        ids: View,
+        weights: View,
+        gating: Gating,
+        *,
+        eps: float,
+        bias: View | None = None,
+        select: View | None = None,
+        gain: View | None = None,
+    ) -> None:
+        """ids u32 [n_rows, n_used]: the chosen experts, best first, ties by lower id, NaN last; weights f32.
 
-    logits [n_rows, n_experts] are moe_logits of h [n_rows, n_embd], the residual, before its norm with eps.
-    f32 [n_experts] each: `bias` of the router, `select` (see Gating), `gain`, which multiplies an expert's
-    weight. Equal bits on every device and driver.
-    """
-    n_rows, n_used = ids.shape
-    n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating
-    assert ids.dtype == "u32" and rows_of(weights, n_used) == n_rows, (ids, weights)
-    assert rows_of(h, n_embd) == n_rows and rows_of(logits, n_experts) == n_rows, (h, logits, ids)
-    assert 1 <= n_used <= min(n_experts, MAX_USED) and n_experts <= MAX_EXPERTS, (n_used, n_experts)
-    assert all(v is None or (v.shape == (n_experts,) and v.dtype == "f32") for v in (bias, select, gain))
-    assert 1 <= g.n_group_used <= g.n_group <= MAX_GROUPS and n_experts % g.n_group == 0, g
-    assert g.n_group == 1 or n_experts // g.n_group >= 2, g
-    record(
-        rec,
-        "moe_topk",
-        "f32",
-        (logits, h, bias or logits, select or logits, gain or logits, ids, weights),
-        {
-            "n_embd": n_embd,
-            "n_experts": n_experts,
-            "n_used": n_used,
-            "n_rows": n_rows,
-            "n_groups": g.n_group,
-            "n_groups_used": g.n_group_used,
-            "norm_w": int(g.norm_w),
-            "eps": eps,
-            "scale": g.scale,
-            "logit_scale": g.logit_scale,
-        },
-        {
-            "LOCAL": 32 if limits.is_cpu or n_experts <= 32 else 128,
-            "GATING": GATINGS.index(g.kind),
-            "HAS_BIAS": int(bias is not None),
-            "HAS_SELECT": int(select is not None),
-            "HAS_GAIN": int(gain is not None),
-        },
-        (*fold(limits, n_rows), 1),
-        label=label,
-        flops=n_rows * (2 * n_embd + n_experts * n_experts),
-    )
+        logits [n_rows, n_experts] are moe_logits of h [n_rows, n_embd], the residual, before its norm with
+        eps. f32 [n_experts] each: `bias` of the router, `select` (see Gating), `gain`, which multiplies an
+        expert's weight. Equal bits on every device and driver.
+        """
+        n_rows, n_used = ids.shape
+        n_embd, n_experts, g = h.shape[-1], logits.shape[-1], gating
+        assert ids.dtype == "u32" and rows_of(weights, n_used) == n_rows, (ids, weights)
+        assert rows_of(h, n_embd) == n_rows and rows_of(logits, n_experts) == n_rows, (h, logits, ids)
+        assert 1 <= n_used <= min(n_experts, MAX_USED) and n_experts <= MAX_EXPERTS, (n_used, n_experts)
+        assert all(v is None or (v.shape == (n_experts,) and v.dtype == "f32") for v in (bias, select, gain))
+        assert 1 <= g.n_group_used <= g.n_group <= MAX_GROUPS and n_experts % g.n_group == 0, g
+        assert g.n_group == 1 or n_experts // g.n_group >= 2, g
+        self.record(
+            "moe_topk",
+            "f32",
+            (logits, h, bias or logits, select or logits, gain or logits, ids, weights),
+            {
+                "n_embd": n_embd,
+                "n_experts": n_experts,
+                "n_used": n_used,
+                "n_rows": n_rows,
+                "n_groups": g.n_group,
+                "n_groups_used": g.n_group_used,
+                "norm_w": int(g.norm_w),
+                "eps": eps,
+                "scale": g.scale,
+                "logit_scale": g.logit_scale,
+            },
+            {
+                "LOCAL": 32 if self.limits.is_cpu or n_experts <= 32 else 128,
+                "GATING": GATINGS.index(g.kind),
+                "HAS_BIAS": int(bias is not None),
+                "HAS_SELECT": int(select is not None),
+                "HAS_GAIN": int(gain is not None),
+            },
+            (*self.fold(n_rows), 1),
+            flops=n_rows * (2 * n_embd + n_experts * n_experts),
+        )
 
+    def moe_group(self, ids: View, groups: Groups, *, n_experts: int) -> None:
+        """Sort the pairs of `ids` u32 [n_rows, n_used] by expert, into the arrays of `groups`."""
+        n_pairs, n_tiles = ids.shape[0] * ids.shape[1], groups.tiles.shape[0]
+        assert ids.dtype == groups.order.dtype == groups.tiles.dtype == "u32", (ids, groups)
+        assert groups.order.shape == (n_pairs,) and groups.tiles.shape == (n_tiles, 3), (ids, groups)
+        assert n_tiles >= tile_count(n_pairs, n_experts, groups.tile), (n_tiles, n_pairs, n_experts)
+        push: dict[str, int | float] = {"n_pairs": n_pairs, "n_experts": n_experts}
+        push |= {"tile": groups.tile, "n_tiles": n_tiles}
+        args = ids, groups.order, groups.tiles
+        self.record("moe_group", "f32", args, push, {"LOCAL": 128}, (1, 1, 1))
 
-def add_id(
-    rec: Recording,
-    limits: Limits,
-    x: View,
-    b: View,
-    ids: View,
-    y: View,
-    *,
-    starts: View | None = None,
-    label: str = "",
-) -> None:
-    """y[r, u] = x[r, u] + b[ids[r, u]] for x [n_rows, n_used, n], b f32 [n_experts, n]; y may be x.
+    def add_id(self, x: View, b: View, ids: View, y: View, *, starts: View | None = None) -> None:
+        """y[r, u] = x[r, u] + b[ids[r, u]] for x [n_rows, n_used, n], b f32 [n_experts, n]; y may be x.
 
-    With `starts`, as of mat_vec_id, b has the values starts[e]..starts[e + 1] for expert e, at most n, and no
-    other element of y[r, u] is written.
-    """
-    n, n_pairs = x.shape[-1], math.prod(ids.shape)
-    assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (x, ids, b)
-    assert (starts.dtype == "u32") if starts else rows_of(b, n), (b, starts)
-    assert n_pairs <= limits.max_groups[2], f"{n_pairs} pairs exceed the grid"
-    record(
-        rec,
-        "add_id",
-        "f32",
-        (x, b, ids, starts or ids, y),
-        {"n": n, "n_pairs": n_pairs},
-        {"LOCAL": 64, "RAGGED": int(starts is not None)},
-        (*fold(limits, -(-n // 64)), n_pairs),
-        label=label,
-        flops=n * n_pairs,
-    )
+        With `starts`, as of mat_vec_id, b has the values starts[e]..starts[e + 1] for expert e, at most n,
+        and no other element of y[r, u] is written.
+        """
+        n, n_pairs = x.shape[-1], math.prod(ids.shape)
+        assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (
+            x,
+            ids,
+            b,
+        )
+        assert (starts.dtype == "u32") if starts else rows_of(b, n), (b, starts)
+        assert n_pairs <= self.limits.max_groups[2], f"{n_pairs} pairs exceed the grid"
+        self.record(
+            "add_id",
+            "f32",
+            (x, b, ids, starts or ids, y),
+            {"n": n, "n_pairs": n_pairs},
+            {"LOCAL": 64, "RAGGED": int(starts is not None)},
+            (*self.fold(-(-n // 64)), n_pairs),
+            flops=n * n_pairs,
+        )
 
-
-def moe_sum(rec: Recording, limits: Limits, x: View, weights: View, y: View, *, label: str = "") -> None:
-    """y[r] = sum over u, in order, of weights[r, u] * x[r, u]; x [n_rows, n_used, n], y [n_rows, n]."""
-    n_rows, n_used, n = x.shape
-    assert rows_of(weights, n_used) == rows_of(y, n) == n_rows and x.dtype == "f32", (x, weights, y)
-    record(
-        rec,
-        "moe_sum",
-        "f32",
-        (x, weights, y),
-        {"n": n, "n_used": n_used, "n_rows": n_rows},
-        {"LOCAL": 128},
-        (*fold(limits, -(-n // 128)), n_rows),
-        label=label,
-        flops=2 * math.prod(x.shape),
-    )
+    def moe_sum(self, x: View, weights: View, y: View) -> None:
+        """y[r] = sum over u, in order, of weights[r, u] * x[r, u]; x [n_rows, n_used, n], y [n_rows, n]."""
+        n_rows, n_used, n = x.shape
+        assert rows_of(weights, n_used) == rows_of(y, n) == n_rows and x.dtype == "f32", (x, weights, y)
+        self.record(
+            "moe_sum",
+            "f32",
+            (x, weights, y),
+            {"n": n, "n_used": n_used, "n_rows": n_rows},
+            {"LOCAL": 128},
+            (*self.fold(-(-n // 128)), n_rows),
+            flops=2 * math.prod(x.shape),
+        )

@@ -1,6 +1,5 @@
-"""The ops of recurrent layers, of the same contract as ops.py, where callers find them: short convolutions
-and the gated delta net (Yang, Kautz, Hatamizadeh 2025, arXiv:2412.06464; with gates per channel: Kimi Linear,
-arXiv:2510.26692).
+"""The ops of recurrent layers: short convolutions and the gated delta net (Yang, Kautz, Hatamizadeh 2025,
+arXiv:2412.06464; with gates per channel: Kimi Linear, arXiv:2510.26692).
 
 States lie in cells [n_cells, ...]; a run of the step names the cell that it reads and the one that it writes
 (`Run.states`), which may be the same, and reads none at position 0.
@@ -11,9 +10,7 @@ from __future__ import annotations
 import math
 
 from vkbackend.buffer import View
-from vkbackend.limits import Limits
-from vkbackend.ops.spec import floor_pow2, fold, record, rows_of
-from vkbackend.recording import Recording
+from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.step import MAX_RUNS
 
 CONV_TILE = 16  # rows of a workgroup of ssm_conv
@@ -21,153 +18,9 @@ MAX_DELTA_HEAD = 128  # what delta_chunk and delta_scan have shared memory for
 CHUNK, CHUNK_KDA = 64, 16  # rows of a chunk, with one gate per head and with one per channel
 
 
-def ssm_conv(
-    rec: Recording,
-    limits: Limits,
-    x: View,
-    w: View,
-    state: View,
-    y: View,
-    step: View,
-    *,
-    label: str = "",
-) -> None:
-    """y = silu(sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run, what is before it from
-    the state.
-
-    x, y [n_rows, width], w f32 [width, d_conv], state f32 [n_cells, width, d_conv - 1], the oldest column
-    first, which ends as the run's last columns. Rows of no run are not written.
-    """
-    width, d_conv = w.shape
-    n_rows = rows_of(x, width)
-    assert w.dtype == state.dtype == "f32" and rows_of(y, width) == n_rows and d_conv >= 2, (x, w, y)
-    assert state.shape[1:] == (width, d_conv - 1), (w, state)
-    local = 64
-    record(
-        rec,
-        "ssm_conv",
-        "f32",
-        (x, w, state, y),
-        {"width": width, "n_rows": n_rows},
-        {"LOCAL": local, "D_CONV": d_conv},
-        (*fold(limits, -(-width // local)), _tiles(n_rows, CONV_TILE)),
-        step,
-        label,
-        flops=2 * n_rows * width * d_conv,
-    )
-
-
 def _tiles(n_rows: int, size: int) -> int:
     """Most tiles that runs of n_rows rows in all are cut into: each may end in a broken one."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
-
-
-def l2_norm(
-    rec: Recording,
-    limits: Limits,
-    x: View,
-    y: View,
-    *,
-    eps: float,
-    x_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """y = x / sqrt(sum(x^2) + eps) over each head; y [n_rows, n_heads, n], rows of x x_stride apart."""
-    n_rows, n_heads, n = y.shape
-    x_stride = n_heads * n if x_stride is None else x_stride
-    assert x.dtype == y.dtype == "f32" and x_stride >= n_heads * n, (x, y)
-    assert math.prod(x.shape) >= (n_rows - 1) * x_stride + n_heads * n, (x, y, x_stride)
-    record(
-        rec,
-        "l2_norm",
-        "f32",
-        (x, y),
-        {"n": n, "n_heads": n_heads, "x_stride": x_stride, "n_rows": n_rows, "eps": eps},
-        {"LOCAL": 32},
-        (*fold(limits, n_rows * n_heads), 1),
-        label=label,
-        flops=3 * n_rows * n_heads * n,
-    )
-
-
-def delta_gates(
-    rec: Recording,
-    limits: Limits,
-    a: View,
-    dt: View,
-    decay: View,
-    b: View,
-    g: View,
-    beta: View,
-    *,
-    label: str = "",
-) -> None:
-    """g = softplus(a + dt) * decay, beta = sigmoid(b): the logarithm of what stays of a state, not positive
-    where decay is not, and how much of it is written anew.
-
-    b, beta [n_rows, n_heads]; a, g [n_rows, n_heads * width], dt of one row, decay [n_heads]; width is 1, or
-    the head size for gates per key channel.
-    """
-    n_heads = decay.shape[0]
-    width = dt.shape[0] // n_heads
-    n_rows = rows_of(b, n_heads)
-    assert dt.shape == (n_heads * width,) and rows_of(beta, n_heads) == n_rows, (dt, decay, beta)
-    assert rows_of(a, n_heads * width) == rows_of(g, n_heads * width) == n_rows, (a, g)
-    record(
-        rec,
-        "delta_gates",
-        "f32",
-        (a, dt, decay, b, g, beta),
-        {"n_heads": n_heads, "width": width, "n_rows": n_rows},
-        {"LOCAL": 64},
-        (*fold(limits, -(-n_rows * n_heads * width // 64)), 1),
-        label=label,
-        flops=8 * n_rows * n_heads * width,
-    )
-
-
-def delta_net(
-    rec: Recording,
-    limits: Limits,
-    q: View,
-    k: View,
-    v: View,
-    g: View,
-    beta: View,
-    state: View,
-    y: View,
-    step: View,
-    *,
-    n_k: int,
-    tiled: bool = False,
-    q_stride: int | None = None,
-    v_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """The gated delta rule row by row: with N = e^g M, M' = N + k (beta (v - N^T k))^T, y = M'^T q / sqrt(s).
-
-    y [n_rows, n_heads, s]; q, k [n_rows, n_k, s] with rows q_stride apart, v [n_rows, n_heads, s] with rows
-    v_stride apart; g [n_rows, n_heads, 1 or s] not positive, beta [n_rows, n_heads]; state f32
-    [n_cells, n_heads, s, s], M's key index first. Head h reads key head h / (n_heads / n_k), or with `tiled`
-    h % n_k. Rows of no run are zeros.
-    """
-    push, size, kda = _delta_push(q, k, v, g, beta, y, n_k, tiled, q_stride, v_stride)
-    n_rows, n_heads = y.shape[:2]
-    assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
-    local = min(floor_pow2(size & -size), 32)
-    assert size % local == 0, (size, local)  # every thread has a column: the shader has no bound on it
-    record(
-        rec,
-        "delta_net",
-        "f32",
-        (q, k, v, g, beta, state, y),
-        push,
-        {"LOCAL": local, "S": size, "KDA": int(kda)},
-        (size // local, n_heads, n_rows),
-        step,
-        label,
-        flops=8 * n_rows * n_heads * size * size,
-    )
 
 
 def _delta_push(
@@ -210,64 +63,158 @@ def delta_work(n_rows: int, n_heads: int, size: int, kda: bool) -> tuple[int, in
     return n_rows, n_heads, 5 * size + (CHUNK_KDA if kda else CHUNK)
 
 
-def delta_chunk(
-    rec: Recording,
-    limits: Limits,
-    q: View,
-    k: View,
-    v: View,
-    g: View,
-    beta: View,
-    work: View,
-    step: View,
-    *,
-    n_k: int,
-    tiled: bool = False,
-    q_stride: int | None = None,
-    v_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """The part of delta_net that needs no state, for all chunks at once; arguments as there, `work` of the
-    shape that delta_work gives.
-    """
-    n_rows, n_heads = work.shape[:2]
-    kda = g.shape[-1] > 1
-    size = (work.shape[2] - (CHUNK_KDA if kda else CHUNK)) // 5
-    y = View(work.buffer, work.offset, (n_rows, n_heads, size))
-    push, size, kda = _delta_push(q, k, v, g, beta, y, n_k, tiled, q_stride, v_stride)
-    assert work.shape == delta_work(n_rows, n_heads, size, kda), (work, v)
-    chunk = CHUNK_KDA if kda else CHUNK
-    record(
-        rec,
-        "delta_chunk",
-        "f32",
-        (q, k, v, g, beta, work),
-        push,
-        {"LOCAL": 32 if limits.is_cpu else 128, "S": size, "KDA": int(kda), "C": chunk},
-        (_tiles(n_rows, chunk), n_heads, 1),
-        step,
-        label,
-        flops=2 * n_rows * n_heads * size * 2 * chunk,
-    )
+class RecurrentOps(Target):
+    """Convolutions and the delta net."""
 
+    def ssm_conv(self, x: View, w: View, state: View, y: View, step: View) -> None:
+        """y = silu(sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run, what is before it
+        from the state.
 
-def delta_scan(
-    rec: Recording, limits: Limits, work: View, state: View, y: View, step: View, *, label: str = ""
-) -> None:
-    """y and the new state from what delta_chunk left in `work`; shapes as delta_net."""
-    n_rows, n_heads, size = y.shape
-    chunk = work.shape[2] - 5 * size
-    assert work.shape[:2] == (n_rows, n_heads) and chunk in (CHUNK, CHUNK_KDA), (work, y)
-    assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
-    record(
-        rec,
-        "delta_scan",
-        "f32",
-        (work, state, y),
-        {"n_heads": n_heads, "n_rows": n_rows},
-        {"LOCAL": 32 if limits.is_cpu else 128, "S": size, "C": chunk},
-        (size // 16, n_heads, min(n_rows, MAX_RUNS)),
-        step,
-        label,
-        flops=2 * n_rows * n_heads * size * (3 * size + chunk),
-    )
+        x, y [n_rows, width], w f32 [width, d_conv], state f32 [n_cells, width, d_conv - 1], the oldest column
+        first, which ends as the run's last columns. Rows of no run are not written.
+        """
+        width, d_conv = w.shape
+        n_rows = rows_of(x, width)
+        assert w.dtype == state.dtype == "f32" and rows_of(y, width) == n_rows and d_conv >= 2, (x, w, y)
+        assert state.shape[1:] == (width, d_conv - 1), (w, state)
+        local = 64
+        self.record(
+            "ssm_conv",
+            "f32",
+            (x, w, state, y),
+            {"width": width, "n_rows": n_rows},
+            {"LOCAL": local, "D_CONV": d_conv},
+            (*self.fold(-(-width // local)), _tiles(n_rows, CONV_TILE)),
+            step,
+            flops=2 * n_rows * width * d_conv,
+        )
+
+    def l2_norm(self, x: View, y: View, *, eps: float, x_stride: int | None = None) -> None:
+        """y = x / sqrt(sum(x^2) + eps) over each head; y [n_rows, n_heads, n], rows of x x_stride apart."""
+        n_rows, n_heads, n = y.shape
+        x_stride = n_heads * n if x_stride is None else x_stride
+        assert x.dtype == y.dtype == "f32" and x_stride >= n_heads * n, (x, y)
+        assert math.prod(x.shape) >= (n_rows - 1) * x_stride + n_heads * n, (x, y, x_stride)
+        self.record(
+            "l2_norm",
+            "f32",
+            (x, y),
+            {"n": n, "n_heads": n_heads, "x_stride": x_stride, "n_rows": n_rows, "eps": eps},
+            {"LOCAL": 32},
+            (*self.fold(n_rows * n_heads), 1),
+            flops=3 * n_rows * n_heads * n,
+        )
+
+    def delta_gates(self, a: View, dt: View, decay: View, b: View, g: View, beta: View) -> None:
+        """g = softplus(a + dt) * decay, beta = sigmoid(b): the logarithm of what stays of a state, not
+        positive where decay is not, and how much of it is written anew.
+
+        b, beta [n_rows, n_heads]; a, g [n_rows, n_heads * width], dt of one row, decay [n_heads]; width is 1,
+        or the head size for gates per key channel.
+        """
+        n_heads = decay.shape[0]
+        width = dt.shape[0] // n_heads
+        n_rows = rows_of(b, n_heads)
+        assert dt.shape == (n_heads * width,) and rows_of(beta, n_heads) == n_rows, (dt, decay, beta)
+        assert rows_of(a, n_heads * width) == rows_of(g, n_heads * width) == n_rows, (a, g)
+        self.record(
+            "delta_gates",
+            "f32",
+            (a, dt, decay, b, g, beta),
+            {"n_heads": n_heads, "width": width, "n_rows": n_rows},
+            {"LOCAL": 64},
+            (*self.fold(-(-n_rows * n_heads * width // 64)), 1),
+            flops=8 * n_rows * n_heads * width,
+        )
+
+    def delta_net(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        g: View,
+        beta: View,
+        state: View,
+        y: View,
+        step: View,
+        *,
+        n_k: int,
+        tiled: bool = False,
+        q_stride: int | None = None,
+        v_stride: int | None = None,
+    ) -> None:
+        """The gated delta rule row by row: N = e^g M, M' = N + k (beta (v - N^T k))^T, y = M'^T q / sqrt(s).
+
+        y [n_rows, n_heads, s]; q, k [n_rows, n_k, s] with rows q_stride apart, v [n_rows, n_heads, s] with
+        rows v_stride apart; g [n_rows, n_heads, 1 or s] not positive, beta [n_rows, n_heads]; state f32
+        [n_cells, n_heads, s, s], M's key index first. Head h reads key head h / (n_heads / n_k), or with
+        `tiled` h % n_k. Rows of no run are zeros.
+        """
+        push, size, kda = _delta_push(q, k, v, g, beta, y, n_k, tiled, q_stride, v_stride)
+        n_rows, n_heads = y.shape[:2]
+        assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
+        local = min(floor_pow2(size & -size), 32)
+        assert size % local == 0, (size, local)  # every thread has a column: the shader has no bound on it
+        self.record(
+            "delta_net",
+            "f32",
+            (q, k, v, g, beta, state, y),
+            push,
+            {"LOCAL": local, "S": size, "KDA": int(kda)},
+            (size // local, n_heads, n_rows),
+            step,
+            flops=8 * n_rows * n_heads * size * size,
+        )
+
+    def delta_chunk(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        g: View,
+        beta: View,
+        work: View,
+        step: View,
+        *,
+        n_k: int,
+        tiled: bool = False,
+        q_stride: int | None = None,
+        v_stride: int | None = None,
+    ) -> None:
+        """The part of delta_net that needs no state, for all chunks at once; arguments as there, `work` of
+        the shape that delta_work gives.
+        """
+        n_rows, n_heads = work.shape[:2]
+        kda = g.shape[-1] > 1
+        size = (work.shape[2] - (CHUNK_KDA if kda else CHUNK)) // 5
+        y = View(work.buffer, work.offset, (n_rows, n_heads, size))
+        push, size, kda = _delta_push(q, k, v, g, beta, y, n_k, tiled, q_stride, v_stride)
+        assert work.shape == delta_work(n_rows, n_heads, size, kda), (work, v)
+        chunk = CHUNK_KDA if kda else CHUNK
+        self.record(
+            "delta_chunk",
+            "f32",
+            (q, k, v, g, beta, work),
+            push,
+            {"LOCAL": 32 if self.limits.is_cpu else 128, "S": size, "KDA": int(kda), "C": chunk},
+            (_tiles(n_rows, chunk), n_heads, 1),
+            step,
+            flops=2 * n_rows * n_heads * size * 2 * chunk,
+        )
+
+    def delta_scan(self, work: View, state: View, y: View, step: View) -> None:
+        """y and the new state from what delta_chunk left in `work`; shapes as delta_net."""
+        n_rows, n_heads, size = y.shape
+        chunk = work.shape[2] - 5 * size
+        assert work.shape[:2] == (n_rows, n_heads) and chunk in (CHUNK, CHUNK_KDA), (work, y)
+        assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
+        self.record(
+            "delta_scan",
+            "f32",
+            (work, state, y),
+            {"n_heads": n_heads, "n_rows": n_rows},
+            {"LOCAL": 32 if self.limits.is_cpu else 128, "S": size, "C": chunk},
+            (size // 16, n_heads, min(n_rows, MAX_RUNS)),
+            step,
+            flops=2 * n_rows * n_heads * size * (3 * size + chunk),
+        )

@@ -6,68 +6,12 @@ import math
 
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
-from vkbackend.ops.spec import fold, record, row_consts, rows_of
-from vkbackend.recording import Recording
+from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
 MAX_TOP_K = 64  # candidates of a row that sampling may ask of a device
 MAX_SLOTS = 32  # partials of one sum: a bit each in a push constant
-
-
-# ---- rows in, rows out ----
-
-
-def embed(
-    rec: Recording,
-    limits: Limits,
-    w: View,
-    y: View,
-    step: View,
-    *,
-    ids: int = TOKENS,
-    first: int = 0,
-    label: str = "",
-) -> None:
-    """y[r] = w[id(r)]: id is the row's token (ids=TOKENS) or the row index of output r (ids=OUTPUTS).
-
-    w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]; zeros for rows without an id in the table.
-    A table that exceeds one binding comes in pieces, in order: w then holds the rows from `first` on.
-    """
-    n_vocab, n_embd = w.shape
-    n_rows = rows_of(y, n_embd)
-    push: dict[str, int | float] = {
-        "n_embd": n_embd,
-        "n_vocab": n_vocab,
-        "n_rows": n_rows,
-        "ids": ids,
-        "first": first,
-    }
-    groups = (*fold(limits, -(-n_embd // (4 * 64))), n_rows)
-    record(rec, "embed", w.dtype, (w, y), push, {"LOCAL": 64}, groups, step, label)
-
-
-def rms_norm(
-    rec: Recording, limits: Limits, x: View, w: View | None, y: View, *, eps: float, label: str = ""
-) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * w over the last axis of x; w [n] or None for no weight. y may be q8."""
-    n = x.shape[-1]
-    n_rows = rows_of(x, n)
-    assert rows_of(y, n, _activation(y)) == n_rows and (
-        w is None or (w.shape == (n,) and w.dtype == "f32")
-    ), (x, w, y)
-    local, batch = row_consts(limits, n)
-    record(
-        rec,
-        "rms_norm",
-        y.dtype,
-        (x, x if w is None else w, y),
-        {"n": n, "n_rows": n_rows, "eps": eps},
-        {"LOCAL": local, "HAS_W": int(w is not None), "BATCH": batch},
-        (*fold(limits, n_rows), 1),
-        label=label,
-        flops=4 * n * n_rows,
-    )
 
 
 def _activation(y: View) -> str:
@@ -76,92 +20,12 @@ def _activation(y: View) -> str:
     return y.dtype
 
 
-# ---- reduce tail ----
-
-
-def pack_bf16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
-    """y u32 [ceil(n / 2)] = x (n elements of any shape) as bfloat16 pairs, nearest, ties to even.
-
-    The first of a pair is the low half; NaN stays NaN; the last half of an odd n is zero.
-    """
-    n = rows_of(x, 1)
-    n_words = -(-n // 2)
-    assert y.dtype == "u32" and math.prod(y.shape) == n_words, (x, y)
-    groups = (*fold(limits, -(-n_words // 128)), 1)
-    record(rec, "pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, label=label, flops=n)
-
-
-def add_partials(
-    rec: Recording,
-    limits: Limits,
-    residual: View | None,
-    own: View | None,
-    slots: View,
-    w: View | None,
-    h: View,
-    y: View | None,
-    *,
-    own_index: int | None,
-    writers: int,
-    eps: float = 0.0,
-    wire: str = "f32",
-    slot_stride: int | None = None,
-    label: str = "",
-) -> None:
-    """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w where w and y are given.
-
-    h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words], a slot begins with its partial:
-    n_rows * n floats, or with wire="bf16" that many bfloat16 in pairs (pack_bf16); bit s of `writers` is set
-    where slot s takes part; slot own_index is read from `own`, f32 in either case and rounded to the wire.
-    h may be residual; y may be q8. With `slot_stride` slots is flat and ends with the last slot's partial.
-    """
-    n = h.shape[-1]
-    n_rows = rows_of(h, n)
-    assert wire in ("f32", "bf16") and slots.dtype in ("f32", "u32"), (wire, slots)
-    n_words = n_rows * n if wire == "f32" else -(-n_rows * n // 2)
-    if slot_stride is None:
-        n_slots, slot_stride = slots.shape
-    else:
-        n_slots = 1 + (slots.shape[0] - n_words) // slot_stride
-    assert n_slots <= MAX_SLOTS and slot_stride >= n_words and writers < 1 << n_slots, (slots, h, writers)
-    assert (w is None) == (y is None) and (own is None) == (own_index is None), (w, y, own, own_index)
-    out = _activation(y) if y else "f32"
-    assert y is None or rows_of(y, n, out) == n_rows, (h, y)
-    assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own)), (
-        residual,
-        own,
-        h,
-        y,
-    )
-    local, batch = row_consts(limits, n)
-    record(
-        rec,
-        "add_partials",
-        out,
-        (residual or slots, own or slots, slots, w or slots, h, y or h),
-        {
-            "n": n,
-            "n_rows": n_rows,
-            "n_slots": n_slots,
-            "own_index": NO_OWN if own_index is None else own_index,
-            "slot_stride": slot_stride,
-            "writers": writers,
-            "eps": eps,
-        },
-        {
-            "LOCAL": local,
-            "HAS_RESIDUAL": int(residual is not None),
-            "HAS_NORM": int(y is not None),
-            "WIRE": int(wire == "bf16"),
-            "BATCH": batch,
-        },
-        (*fold(limits, n_rows), 1),
-        label=label,
-        flops=(n_slots + 5) * n * n_rows,
-    )
-
-
-# ---- choice ----
+def _row_consts(limits: Limits, n: int) -> tuple[int, int]:
+    """(LOCAL, BATCH) of a workgroup that goes over a row of n. A step's one row is all the work there is, so
+    on a GPU its reads have to overlap: each takes half a microsecond, over a bus one or two."""
+    if limits.is_cpu:
+        return 32 if n <= 256 else 128, 1
+    return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
 
 
 def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
@@ -170,28 +34,135 @@ def top_k_chunks(limits: Limits, n: int, k: int) -> tuple[int, int]:
     return chunk, -(-n // chunk)
 
 
-def top_k(
-    rec: Recording,
-    limits: Limits,
-    x: View,
-    ids: View,
-    values: View,
-    *,
-    source: View | None = None,
-    chunk: int,
-    label: str = "",
-) -> None:
-    """The k largest of every chunk of each row of x [n_rows, n], descending, ties by place, NaN first.
+class RowOps(Target):
+    """Rows in, rows out."""
 
-    ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K; ids are places in the row, or what
-    `source` u32 [n_rows, n] holds there. A chunk of fewer than k elements ends in ids 0xffffffff, -inf.
-    """
-    n_rows, n = x.shape
-    n_chunks, k = ids.shape[-2:]
-    assert ids.dtype == "u32" and 1 <= k <= MAX_TOP_K and n_chunks == -(-n // chunk), (x, ids, chunk)
-    assert rows_of(values, n_chunks * k) == n_rows and ids.shape[0] == n_rows, (x, ids, values)
-    assert source is None or (source.dtype == "u32" and source.shape == x.shape), (x, source)
-    args = x, x if source is None else source, ids, values
-    push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "chunk": chunk, "n_chunks": n_chunks}
-    consts = {"LOCAL": 32 if limits.is_cpu else 128, "K": k, "MAPPED": int(source is not None)}
-    record(rec, "top_k", "f32", args, push, consts, (n_chunks, 1, n_rows), label=label)
+    def embed(self, w: View, y: View, step: View, *, ids: int = TOKENS, first: int = 0) -> None:
+        """y[r] = w[id(r)]: id is the row's token (ids=TOKENS) or the row index of output r (ids=OUTPUTS).
+
+        w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]; zeros for rows without an id in the table.
+        A table that exceeds one binding comes in pieces, in order: w then holds the rows from `first` on.
+        """
+        n_vocab, n_embd = w.shape
+        n_rows = rows_of(y, n_embd)
+        push: dict[str, int | float] = {
+            "n_embd": n_embd,
+            "n_vocab": n_vocab,
+            "n_rows": n_rows,
+            "ids": ids,
+            "first": first,
+        }
+        groups = (*self.fold(-(-n_embd // (4 * 64))), n_rows)
+        self.record("embed", w.dtype, (w, y), push, {"LOCAL": 64}, groups, step)
+
+    def rms_norm(self, x: View, w: View | None, y: View, *, eps: float) -> None:
+        """y = x / sqrt(mean(x^2) + eps) * w over the last axis of x; w [n] or None for none. y may be q8."""
+        n = x.shape[-1]
+        n_rows = rows_of(x, n)
+        assert rows_of(y, n, _activation(y)) == n_rows and (
+            w is None or (w.shape == (n,) and w.dtype == "f32")
+        ), (x, w, y)
+        local, batch = _row_consts(self.limits, n)
+        self.record(
+            "rms_norm",
+            y.dtype,
+            (x, x if w is None else w, y),
+            {"n": n, "n_rows": n_rows, "eps": eps},
+            {"LOCAL": local, "HAS_W": int(w is not None), "BATCH": batch},
+            (*self.fold(n_rows), 1),
+            flops=4 * n * n_rows,
+        )
+
+    def pack_bf16(self, x: View, y: View) -> None:
+        """y u32 [ceil(n / 2)] = x (n elements of any shape) as bfloat16 pairs, nearest, ties to even.
+
+        The first of a pair is the low half; NaN stays NaN; the last half of an odd n is zero.
+        """
+        n = rows_of(x, 1)
+        n_words = -(-n // 2)
+        assert y.dtype == "u32" and math.prod(y.shape) == n_words, (x, y)
+        groups = (*self.fold(-(-n_words // 128)), 1)
+        self.record("pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, flops=n)
+
+    def add_partials(
+        self,
+        residual: View | None,
+        own: View | None,
+        slots: View,
+        w: View | None,
+        h: View,
+        y: View | None,
+        *,
+        own_index: int | None,
+        writers: int,
+        eps: float = 0.0,
+        wire: str = "f32",
+        slot_stride: int | None = None,
+    ) -> None:
+        """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w if w and y are
+        given.
+
+        h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words], a slot begins with its
+        partial: n_rows * n floats, or with wire="bf16" that many bfloat16 in pairs (pack_bf16); bit s of
+        `writers` is set where slot s takes part; slot own_index is read from `own`, f32 in either case and
+        rounded to the wire. h may be residual; y may be q8. With `slot_stride` slots is flat and ends with
+        the last slot's partial.
+        """
+        n = h.shape[-1]
+        n_rows = rows_of(h, n)
+        assert wire in ("f32", "bf16") and slots.dtype in ("f32", "u32"), (wire, slots)
+        n_words = n_rows * n if wire == "f32" else -(-n_rows * n // 2)
+        if slot_stride is None:
+            n_slots, slot_stride = slots.shape
+        else:
+            n_slots = 1 + (slots.shape[0] - n_words) // slot_stride
+        assert n_slots <= MAX_SLOTS and slot_stride >= n_words and writers < 1 << n_slots, (slots, h, writers)
+        assert (w is None) == (y is None) and (own is None) == (own_index is None), (w, y, own, own_index)
+        out = _activation(y) if y else "f32"
+        assert y is None or rows_of(y, n, out) == n_rows, (h, y)
+        assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own)), (
+            residual,
+            own,
+            h,
+            y,
+        )
+        local, batch = _row_consts(self.limits, n)
+        self.record(
+            "add_partials",
+            out,
+            (residual or slots, own or slots, slots, w or slots, h, y or h),
+            {
+                "n": n,
+                "n_rows": n_rows,
+                "n_slots": n_slots,
+                "own_index": NO_OWN if own_index is None else own_index,
+                "slot_stride": slot_stride,
+                "writers": writers,
+                "eps": eps,
+            },
+            {
+                "LOCAL": local,
+                "HAS_RESIDUAL": int(residual is not None),
+                "HAS_NORM": int(y is not None),
+                "WIRE": int(wire == "bf16"),
+                "BATCH": batch,
+            },
+            (*self.fold(n_rows), 1),
+            flops=(n_slots + 5) * n * n_rows,
+        )
+
+    def top_k(self, x: View, ids: View, values: View, *, source: View | None = None, chunk: int) -> None:
+        """The k largest of every chunk of each row of x [n_rows, n], descending, ties by place, NaN first.
+
+        ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K; ids are places in the row, or what
+        `source` u32 [n_rows, n] holds there. A chunk of fewer than k elements ends in ids 0xffffffff, -inf.
+        """
+        n_rows, n = x.shape
+        n_chunks, k = ids.shape[-2:]
+        assert ids.dtype == "u32" and 1 <= k <= MAX_TOP_K and n_chunks == -(-n // chunk), (x, ids, chunk)
+        assert rows_of(values, n_chunks * k) == n_rows and ids.shape[0] == n_rows, (x, ids, values)
+        assert source is None or (source.dtype == "u32" and source.shape == x.shape), (x, source)
+        args = x, x if source is None else source, ids, values
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "chunk": chunk, "n_chunks": n_chunks}
+        consts = {"LOCAL": 32 if self.limits.is_cpu else 128, "K": k, "MAPPED": int(source is not None)}
+        self.record("top_k", "f32", args, push, consts, (n_chunks, 1, n_rows))

@@ -1,18 +1,13 @@
-"""What each shader is called with, as data, and what the op functions record a dispatch of it with.
+"""What each shader is called with, as data.
 
 A spec says which storage bindings, push constants and specialization constants a shader has; its source, its
-twin and its cases are tested against it. `SPECS` has the ops that are functions, table.py the products with a
-matrix and `OPS`, which has all.
+twin and its cases are tested against it. `SPECS` has the ops that are methods of a recorder, table.py the
+products with a matrix and `OPS`, which has all.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-from vkbackend.buffer import View
-from vkbackend.limits import Limits
-from vkbackend.recording import Dispatch, Recording
 
 PUSH_NBYTES = 128  # what every Vulkan device has
 
@@ -142,64 +137,3 @@ SPECS: dict[str, OpSpec] = {
         ),
     )
 }
-
-
-# ---- helpers ----
-
-
-def fold(limits: Limits, count: int) -> tuple[int, int]:
-    """Workgroup counts in x and y that cover `count`, few enough for each axis."""
-    max_x = min(limits.max_groups[0], 65_535)
-    return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
-
-
-def rows_of(view: View, width: int, dtype: str = "f32") -> int:
-    """Rows of `width` elements, f32 unless said otherwise, in a view of any shape."""
-    total = math.prod(view.shape)
-    assert view.dtype == dtype and total % width == 0, f"{view!r} is not {dtype} rows of {width}"
-    return total // width
-
-
-def record(
-    rec: Recording,
-    op: str | OpSpec,
-    variant: str,
-    args: tuple[View, ...],
-    push: dict[str, int | float],
-    consts: dict[str, int],
-    groups: tuple[int, int, int],
-    step: View | None = None,
-    label: str = "",
-    flops: int = 0,
-) -> None:
-    spec = SPECS[op] if isinstance(op, str) else op
-    assert tuple(push) == tuple(name for name, _ in spec.push), (spec.name, tuple(push))
-    assert tuple(consts) == spec.consts and len(args) == len(spec.args), (spec.name, tuple(consts))
-    assert (step is not None) == spec.step, spec.name
-    rec.dispatch(
-        Dispatch(
-            spec.name,
-            variant,
-            args,
-            spec.written,
-            tuple((name, float(push[name]) if kind == "f" else push[name]) for name, kind in spec.push),
-            tuple(consts.items()),
-            groups,
-            step,
-            label or spec.name,
-            flops,
-            spec.addressed,
-        )
-    )
-
-
-def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """(LOCAL, BATCH) of a workgroup that goes over a row of n. A step's one row is all the work there is, so
-    on a GPU its reads have to overlap: each takes half a microsecond, over a bus one or two."""
-    if limits.is_cpu:
-        return 32 if n <= 256 else 128, 1
-    return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
-
-
-def floor_pow2(value: int) -> int:
-    return 1 << (max(value, 1).bit_length() - 1)

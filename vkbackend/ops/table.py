@@ -17,7 +17,6 @@ from vkbackend.ops.experts import (
     pairs_by_units,
     tiles_of_pairs,
 )
-from vkbackend.ops.half import UNIT_TILE, tiles_of_units
 from vkbackend.ops.matrix import (
     FEW,
     MANY,
@@ -29,6 +28,7 @@ from vkbackend.ops.matrix import (
     tiles_of_64,
 )
 from vkbackend.ops.spec import SPECS, OpSpec
+from vkbackend.ops.units import UNIT_TILE, tiles_of_units
 
 # ---- optional features ----
 

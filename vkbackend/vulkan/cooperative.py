@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from vkbackend.limits import MatrixUnits
-from vkbackend.ops.half import usable
+from vkbackend.ops.units import usable
 from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
 _F16, _F32, _SUBGROUP = 0, 1, 3  # VkComponentTypeKHR, VkScopeKHR; the same numbers in both extensions

@@ -20,7 +20,7 @@ from device_sets import device_infos, needs_layer
 from places import ROOT
 from runners import load_runner
 
-from vkbackend import ops, shaderlib
+from vkbackend import shaderlib
 from vkbackend.buffer import Home, View
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature
 from vkbackend.kompute.device import KomputeDevice
@@ -28,6 +28,7 @@ from vkbackend.kompute.spirv import storage_only
 from vkbackend.meta import mesh as mesh_module
 from vkbackend.models.engine.runner import Runner
 from vkbackend.open_device import open_device
+from vkbackend.ops import Recorder
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 from vkbackend.vulkan.capabilities import compute_family
@@ -46,7 +47,6 @@ pytestmark = [
 CHAIN = """
 import sys
 import numpy as np
-from vkbackend import ops
 from vkbackend.vulkan import instance
 from vkbackend.buffer import Home, View
 from vkbackend.recording import Recording
@@ -60,8 +60,8 @@ want = np.arange(1024, dtype=np.uint32)
 device.write(a, want)
 recording = Recording("chain")
 for _ in range(8):
-    ops.copy_words(recording, device.limits, a, b)
-    ops.copy_words(recording, device.limits, b, a)
+    Recorder(recording, device.limits).copy_words(a, b)
+    Recorder(recording, device.limits).copy_words(b, a)
 device.run(recording)
 assert np.array_equal(device.read(b).view(np.uint32), want)
 device.close()
@@ -122,7 +122,7 @@ def test_canary(device: KomputeDevice) -> None:
     device.write(other, np.zeros(1000, np.uint32))
     device.write(view, np.arange(1000, dtype=np.uint32))
     recording = Recording("clobber")
-    ops.copy_words(recording, device.limits, other, view)
+    Recorder(recording, device.limits).copy_words(other, view)
     device.call("once", device.commands(recording.accesses()), [], [])  # behind the runtime's back
     with pytest.raises(OutOfDeviceMemory, match="weights of 4096 bytes does not hold what was written"):
         device.drop_upload()
@@ -150,7 +150,7 @@ def test_an_interrupted_request_does_not_answer_the_next(
 ) -> None:
     a, b = (View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab")
     recording = Recording("copy")
-    ops.copy_words(recording, device.limits, a, b)
+    Recorder(recording, device.limits).copy_words(a, b)
     executable = device.build(recording, timed=True)
     device.queue.submit(executable, 0, 1)
     assert device.queue.wait(1, 10)
@@ -190,7 +190,7 @@ def test_an_allocation_that_fails_leaves_the_worker_in_step(
 def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
     a, b = (View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab")
     recording = Recording("copy")
-    ops.copy_words(recording, device.limits, a, b)
+    Recorder(recording, device.limits).copy_words(a, b)
     device.info = replace(device.info, limits=device.info.limits | {"max_storage_buffers": 1})
     with pytest.raises(UnsupportedFeature, match=r"copy_words needs 2 storage buffers.* may bind 1 "):
         device.build(recording)
@@ -205,7 +205,7 @@ def test_a_device_that_is_held_up_holds_up_no_other() -> None:
         for device in devices:
             views = [View(device.buffer(256, Home.SCRATCH, name), 0, (64,), "u32") for name in "ab"]
             recording = Recording("copy")
-            ops.copy_words(recording, device.limits, *views)
+            Recorder(recording, device.limits).copy_words(*views)
             executables.append(device.build(recording))
         for held, free in ((0, 1), (1, 0)):
             pid = devices[held].pid  # type: ignore[attr-defined]

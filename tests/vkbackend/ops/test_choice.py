@@ -11,6 +11,7 @@ import pytest
 from vkbackend import ops
 from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.ops import measured as choices
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools import cli, tune
@@ -36,7 +37,7 @@ def view(*shape: int, dtype: str = "f32") -> View:
 def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
     recording = Recording("choice")
     x = view(rows, 64, dtype=ops.operand_type(limits, rows, dtype))
-    ops.mat(recording, limits, view(64, 64, dtype=dtype), x, view(rows, 64))
+    Recorder(recording, limits).mat(view(64, 64, dtype=dtype), x, view(rows, 64))
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     return dispatch.op
@@ -98,7 +99,7 @@ def test_experts(
     x, y = view(rows, 64, dtype=ops.experts_operand_type(limits, rows, "f32", groups)), view(rows, used, 32)
     ids, starts = view(rows, used, dtype="u32"), view(n_experts + 1, dtype="u32")
     w = view(32 * n_experts, 64)
-    ops.mat_id(recording, limits, w, x, ids, starts, y, axis=ops.ROWS, groups=groups)
+    Recorder(recording, limits).mat_id(w, x, ids, starts, y, axis=ops.ROWS, groups=groups)
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     assert dispatch.op == (tiled if grouped else single)
@@ -114,7 +115,7 @@ def test_experts_meet_halves_on_matrix_units() -> None:
     recording = Recording("choice")
     x, y, w = view(200, 64, dtype="f16s"), view(200, 2, 32), view(32 * 8, 64)
     args = view(200, 2, dtype="u32"), view(9, dtype="u32"), y
-    ops.mat_id(recording, UNITS, w, x, *args, axis=ops.ROWS, groups=groups)
+    Recorder(recording, UNITS).mat_id(w, x, *args, axis=ops.ROWS, groups=groups)
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch) and dispatch.op == "mat_mul_id_coop"
 

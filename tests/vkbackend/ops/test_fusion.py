@@ -17,7 +17,7 @@ from vkbackend import ops
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
-from vkbackend.ops import OPS
+from vkbackend.ops import MATRIX_OPS, OPS, Recorder
 from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.step import STEP_NBYTES, Run
@@ -73,6 +73,7 @@ class Chain:
 
     def __init__(self, dtype: str = "f16", w: bool = True) -> None:
         self.rec = Recording("chain")
+        self.on = Recorder(self.rec, LIMITS)
         self.x, self.normed, self.turned = (of_values(3, 16) for _ in range(3))
         self.w = kept(32, 8) if w else None
         self.cos_sin, self.cells = kept(1 << 10, 3, 4, 2), kept(256, 1, 2, dtype="u32")
@@ -85,14 +86,14 @@ class Chain:
 
     def norm(self) -> None:
         heads = self.x.reshape(6, 8), self.w, self.normed.reshape(6, 8)
-        ops.rms_norm(self.rec, LIMITS, *heads, eps=1e-5)
+        self.on.rms_norm(*heads, eps=1e-5)
 
     def rope(self) -> None:
         x, y = self.normed.reshape(3, 2, 8), self.turned.reshape(3, 2, 8)
-        ops.rope(self.rec, LIMITS, x, self.cos_sin, y, half_split=True)
+        self.on.rope(x, self.cos_sin, y, half_split=True)
 
     def store(self, x: View | None = None) -> None:
-        ops.kv_store(self.rec, LIMITS, x or self.turned, self.cells, self.cache, self.step)
+        self.on.kv_store(x or self.turned, self.cells, self.cache, self.step)
 
     def fused(self) -> list[Dispatch]:
         return [c for c in list(fuse(self.rec, LIMITS).accesses())[1:] if isinstance(c, Dispatch)]
@@ -119,7 +120,7 @@ def test_blocks_are_stored_as_they_are() -> None:
     chain = Chain()
     chain.cache = replace(chain.cache, dtype="q8_0", shape=(64, 32))
     chain.x, chain.normed, chain.turned = (of_values(3, 32) for _ in range(3))
-    ops.rope(chain.rec, LIMITS, chain.x.reshape(3, 4, 8), chain.cos_sin, chain.turned, half_split=False)
+    chain.on.rope(chain.x.reshape(3, 4, 8), chain.cos_sin, chain.turned, half_split=False)
     chain.store()
     assert ops_of(chain.fused()) == ["rope", "kv_store"]
 
@@ -150,20 +151,20 @@ def test_heads_are_not_normed_or_rotated_for_two() -> None:
     chain = Chain()
     chain.norm()
     x, y = chain.normed.reshape(3, 2, 8), chain.turned.reshape(3, 2, 8)
-    ops.rope(chain.rec, LIMITS, x, cos_sin, y, half_split=True, norm=norm)
+    chain.on.rope(x, cos_sin, y, half_split=True, norm=norm)
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
     for how in ({"norm": norm}, {"rotation": ops.Rotation(cos_sin, half_split=True)}):
         chain = Chain()
         chain.rope()
         store: tuple[View, ...] = chain.turned, chain.cells, chain.cache, chain.step
-        ops.kv_store(chain.rec, LIMITS, *store, head_dim=8, **how)  # type: ignore[arg-type]
+        chain.on.kv_store(*store, head_dim=8, **how)  # type: ignore[arg-type]
         assert ops_of(chain.fused()) == ["rope", "kv_store"]
 
 
 def test_what_a_maker_reads_must_still_be_there() -> None:
     chain = Chain()
     chain.norm()
-    ops.scale(chain.rec, LIMITS, chain.w or chain.x, View(chain.x.buffer, 0, (8,)), c=2.0)
+    chain.on.scale(chain.w or chain.x, View(chain.x.buffer, 0, (8,)), c=2.0)
     chain.rope()
     assert ops_of(chain.fused()) == ["rms_norm", "scale", "rope"]
 
@@ -178,7 +179,7 @@ def test_nothing_is_fused_across_an_exchange() -> None:
 
 def test_a_norm_of_more_than_a_head_stays() -> None:
     chain = Chain()
-    ops.rms_norm(chain.rec, LIMITS, chain.x, None, chain.normed, eps=1e-5)
+    chain.on.rms_norm(chain.x, None, chain.normed, eps=1e-5)
     chain.rope()
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
 
@@ -188,11 +189,11 @@ def test_a_norm_of_a_sum_is_the_tail_of_a_reduce(read_before: bool) -> None:
     """The sum is there for whoever reads it later."""
     chain = Chain()
     a, b, y, z = kept(192, 3, 16), kept(192, 3, 16), of_values(3, 16), of_values(3, 16)
-    ops.add(chain.rec, LIMITS, a, b, chain.normed)
+    chain.on.add(a, b, chain.normed)
     if read_before:
-        ops.scale(chain.rec, LIMITS, chain.normed, z, c=2.0)
-    ops.rms_norm(chain.rec, LIMITS, chain.normed, kept(64, 16), y, eps=1e-5)
-    ops.add(chain.rec, LIMITS, chain.normed, y, z)
+        chain.on.scale(chain.normed, z, c=2.0)
+    chain.on.rms_norm(chain.normed, kept(64, 16), y, eps=1e-5)
+    chain.on.add(chain.normed, y, z)
     want = ["add", "scale", "rms_norm", "add"] if read_before else ["add_partials", "add"]
     assert ops_of(chain.fused()) == want
 
@@ -201,15 +202,15 @@ def test_gate_and_up_become_one() -> None:
     x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
     matrices = kept(4096, 24, 32)
     for first in (16, 8):  # the other order first: that one is left alone
-        rec = Recording("products")
+        on = Recorder(Recording("products"), LIMITS)
         for out, at in ((gate, 8), (up, first + 8 if first == 8 else 0)):
-            ops.MATRIX_OPS["mat_vec"](rec, LIMITS, matrices.rows(at, at + 8), x, out)
-        ops.glu(rec, LIMITS, gate, up, y, act="gelu")
-        found = [c for c in fuse(rec, LIMITS).accesses() if isinstance(c, Dispatch)]
+            MATRIX_OPS["mat_vec"](on, matrices.rows(at, at + 8), x, out)
+        on.glu(gate, up, y, act="gelu")
+        found = [c for c in fuse(on.recording, LIMITS).accesses() if isinstance(c, Dispatch)]
         assert ops_of(found) == (["mat_vec"] if first == 8 else ["mat_vec", "mat_vec", "glu"])
     named = dict(found[0].push)
     assert named["up_at"] == 8 * 32 and named["act"] == 3 and found[0].args[0].nbytes == 4 * 16 * 32
-    assert ops_of([c for c in fuse(rec, replace(LIMITS, is_cpu=True)).accesses()]) == [
+    assert ops_of([c for c in fuse(on.recording, replace(LIMITS, is_cpu=True)).accesses()]) == [
         "mat_vec",
         "mat_vec",
         "glu",
@@ -218,13 +219,14 @@ def test_gate_and_up_become_one() -> None:
 
 @pytest.mark.parametrize(("limit", "fused"), [(3072 + ALIGN, True), (3071 + ALIGN, False)])
 def test_one_binding_has_to_show_both_matrices(limit: int, fused: bool) -> None:
-    rec, matrices = Recording("products"), kept(4096, 32, 32)  # rows of 128 bytes
+    matrices = kept(4096, 32, 32)  # rows of 128 bytes
     limits = replace(LIMITS, max_storage_range=limit, is_cpu=True, features=frozenset(OPS["mat_lane"].needs))
+    on = Recorder(Recording("products"), limits)
     x, (gate, up, y) = kept(256, 2, 32), (of_values(2, 8) for _ in range(3))
-    ops.MATRIX_OPS["mat_lane"](rec, limits, matrices.rows(8, 16), x, gate)
-    ops.MATRIX_OPS["mat_lane"](rec, limits, matrices.rows(24, 32), x, up)
-    ops.glu(rec, limits, gate, up, y)
-    found = ops_of(list(fuse(rec, limits).accesses()))  # type: ignore[arg-type]
+    MATRIX_OPS["mat_lane"](on, matrices.rows(8, 16), x, gate)
+    MATRIX_OPS["mat_lane"](on, matrices.rows(24, 32), x, up)
+    on.glu(gate, up, y)
+    found = ops_of(list(fuse(on.recording, limits).accesses()))  # type: ignore[arg-type]
     assert found == (["mat_lane"] if fused else ["mat_lane", "mat_lane", "glu"])
 
 
@@ -233,32 +235,32 @@ def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
     x, other, matrices = kept(256, 2, 32), kept(256, 2, 32), kept(4096, 32, 32)
     n = 17 if what == "stride" else 16
     gate, up, y = (of_values(n) for _ in range(3))
-    how: dict[str, Any] = {"label": "gate"}
-    how |= {"bias": {"bias": kept(32, 8)}, "stride": {"y_stride": 9}}.get(what, {})
+    options: dict[str, dict[str, Any]] = {"bias": {"bias": kept(32, 8)}, "stride": {"y_stride": 9}}
+    how = options.get(what, {})
     how |= {"up": matrices.rows(8, 16), "act": "silu"} if what == "gated" else {}
-    rec = Recording("products")
-    ops.MATRIX_OPS["mat_vec"](rec, LIMITS, matrices.rows(0, 8), x, gate, **how)
+    on = Recorder(Recording("products"), LIMITS)
+    MATRIX_OPS["mat_vec"](on, matrices.rows(0, 8), x, gate, **how)
     how = {"y_stride": 9} if what == "stride" else {}
     how |= {"up": matrices.rows(24, 32), "act": "silu"} if what == "gated" else {}
     w = kept(1024, 8, 32) if what == "buffer" else matrices.rows(16, 24)
     w = replace(w, dtype="q8_0") if what == "type" else w
-    ops.MATRIX_OPS["mat_vec"](rec, LIMITS, w, other if what == "x" else x, up, **how)
-    ops.glu(rec, LIMITS, gate, up, y)
-    assert ops_of(list(fuse(rec, LIMITS).accesses())) == ["mat_vec", "mat_vec", "glu"]  # type: ignore[arg-type]
+    MATRIX_OPS["mat_vec"](on, w, other if what == "x" else x, up, **how)
+    on.glu(gate, up, y)
+    assert ops_of(list(fuse(on.recording, LIMITS).accesses())) == ["mat_vec", "mat_vec", "glu"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("read", [False, True])
 def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
     """Where the norm is: its residual may be read before the quantization."""
-    rec, part, h, y = Recording("q8"), kept(256, 64), of_values(2, 32), of_values(2, 32)
+    on, part, h, y = Recorder(Recording("q8"), LIMITS), kept(256, 64), of_values(2, 32), of_values(2, 32)
     out, z = replace(of_values(2, 40), shape=(2, 32), dtype="q8"), of_values(2, 32)
     how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}
-    ops.add_partials(rec, LIMITS, kept(256, 2, 32), None, part, kept(128, 32), h, y, **how)
-    ops.scale(rec, LIMITS, h, z, c=2.0)
-    ops.quantize_q8(rec, LIMITS, y, out)
+    on.add_partials(kept(256, 2, 32), None, part, kept(128, 32), h, y, **how)
+    on.scale(h, z, c=2.0)
+    on.quantize_q8(y, out)
     if read:
-        ops.scale(rec, LIMITS, y, z, c=2.0)
-    found = [c for c in fuse(rec, LIMITS).accesses() if isinstance(c, Dispatch)]
+        on.scale(y, z, c=2.0)
+    found = [c for c in fuse(on.recording, LIMITS).accesses() if isinstance(c, Dispatch)]
     if read:
         assert ops_of(found) == ["add_partials", "scale", "quantize_q8", "scale"]
     else:

@@ -12,7 +12,7 @@ import pytest
 from vkbackend import ops, shaderlib, twins
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.ops.half import coop_tile, usable
+from vkbackend.ops.units import coop_tile, usable
 from vkbackend.vulkan import cooperative
 from vkbackend.vulkan.device import usable_units
 

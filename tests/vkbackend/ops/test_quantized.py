@@ -10,6 +10,7 @@ from vkbackend import ops
 from vkbackend.buffer import Home, View
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.quantized import TYPES
@@ -35,8 +36,8 @@ def error(device: Device, limits: Limits, kind: str, n_rows: int) -> float:
     device.write(views["x"], x)
     recording = Recording("product")
     assert ops.operand_type(limits, n_rows, kind) == "q8"
-    ops.quantize_q8(recording, limits, views["x"], views["q"])
-    ops.mat(recording, limits, views["w"], views["q"], views["y"])
+    Recorder(recording, limits).quantize_q8(views["x"], views["q"])
+    Recorder(recording, limits).mat(views["w"], views["q"], views["y"])
     device.run(recording)
     got = device.read(views["y"])[: 4 * n_rows * n].view(np.float32).reshape(n_rows, n)
     for view in views.values():

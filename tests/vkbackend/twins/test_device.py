@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkbackend import ops
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import UnsupportedFeature
+from vkbackend.ops import Recorder
 from vkbackend.pages import HostPages
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
@@ -97,8 +97,8 @@ def test_numpy_runs_the_twins() -> None:
     device.write(a, np.arange(16, dtype=np.float32))
     device.write(b, np.full(16, 0.5, np.float32))
     recording = Recording("add twice")
-    ops.add(recording, device.limits, a, b, y)
-    ops.add(recording, device.limits, y, b, a)
+    Recorder(recording, device.limits).add(a, b, y)
+    Recorder(recording, device.limits).add(y, b, a)
     device.run(recording)
     np.testing.assert_array_equal(device.read(a).view(np.float32), np.arange(16) + 1.0)
     np.testing.assert_array_equal(device.read(y).view(np.float32), np.arange(16) + 0.5)
@@ -129,8 +129,8 @@ def test_null_counts_what_it_is_asked_to_run() -> None:
     a, b, y = (View(device.buffer(64, Home.SCRATCH, name), 0, (16,)) for name in "aby")
     recording = Recording("r")
     recording.copy(a, b)
-    ops.add(recording, device.limits, a, b, y)
-    ops.add(recording, device.limits, y, b, a)
+    Recorder(recording, device.limits).add(a, b, y)
+    Recorder(recording, device.limits).add(y, b, a)
     device.run(recording)
     assert device.executed == {"add": 2, "copy": 1, "barrier": 3}  # one in front, one before each add
     assert np.isnan(array_of(y)).all(), "nothing was computed"

@@ -11,9 +11,10 @@ import gguf
 import numpy as np
 import pytest
 
-from vkbackend import ops, shaderlib, twins
+from vkbackend import shaderlib, twins
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.twins import moe
 
@@ -309,7 +310,7 @@ def recorded(device: Limits, rows: int) -> Dispatch:
     buffer = Buffer(1 << 20, Home.SCRATCH, "b")
     recording = Recording("r")
     views = [View(buffer, 0, shape) for shape in ((rows, 64), (64,), (8, 64), (rows, 8))]
-    ops.moe_logits(recording, device, *views)
+    Recorder(recording, device).moe_logits(*views)
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     return dispatch

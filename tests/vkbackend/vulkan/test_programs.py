@@ -11,10 +11,11 @@ import pytest
 from device_sets import device_infos
 from runners import load_runner
 
-from vkbackend import cache_folder, env, faults, ops, shaderlib
+from vkbackend import cache_folder, env, faults, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.limits import Limits
+from vkbackend.ops import Recorder
 from vkbackend.ops.elementwise import ACTS
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools.studies import bench_compile
@@ -49,8 +50,8 @@ def some_dispatches() -> list[Dispatch]:
     """Pipelines of two modules, one of them specialized in several ways."""
     rec, (x, y) = Recording("some"), (View(Buffer(256, Home.SCRATCH, name), 0, (64,)) for name in "xy")
     for act in ACTS:
-        ops.glu(rec, Limits(), x, x, y, act=act)
-    ops.scale(rec, Limits(), x, y, c=2.0)
+        Recorder(rec, Limits()).glu(x, x, y, act=act)
+    Recorder(rec, Limits()).scale(x, y, c=2.0)
     return [c for c in rec.accesses() if isinstance(c, Dispatch)]
 
 

@@ -1,31 +1,14 @@
-"""Products in half precision: rounding x for them, and how they are cut for matrix units.
-
-`pack_f16` makes rows of type f16s (halves with a scale: shaders/lib/half_rows.glsl) of f32 ones, once for all
-the matrices that read them. Weights become halves in the op: magnitudes above 65,504 are cut to that, those
-below 6e-5 lose digits; sums are f32.
-"""
+"""How products in half precision are cut for matrix units."""
 
 from __future__ import annotations
 
-from vkbackend.buffer import View
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops.matrix import BUSY_TILES, Grid, Size
-from vkbackend.ops.spec import floor_pow2, fold, record, rows_of
-from vkbackend.recording import Recording
+from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # elements of k in a slice of mat_mul_coop
 UNIT_TILE = "M N K FM FN SM SN LANES"  # behind LOCAL: what unit_consts gives
 _ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
-
-
-def pack_f16(rec: Recording, limits: Limits, x: View, y: View, *, label: str = "") -> None:
-    """y f16s [n_rows, k] = x f32 of as many elements: |x - y| is at most 2^-11 of |x|, or of 2^-14 of the
-    row's largest; a row with inf or NaN keeps those, and what exceeds 65,520 beside them becomes inf."""
-    k = y.shape[-1]
-    n_rows = rows_of(y, k, "f16s")
-    assert rows_of(x, k) == n_rows, (x, y)
-    push: dict[str, int | float] = {"k": k, "n_rows": n_rows}
-    record(rec, "pack_f16", "f32", (x, y), push, {"LOCAL": 128}, (*fold(limits, n_rows), 1), label=label)
 
 
 def tiles_of_units(limits: Limits, size: Size) -> Grid:

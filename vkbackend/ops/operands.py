@@ -1,0 +1,44 @@
+"""Rounding activations to the types that some products read, once for all the matrices that read them.
+
+Rows of type q8 (32 codes, a scale and sums: shaders/lib/q8.glsl) are for dot products of integers, with
+weights whose codes fit in int8. Rows of type f16s (halves with a scale: shaders/lib/half_rows.glsl) are for
+products in half precision: their ops make halves of the weights, too. Magnitudes above 65,504 are cut to
+that, those below 6e-5 lose digits; sums are f32.
+"""
+
+from __future__ import annotations
+
+from vkbackend.buffer import View
+from vkbackend.ops.target import Target, rows_of
+
+
+class OperandOps(Target):
+    """Operands of products."""
+
+    def convert(self, x: View, y: View) -> None:
+        """y of an operand type = x f32."""
+        if y.dtype == "q8":
+            self.quantize_q8(x, y)
+        else:
+            self.pack_f16(x, y)
+
+    def quantize_q8(self, x: View, y: View) -> None:
+        """y q8 [..., k] = x f32 of as many elements: |x - y| is at most half of the largest |x| of 32 / 127.
+
+        32 elements with NaN or inf among them become NaN, in whatever is multiplied with them."""
+        k = y.shape[-1]
+        n_rows = rows_of(y, k, "q8")
+        assert k % 32 == 0 and rows_of(x, k) == n_rows, (x, y)
+        local = 128
+        groups = (*self.fold(-(-n_rows * k // (4 * local))), 1)
+        push: dict[str, int | float] = {"k": k, "n_rows": n_rows}
+        self.record("quantize_q8", "f32", (x, y), push, {"LOCAL": local}, groups, flops=2 * n_rows * k)
+
+    def pack_f16(self, x: View, y: View) -> None:
+        """y f16s [n_rows, k] = x f32 of as many elements: |x - y| is at most 2^-11 of |x|, or of 2^-14 of the
+        row's largest; a row with inf or NaN keeps those, and what exceeds 65,520 beside them becomes inf."""
+        k = y.shape[-1]
+        n_rows = rows_of(y, k, "f16s")
+        assert rows_of(x, k) == n_rows, (x, y)
+        push: dict[str, int | float] = {"k": k, "n_rows": n_rows}
+        self.record("pack_f16", "f32", (x, y), push, {"LOCAL": 128}, (*self.fold(n_rows), 1))

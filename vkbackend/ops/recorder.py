@@ -1,0 +1,20 @@
+"""The recorder: every op is a method that records a dispatch of it.
+
+An op checks shapes (assertions: a wrong shape is our bug), picks the variant, specialization constants and
+grid, and appends a `Dispatch`. Activations are contiguous f32 rows. Knows no model and no second device.
+"""
+
+from __future__ import annotations
+
+from vkbackend.ops.attention import AttentionOps
+from vkbackend.ops.choice import ProductOps
+from vkbackend.ops.elementwise import ElementwiseOps
+from vkbackend.ops.heads import HeadOps
+from vkbackend.ops.moe import MoeOps
+from vkbackend.ops.operands import OperandOps
+from vkbackend.ops.recurrent import RecurrentOps
+from vkbackend.ops.rows import RowOps
+
+
+class Recorder(AttentionOps, ElementwiseOps, HeadOps, MoeOps, OperandOps, ProductOps, RecurrentOps, RowOps):
+    """Every op, into one recording, for the limits of one device, under one label."""

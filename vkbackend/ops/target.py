@@ -1,0 +1,85 @@
+"""Where ops are recorded: a device's recording, its limits, and the label of what is recorded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vkbackend.buffer import View
+from vkbackend.limits import Limits
+from vkbackend.ops.spec import SPECS, OpSpec
+from vkbackend.recording import Dispatch, Recording
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a family of ops extends by its methods; a `Recorder` has all of them."""
+
+    recording: Recording
+    limits: Limits
+    label: str = ""  # of every command; "": a dispatch has its op's name
+
+    def record(
+        self,
+        op: str,
+        variant: str,
+        args: tuple[View, ...],
+        push: dict[str, int | float],
+        consts: dict[str, int],
+        groups: tuple[int, int, int],
+        step: View | None = None,
+        flops: int = 0,
+    ) -> None:
+        """Append a dispatch of an op in SPECS."""
+        self.dispatch(SPECS[op], variant, args, push, consts, groups, step, flops)
+
+    def dispatch(
+        self,
+        spec: OpSpec,
+        variant: str,
+        args: tuple[View, ...],
+        push: dict[str, int | float],
+        consts: dict[str, int],
+        groups: tuple[int, int, int],
+        step: View | None = None,
+        flops: int = 0,
+    ) -> None:
+        """Append a dispatch of the op that the spec describes."""
+        assert tuple(push) == tuple(name for name, _ in spec.push), (spec.name, tuple(push))
+        assert tuple(consts) == spec.consts and len(args) == len(spec.args), (spec.name, tuple(consts))
+        assert (step is not None) == spec.step, spec.name
+        self.recording.dispatch(
+            Dispatch(
+                spec.name,
+                variant,
+                args,
+                spec.written,
+                tuple((name, float(push[name]) if kind == "f" else push[name]) for name, kind in spec.push),
+                tuple(consts.items()),
+                groups,
+                step,
+                self.label or spec.name,
+                flops,
+                spec.addressed,
+            )
+        )
+
+    def copy(self, src: View, dst: View) -> None:
+        """dst = src, bytes of equal number."""
+        self.recording.copy(src, dst, self.label)
+
+    def fold(self, count: int) -> tuple[int, int]:
+        """Workgroup counts in x and y that cover `count`, few enough for each axis."""
+        max_x = min(self.limits.max_groups[0], 65_535)
+        return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
+
+
+def rows_of(view: View, width: int, dtype: str = "f32") -> int:
+    """Rows of `width` elements, f32 unless said otherwise, in a view of any shape."""
+    total = math.prod(view.shape)
+    assert view.dtype == dtype and total % width == 0, f"{view!r} is not {dtype} rows of {width}"
+    return total // width
+
+
+def floor_pow2(value: int) -> int:
+    return 1 << (max(value, 1).bit_length() - 1)
