@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No example fails for taking long on a busy machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # numpy's threads and those of a software driver take each other's cores: a float64 forward of 512 tokens took
 # 1.2 s with two threads and 0.2 s with one. Set before anything imports numpy.
