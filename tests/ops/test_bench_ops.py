@@ -64,7 +64,7 @@ def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for every dispatch; together they take no longer than all submissions, however busy the machine is."""
+    """One for every dispatch; together they take no longer than all submissions, on any machine."""
     chain = bench_ops.Chain(device, Add(200_003))  # type: ignore[arg-type]
     monkeypatch.setattr(bench_ops, "has_clock", lambda device: True)
     try:
