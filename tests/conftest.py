@@ -1,4 +1,4 @@
-"""What every test gets: options, markers, each Vulkan device present, the material beside the checkout."""
+"""What every test gets: options, markers, each Vulkan device present, model files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No example fails for taking long on a busy machine.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # numpy's threads and those of a software driver take each other's cores: a float64 forward of 512 tokens took
 # 1.2 s with two threads and 0.2 s with one. Set before anything imports numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from places import ROOT, SHARED
+from places import ROOT  # noqa: E402
 
 CHILD = "VKBACKEND_TEST_CHILD"  # set in the process that an `own_process` test has to itself
 CHILD_TIMEOUT_S = 600
@@ -51,20 +56,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
+def left_out(config: pytest.Config) -> dict[str, str]:
+    """Markers of what is left out unless asked for, and how to ask."""
+    asked = {"wide": config.getoption("--all"), "oracle": "oracle" in config.getoption("-m")}
+    how = {"wide": "wide sweeps (--all)", "oracle": "questions to other programs (-m oracle)"}
+    return {marker: words for marker, words in how.items() if not asked[marker]}
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
-    return None if config.getoption("--all") else "wide sweeps are left out: --all runs them"
+    words = left_out(config).values()
+    return f"left out: {', '.join(words)}" if words else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all"):  # left out rather than skipped: 13,000 skips took 20 s
-        wide = [item for item in items if "wide" in item.keywords]
-        config.hook.pytest_deselected(items=wide)
-        items[:] = [item for item in items if "wide" not in item.keywords]
-    if "oracle" not in config.getoption("-m"):
-        ask = pytest.mark.skip(reason="asks other programs: run with -m oracle")
-        for item in items:
-            if "oracle" in item.keywords:
-                item.add_marker(ask)
+    markers = left_out(config)  # left out rather than skipped: 13,000 skips took 20 s
+    out = [item for item in items if any(marker in item.keywords for marker in markers)]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if not any(marker in item.keywords for marker in markers)]
     if (runtime := os.environ.get("VKBACKEND_RUNTIME", "native")) != "native":
         for item in items:
             if "native" in item.keywords:
@@ -90,11 +98,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[object]:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder with test models, vocabularies and oracles beside the checkout."""
-    if not SHARED.is_dir():
-        pytest.skip(f"test material not found at {SHARED} (set VKBACKEND_SHARED)")
-    return SHARED
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with all model files, what llama.cpp computes with them, and a text (see material.py)."""
+    from material import lay_out_models
+
+    folder = tmp_path_factory.mktemp("models")
+    lay_out_models(folder)
+    return folder
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
@@ -344,6 +344,7 @@ def tell_story(rng: random.Random) -> Story:
 SPACE = "\u2581"
 UNK, BOS, EOS = 0, 1, 2
 N_SPECIAL = 3 + 256
+N_VOCAB_MIN = N_SPECIAL + 64  # the stories have 56 characters
 # No piece crosses the border of two chunks, so encoding chunk by chunk equals SPM on the whole text.
 CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|.", re.DOTALL)
 
@@ -431,7 +432,23 @@ class Config:
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
 
+    def refusal(self, dtype: str) -> str:
+        """What makes a model of these sizes impossible, with matrices of that type in its file."""
+        if self.n_embd % (2 * self.n_head) or self.n_head % self.n_head_kv:
+            return (
+                f"{self.n_embd} columns are no {self.n_head} heads of an even size over {self.n_head_kv} kv "
+                "heads; choose n_embd as a multiple of 2 n_head, and n_head as one of n_head_kv"
+            )
+        if dtype == "Q8_0" and (self.n_embd % 32 or self.n_ff % 32):
+            return (
+                f"Q8_0 has blocks of 32, and rows are {self.n_embd} and {self.n_ff} long; choose --type F16"
+            )
+        if self.n_vocab < N_VOCAB_MIN:
+            return f"{self.n_vocab} tokens do not hold the stories' characters; choose at least {N_VOCAB_MIN}"
+        return ""
 
+
+SIZES = {size.name: size.default for size in fields(Config) if size.type == "int"}
 Weights = dict[str, "torch.Tensor"]
 
 
@@ -599,13 +616,16 @@ def sample(w: Weights, config: Config, ids: list[int], temperature: float, seed:
 # ---- the file ----
 
 
-def write_gguf(path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabulary, config: Config) -> None:
-    """Writes weights {GGUF name: float32 [n_out, n_in] or [n]} as a llama GGUF: matrices Q8_0, norms F32."""
+def write_gguf(
+    path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabulary, config: Config, dtype: str = "Q8_0"
+) -> None:
+    """Writes weights {GGUF name: float32 [n_out, n_in] or [n]} as a llama GGUF: matrices in `dtype`, norms
+    in F32."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("vkbackend demo")
     writer.add_description("Little stories from a grammar; made by tools/train_demo.py")
     writer.add_license("MIT")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{dtype}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.n_vocab)
     writer.add_context_length(config.n_ctx)
@@ -632,12 +652,12 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray], vocabulary: Vocabular
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(True)
-    q8_0 = gguf.GGMLQuantizationType.Q8_0
+    matrices = gguf.GGMLQuantizationType[dtype]
     for name, weight in weights.items():
         if weight.ndim == 1:
             writer.add_tensor(name, weight.astype(np.float32))
         else:
-            writer.add_tensor(name, gguf.quants.quantize(weight, q8_0), raw_dtype=q8_0)
+            writer.add_tensor(name, gguf.quants.quantize(weight, matrices), raw_dtype=matrices)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -666,8 +686,8 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="train_demo",
-        description="Train the demo model (llama architecture, 1.3 M parameters, Q8_0) on stories from a "
-        "grammar. Needs PyTorch, the extra 'train'.",
+        description="Train the demo model (llama architecture, 1.3 M parameters, Q8_0), or one of other "
+        "sizes, on stories from a grammar. Needs PyTorch, the extra 'train'.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     default_out = Path(__file__).resolve().parent.parent / "models" / "demo" / "demo.gguf"
@@ -683,6 +703,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, vocabulary and stories")
     parser.add_argument("--threads", type=count, default=2, help="CPU threads")
     parser.add_argument("--out", type=Path, default=default_out, help="GGUF file to write")
+    parser.add_argument("--type", default="Q8_0", choices=("F16", "Q8_0"), help="type of the matrices")
+    for name, size in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=count, default=size, help="size of the model")
     parser.add_argument(
         "--stories", type=count, metavar="N", help="only print N stories of the grammar (needs no PyTorch)"
     )
@@ -696,6 +719,10 @@ def main(argv: list[str] | None = None) -> int:
         rng = random.Random(args.seed)
         print("\n\n".join(tell_story(rng).text for _ in range(args.stories)))
         return 0
+    config = Config(**{name: getattr(args, name) for name in SIZES})
+    if refusal := config.refusal(args.type):
+        console.print(f"cannot train this model: {refusal}")
+        return 2
     try:
         import torch
     except ImportError:
@@ -707,10 +734,11 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     torch.set_num_threads(args.threads)
-    config = Config()
     vocabulary = train_vocabulary(config.n_vocab, args.seed)
     weights = train(config, vocabulary, args.steps, args.minutes, args.batch, args.lr, args.seed)
-    write_gguf(args.out, {name: weight.numpy() for name, weight in weights.items()}, vocabulary, config)
+    write_gguf(
+        args.out, {name: weight.numpy() for name, weight in weights.items()}, vocabulary, config, args.type
+    )
     n_params = sum(weight.numel() for weight in weights.values())
     console.print(f"{args.out}: {n_params:,} parameters, {args.out.stat().st_size:,} bytes")
     prompt = [BOS, *vocabulary.encode("Once upon a time")]

@@ -1,12 +1,14 @@
 """A device that stops answering or is lost ends in a typed error within its deadline, and a new model loads
-after."""
+after. What does not keep to the deadlines set here keeps to the default ones, as long as a test may take.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,44 +36,43 @@ def step(runner: Runner, pos: int = 0) -> np.ndarray:
     return runner.step([5], [Run(0, 0, 1, pos)], [0])
 
 
-def load(shared: Path, devices: list[str], **options: Any) -> Runner:
-    return load_runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64, **options)
+def load(models: Path, devices: list[str], **options: Any) -> Runner:
+    return load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=64, **options)
 
 
-@pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
-    monkeypatch.setattr(mesh_module, "DRAIN_S", 1.0)
+@contextmanager
+def hurry() -> Iterator[None]:
+    """Short deadlines: around what does hang, as what works may take longer on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VKBACKEND_TIMEOUT", "2")
+        patch.setattr(mesh_module, "DRAIN_S", 2.0)
+        yield
 
 
-def works_again(shared: Path, devices: list[str]) -> None:
-    runner = load(shared, devices)
+def works_again(models: Path, devices: list[str]) -> None:
+    runner = load(models, devices)
     assert np.isfinite(step(runner)).all()
     runner.close()
 
 
 @pytest.mark.native  # the kompute runtime has its own: its devices wait for nothing
-@pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("devices", SETS)
 def test_device_that_stops_answering(
-    shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+    models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load(shared, devices)
+    runner = load(models, devices)
     step(runner)
     stuck = runner.mesh.devices[1]
     # Submits everything but is never released: the device really waits for a value that does not come.
     monkeypatch.setattr(stuck.queue, "allow", lambda number: None)
-    began = time.monotonic()
-    with pytest.raises(Timeout, match=stuck.name):
-        step(runner, 1)
-    assert time.monotonic() - began < 10
-    with pytest.raises(DeviceLost, match="load it again"):
-        step(runner, 2)
-    began = time.monotonic()
-    runner.close()
-    assert time.monotonic() - began < 10
+    with hurry():
+        with pytest.raises(Timeout, match=stuck.name):
+            step(runner, 1)
+        with pytest.raises(DeviceLost, match="load it again"):
+            step(runner, 2)
+        runner.close()
     assert stuck.abandoned and not runner.mesh.devices[0].counts
-    works_again(shared, devices)
+    works_again(models, devices)
     # Let the abandoned device finish: its semaphore is still valid, and the process can end cleanly.
     monkeypatch.undo()
     stuck.queue.allow(stuck.queue.submitted)
@@ -79,8 +80,8 @@ def test_device_that_stops_answering(
 
 
 @pytest.mark.parametrize("devices", SETS)
-def test_lost_device(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = load(shared, devices)
+def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(models, devices)
     step(runner)
     lost = runner.mesh.devices[0]
 
@@ -95,14 +96,14 @@ def test_lost_device(shared: Path, devices: list[str], monkeypatch: pytest.Monke
         step(runner, 2)
     runner.close()
     assert all(not d.counts for d in runner.mesh.devices)
-    works_again(shared, devices)
+    works_again(models, devices)
 
 
 @pytest.mark.parametrize("devices", SETS)
 def test_interrupt_in_the_middle_of_a_step(
-    shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+    models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load(shared, devices)
+    runner = load(models, devices)
     want = step(runner).copy()
     queue, calls = runner.mesh.devices[1].queue, []
 
@@ -121,7 +122,6 @@ def test_interrupt_in_the_middle_of_a_step(
 
 
 @pytest.mark.native
-@pytest.mark.usefixtures("hurry")
 def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A typed error within the deadline; a device that then lets go of its work is closed whole."""
     (device,) = open_devices(["0"])
@@ -132,7 +132,7 @@ def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
         if name == "first":
             recording.exchange()
     monkeypatch.setattr(device.queue, "allow", lambda number: None)
-    with pytest.raises(Timeout, match="two segments"):
+    with hurry(), pytest.raises(Timeout, match="two segments"):
         device.run(recording)
     monkeypatch.undo()
     assert not device.abandoned
@@ -141,8 +141,8 @@ def test_a_replay_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("devices", TWO[:1])
-def test_a_step_that_cannot_be_recorded_leaves_nothing(shared: Path, devices: list[str]) -> None:
-    runner = load(shared, devices)
+def test_a_step_that_cannot_be_recorded_leaves_nothing(models: Path, devices: list[str]) -> None:
+    runner = load(models, devices)
     before = [device.counts.copy() for device in runner.mesh.devices]
     fault = faults.Fault("Vulkan0.1", "vkAllocateCommandBuffers", 1, "VK_ERROR_OUT_OF_HOST_MEMORY")
     with faults.inject(fault), pytest.raises(OutOfDeviceMemory):
@@ -175,37 +175,35 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing(shared: Path, devices: li
     ],
 )
 def test_injected_fault(
-    shared: Path, devices: list[str], call: str, nth: int, result: str, error: type[VkbackendError]
+    models: Path, devices: list[str], call: str, nth: int, result: str, error: type[VkbackendError]
 ) -> None:
     """At plan, load, compile, submit or wait: the typed error, everything released, the process usable."""
     name = "Vulkan1" if "1" in devices else "Vulkan0.1"
     runner = None
-    began = time.monotonic()
     with faults.inject(faults.Fault(name, call, nth, result)), pytest.raises(error, match=name):
-        runner = load(shared, devices)
+        runner = load(models, devices)
         for pos in range(10):
             step(runner, pos)
     if runner is not None:
         runner.close()
         assert all(not d.counts for d in runner.mesh.devices), [d.counts for d in runner.mesh.devices]
-    assert time.monotonic() - began < 30
-    works_again(shared, devices)
+    works_again(models, devices)
 
 
 @pytest.mark.native
-@pytest.mark.usefixtures("hurry")
-def test_a_fault_from_the_environment_hangs_a_device(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_from_the_environment_hangs_a_device(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKBACKEND_FAULT", "Vulkan0.1:vkSignalSemaphore:1:hang")
     planned = faults._from_environment()
     assert [f.result for f in planned] == ["hang"]
     with faults.inject(planned[0]):
-        runner = load(shared, ["0", "0"])
-        with pytest.raises(Timeout, match=r"Vulkan0\.1"):
-            step(runner)
-        runner.close()
+        runner = load(models, ["0", "0"])
+        with hurry():
+            with pytest.raises(Timeout, match=r"Vulkan0\.1"):
+                step(runner)
+            runner.close()
     stuck = runner.mesh.devices[1]
     assert stuck.abandoned
-    works_again(shared, ["0", "0"])
+    works_again(models, ["0", "0"])
     stuck.queue.allow(stuck.queue.submitted)
     assert stuck.queue.wait(stuck.queue.submitted, 10)
 

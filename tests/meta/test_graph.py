@@ -39,10 +39,10 @@ TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 19).tolist()]
 
 
 @contextmanager
-def opened(shared: Path, n: int, name: str = "stories260K-F32", **options: Any) -> Iterator[Runner]:
+def opened(models: Path, n: int, name: str = "stories-narrow-F32", **options: Any) -> Iterator[Runner]:
     """A model on n numpy devices, F32 caches unless told otherwise."""
     settings = {"n_ctx": 64, "type_k": "f32", "type_v": "f32"} | options
-    runner = load_runner(shared / "models" / f"{name}.gguf", devices=["numpy"] * n, **settings)
+    runner = load_runner(models / f"{name}.gguf", devices=["numpy"] * n, **settings)
     try:
         yield runner
     finally:
@@ -56,9 +56,9 @@ def prefill(runner: Runner, tokens: list[int] = TOKENS) -> np.ndarray:
 _single: dict[str, np.ndarray] = {}
 
 
-def on_one(shared: Path, name: str = "stories260K-F32") -> np.ndarray:
+def on_one(models: Path, name: str = "stories-narrow-F32") -> np.ndarray:
     if name not in _single:
-        with opened(shared, 1, name) as runner:
+        with opened(models, 1, name) as runner:
             _single[name] = prefill(runner)
     return _single[name]
 
@@ -68,8 +68,8 @@ def on_one(shared: Path, name: str = "stories260K-F32") -> np.ndarray:
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_two_exchanges_per_layer_and_none_on_one_device(shared: Path, n: int, rows: int) -> None:
-    with opened(shared, n) as runner:
+def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, rows: int) -> None:
+    with opened(models, n) as runner:
         step = runner.mesh.step(rows, 1)
         want = 2 * runner.model.n_layer if n > 1 else 0
         assert len(step.reduces) == want
@@ -81,10 +81,10 @@ def test_two_exchanges_per_layer_and_none_on_one_device(shared: Path, n: int, ro
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_bytes_per_exchange(shared: Path, n: int) -> None:
+def test_bytes_per_exchange(models: Path, n: int) -> None:
     """Each writer sends rows * n_embd floats, and a device without a share of the layer sends nothing."""
     rows = 4
-    with opened(shared, n) as runner:
+    with opened(models, n) as runner:
         step = runner.mesh.step(rows, 1)
         sent = np.zeros((len(step.reduces), n), np.int64)
         for d, executable in enumerate(step.executables):
@@ -105,8 +105,8 @@ def test_bytes_per_exchange(shared: Path, n: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_steps_have_no_hazards_and_every_barrier_is_missed(shared: Path, n: int, rows: int) -> None:
-    with opened(shared, n) as runner:
+def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int, rows: int) -> None:
+    with opened(models, n) as runner:
         for executable in runner.mesh.step(rows, rows).executables:
             assert not check(executable.recording)
             dropped = list(without_each_barrier(executable.recording))
@@ -116,8 +116,8 @@ def test_steps_have_no_hazards_and_every_barrier_is_missed(shared: Path, n: int,
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-def test_scratch_is_reused_without_a_clash(shared: Path, rows: int) -> None:
-    with opened(shared, 3) as runner:
+def test_scratch_is_reused_without_a_clash(models: Path, rows: int) -> None:
+    with opened(models, 3) as runner:
         mesh = runner.mesh
         how = mesh._inputs, mesh._provider, mesh._shape.active, "f32", StepKind(rows, 1), mesh._build
         for recording in build_step(mesh.devices, *how)[0]:
@@ -142,35 +142,35 @@ def test_scratch_is_reused_without_a_clash(shared: Path, rows: int) -> None:
         (5, [9, 1, 1, 1, 1]),
     ],
 )
-def test_any_devices_and_shares_equal_one(shared: Path, n: int, ratio: list[float] | None) -> None:
-    with opened(shared, n, tensor_split=ratio) as runner:
-        assert nmse(prefill(runner), on_one(shared)) <= 1e-9
+def test_any_devices_and_shares_equal_one(models: Path, n: int, ratio: list[float] | None) -> None:
+    with opened(models, n, tensor_split=ratio) as runner:
+        assert nmse(prefill(runner), on_one(models)) <= 1e-9
         again = runner.step(TOKENS[-1:], [Run(0, 0, 1, len(TOKENS) - 1)], [0])
-        assert nmse(again, on_one(shared)[-1:]) <= 1e-9
+        assert nmse(again, on_one(models)[-1:]) <= 1e-9
 
 
-@pytest.mark.parametrize("name", ["stories260K-F16", "stories260K-Q8_0", "stories260K-Q4_0"])
+@pytest.mark.parametrize("name", ["stories-narrow-F16", "stories-narrow-Q8_0", "stories-narrow-Q4_0"])
 @pytest.mark.parametrize("n", [2, 3])
-def test_formats_on_several_devices_equal_one(shared: Path, name: str, n: int) -> None:
-    with opened(shared, n, name) as runner:
-        assert nmse(prefill(runner), on_one(shared, name)) <= 1e-9
+def test_formats_on_several_devices_equal_one(models: Path, name: str, n: int) -> None:
+    with opened(models, n, name) as runner:
+        assert nmse(prefill(runner), on_one(models, name)) <= 1e-9
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, None])
 @pytest.mark.parametrize("provider", ["pages", "host-sum"])
-def test_depth_and_provider_change_no_bit(shared: Path, provider: str, ahead: int | None) -> None:
-    with opened(shared, 2) as runner:
+def test_depth_and_provider_change_no_bit(models: Path, provider: str, ahead: int | None) -> None:
+    with opened(models, 2) as runner:
         want = prefill(runner)
-    with opened(shared, 2, reduce_provider=provider, submit_ahead=ahead) as runner:
+    with opened(models, 2, reduce_provider=provider, submit_ahead=ahead) as runner:
         assert np.array_equal(prefill(runner), want)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, None])
 def test_an_interrupted_step_leaves_the_order_intact(
-    shared: Path, ahead: int | None, monkeypatch: pytest.MonkeyPatch
+    models: Path, ahead: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was not submitted must not be released: those numbers belong to the segments of the next step."""
-    with opened(shared, 2, submit_ahead=ahead) as runner:
+    with opened(models, 2, submit_ahead=ahead) as runner:
         want = prefill(runner)
         queue = runner.mesh.devices[1].queue
         release, calls = queue.allow, []
@@ -189,9 +189,9 @@ def test_an_interrupted_step_leaves_the_order_intact(
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_memory_that_was_never_written_stays_invisible(shared: Path, n: int) -> None:
+def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> None:
     """All memory of a numpy device begins as NaN. Between steps scratch and unused cells become NaN again."""
-    with opened(shared, n, n_slots=2) as runner:
+    with opened(models, n, n_slots=2) as runner:
         want = prefill(runner)
         assert np.isfinite(want).all()
         for step in range(3):
@@ -202,10 +202,10 @@ def test_memory_that_was_never_written_stays_invisible(shared: Path, n: int) -> 
             assert nmse(got, want[len(tokens) - 1 : len(tokens)]) <= 1e-9
 
 
-def test_null_devices_replay_a_whole_model(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is computed, everything is counted: per layer and device two norms' worth of reduce tails."""
     monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", NullDevice)
-    with opened(shared, 2) as runner:
+    with opened(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])
         layers = runner.model.n_layer
         for device in runner.mesh.devices:
@@ -216,7 +216,7 @@ def test_null_devices_replay_a_whole_model(shared: Path, monkeypatch: pytest.Mon
             assert device.executed["kv_store"] == 2 * layers
 
 
-def test_devices_compile_side_by_side(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits until the other one compiles as well, so that one after another would never end."""
     meeting, made = threading.Barrier(2), []
 
@@ -225,17 +225,17 @@ def test_devices_compile_side_by_side(shared: Path, monkeypatch: pytest.MonkeyPa
         made.append((device.name, recording.name))
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
-    with opened(shared, 2):
+    with opened(models, 2):
         assert sorted(name for name, _ in made) == ["numpy.0", "numpy.1"]
 
 
-def test_what_one_device_cannot_compile_is_told(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_(device: NumpyDevice, recording: Recording) -> None:
         if device.name == "numpy.1":
             raise UnsupportedFeature("numpy.1 has no compiler")
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
-    with pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"), opened(shared, 2):
+    with pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"), opened(models, 2):
         pass
 
 
@@ -416,8 +416,8 @@ def test_model_files_know_no_reduce_and_no_device_count(architecture: str) -> No
     assert not re.findall(r"\bn_devices\b|\bdevices?\b|\bworld\b|\.n\b|\bmesh\b|len\(.*devices", text)
 
 
-def test_weights_of_the_model_are_where_the_plan_says(shared: Path) -> None:
-    with opened(shared, 3) as runner:
+def test_weights_of_the_model_are_where_the_plan_says(models: Path) -> None:
+    with opened(models, 3) as runner:
         for name, weight in runner.mesh.weights.items():
             assert isinstance(weight, Weight)
             held = sum(int(np.prod(v.shape)) for pieces in weight.pieces for _, v in pieces)

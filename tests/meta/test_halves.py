@@ -28,9 +28,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "HALVES_FROM", 32)
 
 
-def logits(shared: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:
+def logits(models: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:
     """Of the last rows of two prefills, the second behind the first, and of a step."""
-    path = shared / "models" / f"{name}.gguf"
+    path = models / f"{name}.gguf"
     options = {"n_ctx": 96, "n_ubatch": 32, "n_slots": 2, "type_k": "f32", "type_v": "f32"} | options
     runner = load_runner(path, devices=devices, interleave=interleave, **options)
     try:
@@ -55,21 +55,21 @@ def logits(shared: Path, devices: list[str], name: str, interleave: bool, **opti
     ],
     ids=str,
 )
-def test_as_in_one_piece(shared: Path, options: dict[str, Any]) -> None:
-    name = "stories260K-Q8_0"
-    one, two = (logits(shared, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True))
+def test_as_in_one_piece(models: Path, options: dict[str, Any]) -> None:
+    name = "stories-narrow-Q8_0"
+    one, two = (logits(models, ["numpy"] * 3, name, interleave, **options) for interleave in (False, True))
     assert nmse(two, one) <= 1e-12
 
 
 @pytest.mark.parametrize("devices", MULTI)
-def test_on_devices(shared: Path, devices: list[str]) -> None:
-    one, two = (logits(shared, devices, "stories260K-Q8_0", interleave) for interleave in (False, True))
+def test_on_devices(models: Path, devices: list[str]) -> None:
+    one, two = (logits(models, devices, "stories-narrow-Q8_0", interleave) for interleave in (False, True))
     assert nmse(two, one) <= 1e-9
 
 
-def test_experts(shared: Path) -> None:
-    name = "stories260K-moe8x-Q4_0"
-    one, two = (logits(shared, ["numpy"] * 2, name, interleave) for interleave in (False, True))
+def test_experts(models: Path) -> None:
+    name = "stories-moe8x-Q4_0"
+    one, two = (logits(models, ["numpy"] * 2, name, interleave) for interleave in (False, True))
     assert nmse(two, one) <= 1e-12
 
 
@@ -93,13 +93,13 @@ def test_a_recurrent_sequence_across_both_halves(tmp_path: Path, name: str) -> N
 
 
 def test_a_segment_waits_for_the_exchange_before_the_last(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the recordings are ordered all the same."""
     placed = []
     derive = meta_mesh.derive_barriers
     monkeypatch.setattr(meta_mesh, "derive_barriers", lambda r: placed.append(derive(r)) or placed[-1])
-    path = shared / "models" / "stories260K-Q8_0.gguf"
+    path = models / "stories-narrow-Q8_0.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, interleave=True, n_ctx=64, n_ubatch=32)
     step = runner.mesh.step(32, 1, halves=True)
     n_layer = runner.model.n_layer

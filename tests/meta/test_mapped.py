@@ -137,12 +137,12 @@ def logits(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("devices", DEVICE_SETS, ids=str)
 @pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
 def test_a_model_gives_the_same_from_its_file(
-    shared: Path, tmp_path: Path, devices: list[str], name: str
+    models: Path, tmp_path: Path, devices: list[str], name: str
 ) -> None:
     path = tmp_path / "model.gguf"
     found = []
     for use_mmap in (True, False):
-        shutil.copy(shared / "models" / f"stories260K-{name}.gguf", path)
+        shutil.copy(models / f"stories-{name}.gguf", path)
         found.append(logits(path, devices, use_mmap=use_mmap))
     (mapped, memory), (copied, own) = found
     assert np.array_equal(mapped, copied)

@@ -1,115 +1,82 @@
-"""The split policies: llama.cpp's equals the runnable oracle of its arithmetic; ours is aligned and never
+"""The split policies: llama.cpp's equals the oracle of its arithmetic; ours is aligned and never
 worse."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import random
-import re
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from material import DATA
+from places import SHARED
+from split_cases import BLOCKS, Case, answers, cases, load_oracle
 
 from vkbackend.errors import InvalidArgument, PlanError
-from vkbackend.formats import block_of
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.policy import Attention, DeltaNet, FeedForward, Layer, ffn_unit, plan_model
 from vkbackend.meta.split import Ranges, check_tiling, kv_heads_of
-from vkbackend.models.architectures.base import MATRIX_TYPES
 
 pytestmark = pytest.mark.no_vulkan
 
 
 N_CASES = 2_000
-BLOCKS = {fmt.upper(): block_of(fmt)[0] for fmt in sorted(MATRIX_TYPES)}
-
-
-@pytest.fixture(scope="session")
-def oracle(shared: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("split_oracle", shared / "oracles" / "split_oracle.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["split_oracle"] = module
-    spec.loader.exec_module(module)
-    return module
+ORACLE = SHARED / "oracles" / "split_oracle.py"
 
 
 def widths(ranges: Ranges) -> list[int]:
     return [end - begin for begin, end in ranges]
 
 
-def random_case(rng: random.Random) -> tuple[str, list[Layer], int, int, list[float] | None]:
-    """(format, layers, vocabulary, devices, tensor split)"""
-    while True:
-        fmt, n = rng.choice(list(BLOCKS)), rng.randint(1, 8)
-        head, kv = rng.choice([8, 16, 32, 64, 80, 96, 128, 192, 256]), rng.choice([1, 2, 3, 4, 5, 8, 16])
-        head_v = rng.choice([head, head, rng.choice([16, 32, 64, 128, 256])])
-        group = rng.choice([1, 2, 3, 4, 6, 8])
-        n_ff = rng.choice([172, 256, 384, 704, 768, 1408, 2880, 11008, 14336, rng.randint(8, 40) * 256])
-        block = BLOCKS[fmt]
-        if n_ff % block or group * kv * head_v % block:
-            continue
-        split: list[float] | None = rng.choice(
-            [
-                None,
-                [1.0] * n,
-                [rng.choice([0, 1, 2, 3, 5]) for _ in range(n)],
-                [rng.random() for _ in range(n)],
-            ]
-        )
-        if split is not None and not sum(split):
-            continue
-        layer = Layer(
-            Attention(group * kv, kv, head, head_v, block), FeedForward(n_ff, block, rng.choice([0, 0, 8]))
-        )
-        return fmt, [layer] * rng.choice([1, 2, 5]), rng.randint(100, 200_000), n, split
+def planned(case: Case) -> list[list[int]]:
+    """What each device gets of the `matrices`."""
+    _, layers, n_vocab, n, split = case
+    a, rows = layers[0].attention, []
+    plans, outside = plan_model(layers, n_vocab, n, split, "llama.cpp")
+    for plan in plans:
+        heads, kv_heads = widths(plan.ranges["heads"]), widths(plan.ranges["kv_heads"])
+        rows += [[a.head_dim_k * w for w in of] for of in (heads, kv_heads)]
+        rows += [[a.head_dim_v * w for w in of] for of in (kv_heads, heads)]
+        [columns] = {expert for expert in plan.experts or (plan.ranges["ffn"],)}
+        rows.append(widths(columns))
+    return [*rows, widths(outside.ranges["vocab"])]
 
 
-def cases(n_cases: int, seed: int) -> list[tuple[str, list[Layer], int, int, list[float] | None]]:
-    rng = random.Random(seed)
-    return [random_case(rng) for _ in range(n_cases)]
+# ---- the oracle's answers: kept (tests/data/make_splits.py), and asked where it is beside the checkout ----
+
+KEPT = json.loads((DATA / "splits.json").read_text())
 
 
-def _check_oracle(oracle: ModuleType, n_cases: int, seed: int) -> None:
-    oracle.BLCK |= BLOCKS  # it has no entry for the rarer formats
+def test_llama_cpp_policy_equals_the_oracle() -> None:
     seen = set()
-    for fmt, layers, n_vocab, n, split in cases(n_cases, seed):
-        a, f = layers[0].attention, layers[0].ffn
-        seen.add((fmt, a.head_dim_k == a.head_dim_v))
-        hp = oracle.HP("llama", len(layers), a.n_head, a.n_head_kv, a.head_dim_k, a.head_dim_v, n_ff=f.n_ff)
-        plans, outside = plan_model(layers, n_vocab, n, split, "llama.cpp")
-
-        def want(name: str, size: int) -> list[int]:
-            return list(oracle.total(oracle.split(hp, name, size, fmt, n, split), n))  # noqa: B023
-
-        for il, plan in enumerate(plans):
-            head, case = a.head_dim_k, (fmt, layers[0], n, split, il)
-            q = [head * w for w in widths(plan.ranges["heads"])]
-            k = [head * w for w in widths(plan.ranges["kv_heads"])]
-            assert q == want(f"blk.{il}.attn_q.weight", a.n_head * head), case
-            assert k == want(f"blk.{il}.attn_k.weight", a.n_head_kv * head), case
-            heads, kv_heads = widths(plan.ranges["heads"]), widths(plan.ranges["kv_heads"])
-            o, v = ([a.head_dim_v * w for w in of] for of in (heads, kv_heads))
-            assert v == want(f"blk.{il}.attn_v.weight", a.n_head_kv * a.head_dim_v), case
-            assert o == want(f"blk.{il}.attn_output.weight", a.n_head * a.head_dim_v), case
-            for columns in plan.experts or (plan.ranges["ffn"],):
-                assert widths(columns) == want(f"blk.{il}.ffn_down.weight", f.n_ff), case
-        assert widths(outside.ranges["vocab"]) == want("output.weight", n_vocab)
+    for fmt, attention, ffn, n_layer, n_vocab, n, split, want in KEPT["cases"]:
+        layer = Layer(Attention(*attention), FeedForward(*ffn))
+        assert planned((fmt, [layer] * n_layer, n_vocab, n, split)) == want, (fmt, layer, n, split)
+        seen.add((fmt, layer.attention.head_dim_k == layer.attention.head_dim_v))
     assert seen == {(fmt, alike) for fmt in BLOCKS for alike in (True, False)}
 
 
-def test_llama_cpp_policy_equals_the_oracle(oracle: ModuleType) -> None:
-    _check_oracle(oracle, N_CASES, 1)
+@pytest.mark.parametrize("model", KEPT["models"], ids=lambda model: model["name"])
+def test_llama_cpp_policy_equals_the_golden_splits(model: dict[str, Any]) -> None:
+    """Every range of the attention, FFN and experts of real models."""
+    assert len(model["splits"]) >= 6
+    for block, n, dim, width, il, want in model["splits"]:
+        layers = [
+            Layer(Attention(*attention, block), FeedForward(width, block), "swa" if swa else "")
+            for attention, swa in zip(model["attention"], model["swa"], strict=True)
+        ]
+        plans, _ = plan_model(layers, 1000, n, None, "llama.cpp")
+        assert widths(plans[il].ranges[dim]) == want, (block, n, dim, il)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("seed", range(2, 7))
-def test_llama_cpp_policy_equals_the_oracle_wide(oracle: ModuleType, seed: int) -> None:
-    _check_oracle(oracle, N_CASES, seed)
+if ORACLE.is_file():
+
+    @pytest.mark.parametrize(
+        "seed", [1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(2, 7))]
+    )
+    def test_llama_cpp_policy_equals_the_oracle_beside_the_checkout(seed: int) -> None:
+        want = answers(load_oracle(ORACLE))
+        for case in cases(N_CASES, seed):
+            assert planned(case) == want(case), case
 
 
 def busiest(plan_ranges: list[Ranges], shares: tuple[float, ...]) -> float:
@@ -210,40 +177,3 @@ def test_refusals() -> None:
         plan_model([layer], 100, 2, None, "best")
     with pytest.raises(PlanError, match="no whole unit of 256"):
         plan_model([Layer(Attention(8, 4, 64, 64), FeedForward(128, 256))], 100, 2)
-
-
-def shares_of(model: Any, block: int, n_devices: int, n_ff: int, dim: str, il: int) -> list[int]:
-    """What each device gets of a dimension of layer `il` of one of the oracle's models."""
-    layers = [
-        Layer(
-            Attention(model.n_head, model.kv(i), model.k(i), model.v(i), block),
-            FeedForward(n_ff, block),
-            "swa" if model.is_swa(i) else "",
-        )
-        for i in range(model.n_layer)
-    ]
-    plans, _ = plan_model(layers, 1000, n_devices, None, "llama.cpp")
-    return [end - begin for begin, end in plans[il].ranges[dim]]
-
-
-def test_llama_cpp_policy_equals_the_golden_splits(oracle: ModuleType, shared: Path) -> None:
-    """Every range of the attention, FFN and experts in the table of whole models, but for recurrent ones."""
-    text = (shared / "oracles" / "split_golden.txt").read_text()
-    checked = 0
-    for head, body in re.findall(r"^(\S+ \S+ n=\d)\n((?:  .*\n?)*)", text, re.MULTILINE):
-        name, dtype, n = head.split()
-        model, block = oracle.MODELS[name], {"Q8_0": 32, "Q4_K": 256, "F16": 1}[dtype]
-        if model.recr:
-            continue
-        how, n_ff = (model, block, int(n[2:])), model.n_ff or model.n_ff_exp
-        for line in body.splitlines():
-            if found := re.match(r"  L(\d+) +attn\S* kv-heads (\[.*?\]) wo", line):
-                got = shares_of(*how, n_ff, "kv_heads", int(found[1]))
-                assert got == json.loads(found[2]), (head, line)
-                checked += 1
-            if found := re.match(r"  (ffn|exps) \d+: (.*)", line):
-                width = model.n_ff_exp if found[1] == "exps" else n_ff
-                for il, want in re.findall(r"L(\d+)(\[.*?\])", found[2]):
-                    assert shares_of(*how, width, "ffn", int(il)) == json.loads(want), (head, line)
-                    checked += 1
-    assert checked >= 100

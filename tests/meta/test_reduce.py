@@ -144,19 +144,19 @@ QUICK = {("pages", 0), ("scatter", 1), ("host-sum", 4), *((provider, None) for p
     ],
 )
 def test_whole_model_bits_do_not_depend_on_how(
-    shared: Path, devices: list[str], provider: str, ahead: int | None
+    models: Path, devices: list[str], provider: str, ahead: int | None
 ) -> None:
     how: dict[str, Any] = {"reduce_provider": provider, "submit_ahead": ahead}
-    want = logits(shared, *devices)
-    assert np.array_equal(logits(shared, *devices, **how), want)
-    assert nmse(logits(shared, *devices, **how, reduce_type="bf16"), want) <= 1e-4
+    want = logits(models, *devices)
+    assert np.array_equal(logits(models, *devices, **how), want)
+    assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
 
 
 @cache
-def logits(shared: Path, *devices: str, **options: Any) -> np.ndarray:
+def logits(models: Path, *devices: str, **options: Any) -> np.ndarray:
     """Of a prompt, by the devices."""
     tokens = np.random.default_rng(5).integers(3, 512, 12).tolist()
-    path = shared / "models" / "stories260K-F32.gguf"
+    path = models / "stories-narrow-F32.gguf"
     runner = load_runner(path, devices=devices, n_ctx=32, n_ubatch=16, **options)
     try:
         return runner.step(tokens, [Run(0, 0, 12, 0)], range(12)).copy()

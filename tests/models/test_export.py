@@ -86,17 +86,17 @@ def written_back(
 
 @pytest.mark.parametrize(("n", "split"), SPLITS)
 @pytest.mark.parametrize(
-    "name", ["stories260K-F32", "stories260K-F16", "stories260K-Q8_0", "stories260K-Q4_0"]
+    "name", ["stories-narrow-F32", "stories-narrow-F16", "stories-narrow-Q8_0", "stories-narrow-Q4_0"]
 )
-def test_tied(shared: Path, tmp_path: Path, name: str, n: int, split: list[int] | None) -> None:
-    path = shared / "models" / f"{name}.gguf"
+def test_tied(models: Path, tmp_path: Path, name: str, n: int, split: list[int] | None) -> None:
+    path = models / f"{name}.gguf"
     assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, split) == path.read_bytes()
 
 
 @pytest.mark.parametrize(("n", "split"), SPLITS)
-@pytest.mark.parametrize("name", ["w256-F16", "w256-Q8_0", "w256-Q4_0"])
-def test_untied(shared: Path, tmp_path: Path, name: str, n: int, split: list[int] | None) -> None:
-    path = shared / "models" / f"stories260K-{name}.gguf"
+@pytest.mark.parametrize("name", ["wide-F16", "wide-Q8_0", "wide-Q4_0"])
+def test_untied(models: Path, tmp_path: Path, name: str, n: int, split: list[int] | None) -> None:
+    path = models / f"stories-{name}.gguf"
     assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, split) == path.read_bytes()
 
 
@@ -113,9 +113,9 @@ def test_untied(shared: Path, tmp_path: Path, name: str, n: int, split: list[int
     ids=str,
 )
 def test_biases_experts_and_placement(
-    shared: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
+    models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
 ) -> None:
-    path = shared / "models" / f"stories260K-{name}.gguf"
+    path = models / f"stories-{name}.gguf"
     assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, **options) == path.read_bytes()
 
 
@@ -129,9 +129,9 @@ def test_untied_f32_with_rope_factors(tmp_path: Path, n: int, split: list[int] |
     assert written_back(path, tmp_path / "out.gguf", ["numpy"] * n, split) == raw
 
 
-def test_on_a_driver(shared: Path, tmp_path: Path, device: Any) -> None:
+def test_on_a_driver(models: Path, tmp_path: Path, device: Any) -> None:
     """Sharded over three logical devices of one driver."""
-    path = shared / "models" / "stories260K-Q4_0.gguf"
+    path = models / "stories-narrow-Q4_0.gguf"
     index = str(device.info.index)
     assert written_back(path, tmp_path / "out.gguf", [index] * 3, [5, 3, 2]) == path.read_bytes()
 
@@ -156,9 +156,9 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
             assert np.array_equal(copy.data(name), source.data(name))
 
 
-def test_the_bytes_come_from_the_devices(shared: Path, tmp_path: Path) -> None:
+def test_the_bytes_come_from_the_devices(models: Path, tmp_path: Path) -> None:
     """What is changed on a device is changed in the copy, at that place and nowhere else."""
-    path, out = shared / "models" / "stories260K-Q8_0.gguf", tmp_path / "out.gguf"
+    path, out = models / "stories-narrow-Q8_0.gguf", tmp_path / "out.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=1)
     try:
         (_, view), *_ = runner.mesh.weights["blk.2.ffn_down.weight"].pieces[1]
@@ -177,9 +177,9 @@ def test_the_bytes_come_from_the_devices(shared: Path, tmp_path: Path) -> None:
         runner.close()
 
 
-def test_refusals(shared: Path, tmp_path: Path) -> None:
+def test_refusals(models: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
-    path.write_bytes((shared / "models" / "stories260K-Q4_0.gguf").read_bytes())
+    path.write_bytes((models / "stories-narrow-Q4_0.gguf").read_bytes())
     runner = load_runner(path, devices=["numpy"], n_ctx=32, n_ubatch=1)
     devices, weights = runner.mesh.devices, dict(runner.mesh.weights)
     specs = runner.model.weights()
@@ -208,11 +208,12 @@ def test_refusals(shared: Path, tmp_path: Path) -> None:
         runner.close()
 
 
-def test_command(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, out = shared / "models" / "stories260K-Q4_0.gguf", tmp_path / "out.gguf"
+def test_command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = models / "stories-narrow-Q4_0.gguf", tmp_path / "out.gguf"
     args = ["export", "-m", str(path), "-o", str(out), "-dev", "numpy,numpy", "-ts", "3,1", "-ngl", "1"]
     assert main(args) == 0
-    assert "47 tensors, 236.8 KiB, from numpy.0, numpy.1" in capsys.readouterr().out
+    size = f"{path.stat().st_size / 1024:.1f} KiB"
+    assert f"47 tensors, {size}, from numpy.0, numpy.1" in capsys.readouterr().out
     assert out.read_bytes() == path.read_bytes()
     assert main(["export", "-m", str(path), "-o", str(path), "-dev", "numpy"]) == 2
     assert "is the model that was loaded" in capsys.readouterr().err

@@ -152,8 +152,8 @@ def test_flags_become_options() -> None:
     )  # fmt: skip
 
 
-def test_one_object_reaches_runner_and_mesh(shared: Path) -> None:
-    path = shared / "models" / "stories260K-F32.gguf"
+def test_one_object_reaches_runner_and_mesh(models: Path) -> None:
+    path = models / "stories-narrow-F32.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, n_ctx=32, n_ubatch=4, submit_ahead=1)
     try:
         assert runner.options == Options.of(

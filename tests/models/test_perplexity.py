@@ -23,8 +23,8 @@ DEVICE = "0" if device_infos() else "numpy"
 EXACT = ["-ctk", "f32", "-ctv", "f32"]
 
 
-def perplexity(capsys: Any, shared: Path, name: str, *flags: str) -> dict[str, Any]:
-    path, text = shared / "models" / f"stories260K-{name}.gguf", shared / "text" / "tinystories.txt"
+def perplexity(capsys: Any, models: Path, name: str, *flags: str) -> dict[str, Any]:
+    path, text = models / f"stories-narrow-{name}.gguf", models / "stories.txt"
     code = main(["perplexity", "-m", str(path), "-f", str(text), "-dev", DEVICE, "--json", *flags])
     assert code == 0
     return dict(json.loads(capsys.readouterr().out))
@@ -41,33 +41,33 @@ def numpy_ppl(path: Path, text: str, n_ctx: int, n_windows: int) -> float:
     return math.exp(sum(nll) / len(nll))
 
 
-def test_equals_a_numpy_forward(shared: Path, capsys: Any) -> None:
-    text = (shared / "text" / "tinystories.txt").read_text()
-    want = numpy_ppl(shared / "models" / "stories260K-F32.gguf", text, 128, 4)
-    got = perplexity(capsys, shared, "F32", "-c", "128", "--chunks", "4", *EXACT)
+def test_equals_a_numpy_forward(models: Path, capsys: Any) -> None:
+    text = (models / "stories.txt").read_text()
+    want = numpy_ppl(models / "stories-narrow-F32.gguf", text, 128, 4)
+    got = perplexity(capsys, models, "F32", "-c", "128", "--chunks", "4", *EXACT)
     assert got["tokens"] == 4 * 63 and abs(got["ppl"] / want - 1) < 1e-5
-    halves = perplexity(capsys, shared, "F32", "-c", "128", "--chunks", "4", "-ub", "48", *EXACT)
+    halves = perplexity(capsys, models, "F32", "-c", "128", "--chunks", "4", "-ub", "48", *EXACT)
     assert abs(halves["ppl"] / want - 1) < 1e-5
 
 
 @pytest.mark.wide
 @pytest.mark.timeout(900)  # 264 windows three times, at 0.2 to 0.5 s each on two idle cores
-def test_the_whole_text(shared: Path, capsys: Any) -> None:
-    text = (shared / "text" / "tinystories.txt").read_text()
-    want = numpy_ppl(shared / "models" / "stories260K-F32.gguf", text, 512, 1 << 30)
-    f32 = perplexity(capsys, shared, "F32")
-    q8_0 = perplexity(capsys, shared, "Q8_0")
+def test_the_whole_text(models: Path, capsys: Any) -> None:
+    text = (models / "stories.txt").read_text()
+    want = numpy_ppl(models / "stories-narrow-F32.gguf", text, 512, 1 << 30)
+    f32 = perplexity(capsys, models, "F32")
+    q8_0 = perplexity(capsys, models, "Q8_0")
     assert abs(f32["ppl"] / want - 1) < 1e-3
     assert abs(q8_0["ppl"] / f32["ppl"] - 1) < 5e-3
 
 
-def test_divergence_from_a_base(shared: Path, capsys: Any, tmp_path: Path) -> None:
+def test_divergence_from_a_base(models: Path, capsys: Any, tmp_path: Path) -> None:
     base, window = str(tmp_path / "base.npy"), ["-c", "64", "--chunks", "2"]
-    own = perplexity(capsys, shared, "F32", *window, "--save-all-logits", base)
-    same = perplexity(capsys, shared, "F32", *window, "--kl-divergence-base", base)
+    own = perplexity(capsys, models, "F32", *window, "--save-all-logits", base)
+    same = perplexity(capsys, models, "F32", *window, "--kl-divergence-base", base)
     assert same["mean_kld"] < 1e-6 and same["same_top"] == 1
     assert same["base_ppl"] == pytest.approx(own["ppl"], rel=1e-3)
-    other = perplexity(capsys, shared, "Q4_0", *window, "--kl-divergence-base", base)
+    other = perplexity(capsys, models, "Q4_0", *window, "--kl-divergence-base", base)
     assert other["mean_kld"] > 100 * abs(same["mean_kld"]) and other["same_top"] < 1
 
 
@@ -140,14 +140,14 @@ def test_saved_rows_are_close_and_checked(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_bad_flags_end_in_one_line(shared: Path, capsys: Any, flags: list[str]) -> None:
-    path, text = shared / "models" / "stories260K-F32.gguf", shared / "text" / "tinystories.txt"
+def test_bad_flags_end_in_one_line(models: Path, capsys: Any, flags: list[str]) -> None:
+    path, text = models / "stories-narrow-F32.gguf", models / "stories.txt"
     assert main(["perplexity", "-m", str(path), "-f", str(text), "-dev", "numpy", *flags]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 
-def test_a_text_that_is_none_is_refused(shared: Path, capsys: Any, tmp_path: Path) -> None:
+def test_a_text_that_is_none_is_refused(models: Path, capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
-    model = str(shared / "models" / "stories260K-F32.gguf")
+    model = str(models / "stories-narrow-F32.gguf")
     assert main(["perplexity", "-m", model, "-f", str(tmp_path / "raw"), "-dev", "numpy"]) == 2
     assert "UTF-8" in capsys.readouterr().err

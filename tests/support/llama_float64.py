@@ -25,11 +25,13 @@ def forward(
     windows: Sequence[int] = (),
     owners: Sequence[int] = (),
     control: Mapping[int, np.ndarray] | None = None,
+    squares: dict[str, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. `ids`: per layer the
     experts to use instead of the likeliest, [n_tokens, n_used]. `windows`: per layer the positions that a
     token sees, 0 for all. `owners`: per layer the one whose K and V it reads.
-    `control`: by layer what is added behind it."""
+    `control`: by layer what is added behind it. To `squares` the sum of the squares is added that each column
+    of a matrix is multiplied with."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
@@ -56,6 +58,8 @@ def forward(
         return rms(x) * w[name + ".weight"]
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
+        if squares is not None:
+            squares[name] = squares.get(name, 0.0) + (x * x).sum(0)
         return x @ w[name + ".weight"].T + w.get(name + ".bias", 0.0)
 
     def rope(x: np.ndarray) -> np.ndarray:
@@ -105,4 +109,4 @@ def forward(
             gate, up = linear(x, p + "ffn_gate"), linear(x, p + "ffn_up")
             h = h + linear(gate / (1 + np.exp(-gate)) * up, p + "ffn_down")
         h = h + (control or {}).get(il, 0.0)
-    return norm(h, "output_norm") @ w.get("output.weight", w["token_embd.weight"]).T
+    return linear(norm(h, "output_norm"), "output" if "output.weight" in w else "token_embd")

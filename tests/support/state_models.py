@@ -17,12 +17,12 @@ PROMPT = [1, 403, 407, 261, 378]
 TOKENS = [1, *np.random.default_rng(7).integers(3, 500, 49).tolist()]
 
 
-def model(shared: Path, name: str = "stories260K-Q8_0") -> Path:
-    return shared / "models" / f"{name}.gguf"
+def model(models: Path, name: str = "stories-narrow-Q8_0") -> Path:
+    return models / f"{name}.gguf"
 
 
-def open_llm(shared: Path, n: int = 1, name: str = "stories260K-Q8_0", **options: Any) -> LLM:
-    return LLM(model(shared, name), devices=["numpy"] * n, **{"n_ctx": 96, **F32, **options})
+def open_llm(models: Path, n: int = 1, name: str = "stories-narrow-Q8_0", **options: Any) -> LLM:
+    return LLM(model(models, name), devices=["numpy"] * n, **{"n_ctx": 96, **F32, **options})
 
 
 def prefill(runner: Runner, tokens: list[int], slot: int = 0, first: int = 0) -> np.ndarray:
@@ -30,5 +30,7 @@ def prefill(runner: Runner, tokens: list[int], slot: int = 0, first: int = 0) ->
     return runner.step(tokens, rows, range(len(tokens))).copy()
 
 
-def open_runner(shared: Path, devices: list[str], name: str = "stories260K-Q8_0", **options: Any) -> Runner:
-    return load_runner(model(shared, name), devices=devices, **{"n_ctx": 96, **F32, **options})
+def open_runner(
+    models: Path, devices: list[str], name: str = "stories-narrow-Q8_0", **options: Any
+) -> Runner:
+    return load_runner(model(models, name), devices=devices, **{"n_ctx": 96, **F32, **options})

@@ -46,8 +46,8 @@ def bench(capsys: Any, *flags: str, command: str = "bench") -> str:
     return str(capsys.readouterr().out)
 
 
-def test_rows_in_every_format(shared: Path, capsys: Any) -> None:
-    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+def test_rows_in_every_format(models: Path, capsys: Any) -> None:
+    model = str(models / "stories-narrow-Q8_0.gguf")
     flags = ["-m", model, "-p", "6", "-n", "3", "-d", "0,5", "-pg", "4,2", "-r", "2"]
     rows = json.loads(bench(capsys, *flags, "-o", "json"))
     assert [(r["n_prompt"], r["n_gen"], r["n_depth"]) for r in rows] == [
@@ -77,16 +77,16 @@ def test_rows_in_every_format(shared: Path, capsys: Any) -> None:
     assert "build: vkbackend" in text
 
 
-def test_weight_rate_counts_what_a_token_reads(shared: Path, capsys: Any) -> None:
-    model = shared / "models" / "stories260K-moe8x-Q4_0.gguf"
+def test_weight_rate_counts_what_a_token_reads(models: Path, capsys: Any) -> None:
+    model = models / "stories-moe8x-Q4_0.gguf"
     [row] = json.loads(bench(capsys, "-m", str(model), "-p", "0", "-n", "2", "-r", "1", "-o", "json"))
     nbytes = row["weight_bytes_per_s"] * row["samples_ns"][0] / 2e9
     assert 0 < nbytes < row["model_size"]  # two of eight experts
 
 
 @needs_device
-def test_sweep(shared: Path, capsys: Any) -> None:
-    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+def test_sweep(models: Path, capsys: Any) -> None:
+    model = str(models / "stories-narrow-Q8_0.gguf")
     flags = ["-m", model, "-p", "16", "-n", "4", "-c", "52", "-o", "json"]
     assert main(["sweep", "-dev", "0", *flags]) == 0
     points = json.loads(capsys.readouterr().out)
@@ -94,9 +94,9 @@ def test_sweep(shared: Path, capsys: Any) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_sweep_draws(shared: Path, capsys: Any, tmp_path: Path) -> None:
+def test_sweep_draws(models: Path, capsys: Any, tmp_path: Path) -> None:
     picture = tmp_path / "rates.svg"
-    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+    model = str(models / "stories-narrow-Q8_0.gguf")
     bench(capsys, "-m", model, "-p", "4", "-n", "2", "-c", "12", "--plot", str(picture), command="sweep")
     assert "</svg>" in picture.read_text()
     for wrong in (tmp_path / "rates.gguf", tmp_path / "nowhere" / "rates.svg"):
@@ -105,8 +105,8 @@ def test_sweep_draws(shared: Path, capsys: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="matplotlib is installed")
-def test_sweep_says_what_a_plot_needs(shared: Path, capsys: Any) -> None:
-    model = str(shared / "models" / "stories260K-Q8_0.gguf")
+def test_sweep_says_what_a_plot_needs(models: Path, capsys: Any) -> None:
+    model = str(models / "stories-narrow-Q8_0.gguf")
     assert main(["sweep", "-m", model, "-dev", "numpy", "--plot", "x.svg"]) == 2
     assert "pip install matplotlib" in capsys.readouterr().err
 

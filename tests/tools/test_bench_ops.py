@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 
 import pytest
 from device_sets import device_infos
@@ -62,15 +63,17 @@ def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
 
 
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
-def test_timestamps_and_submissions_agree(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for every dispatch; together they take no longer than all submissions, on any machine."""
     chain = bench_ops.Chain(device, Add(200_003))  # type: ignore[arg-type]
+    monkeypatch.setattr(bench_ops, "has_clock", lambda device: True)
     try:
-        whole = min(chain.seconds(20, 5))
-        monkeypatch.setattr(bench_ops, "has_clock", lambda device: True)
+        began = time.perf_counter()
         each = chain.seconds(20, 5)
+        whole = time.perf_counter() - began
     finally:
         chain.close()
-    assert len(each) == 100 and whole / 10 < min(each) < 10 * whole
+    assert len(each) == 100 and 0 < sum(each) <= whole
 
 
 def test_unknown_cases_are_told() -> None:

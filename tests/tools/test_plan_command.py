@@ -14,7 +14,7 @@ from vkbackend.meta import speed
 from vkbackend.models.placement.memory_report import HOMES, ITEMS
 from vkbackend.tools import cli
 
-DENSE, MOE, QWEN2 = (f"stories260K-{name}.gguf" for name in ("w256-Q8_0", "moe8x-Q4_0", "qwen2-Q8_0"))
+DENSE, MOE, QWEN2 = (f"stories-{name}.gguf" for name in ("wide-Q8_0", "moe8x-Q4_0", "qwen2-Q8_0"))
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,10 @@ def test_plan_is_what_loading_does(
     split: tuple[float, ...],
     flags: tuple[str, ...],
     options: dict[str, Any],
-    shared: Path,
+    models: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path, n = str(shared / "models" / model), len(split)
+    path, n = str(models / model), len(split)
     devices = ",".join(["numpy"] * n)
     shares = ",".join(map(str, split))
     told = plan(capsys, "-m", path, "-dev", devices, "-ts", shares, "-c", "64", *flags)
@@ -75,8 +75,8 @@ def test_plan_is_what_loading_does(
     assert totals["padding"] == sum(row["padding"] for row in told["devices"]) > 0
 
 
-def test_prediction_adds_up(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(shared / "models" / DENSE)
+def test_prediction_adds_up(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(models / DENSE)
     told = plan(capsys, "-m", path, "-dev", "numpy,numpy", "-ngl", "3")
     p, rows = told["prediction"], told["devices"]
     assert p["tensor_split"] == [16, 16], "equal devices"
@@ -91,22 +91,22 @@ def test_prediction_adds_up(shared: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_is_placed_on_a_device_counts_without_a_share_too(
-    shared: Path, capsys: pytest.CaptureFixture[str]
+    models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(shared / "models" / DENSE)
+    path = str(models / DENSE)
     command = ["-m", path, "-dev", "numpy,numpy", "-ts", "1,1", "-ot", "blk=1"]
     p = plan(capsys, *command)["prediction"]
     alone = plan(capsys, "-m", path, "-dev", "numpy")["prediction"]
     assert p["fewer"] and p["fewer_total_ms"] >= 0.99 * alone["total_ms"]
 
 
-def test_a_token_reads_the_experts_it_uses(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [row] = plan(capsys, "-m", str(shared / "models" / MOE), "-dev", "numpy")["devices"]
+def test_a_token_reads_the_experts_it_uses(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [row] = plan(capsys, "-m", str(models / MOE), "-dev", "numpy")["devices"]
     assert row["read_per_token"] < row["weights"] / 2
 
 
-def test_text(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(shared / "models" / DENSE)
+def test_text(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(models / DENSE)
     assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", "-ts", "3,1", "-c", "64"]) == 0
     text = capsys.readouterr().out
     for part in (
@@ -122,9 +122,9 @@ def test_text(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert part in text, (part, text)
 
 
-def test_model_that_does_not_fit(shared: Path, capsys: pytest.CaptureFixture[str], device: object) -> None:
+def test_model_that_does_not_fit(models: Path, capsys: pytest.CaptureFixture[str], device: object) -> None:
     info = device.info  # type: ignore[attr-defined]
-    path, index = str(shared / "models" / DENSE), str(info.index)
+    path, index = str(models / DENSE), str(info.index)
     command = ["plan", "-m", path, "-dev", index, "-c", "16000000", "-ctk", "f32", "-ctv", "f32"]
     assert cli.main(command) == 1
     assert "does not fit: " in (text := capsys.readouterr().out) and "-c " in text
@@ -168,9 +168,9 @@ def test_model_that_does_not_fit(shared: Path, capsys: pytest.CaptureFixture[str
     ],
 )
 def test_bad_values_are_named(
-    args: tuple[str, ...], named: str, shared: Path, capsys: pytest.CaptureFixture[str]
+    args: tuple[str, ...], named: str, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(shared / "models" / DENSE)
+    path = str(models / DENSE)
     assert cli.main(["plan", "-m", path, "-dev", "numpy,numpy", *args]) == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("error: ") and err.count("\n") == 1 and named in err
@@ -187,17 +187,17 @@ def test_bad_values_are_named(
     ],
 )
 def test_bad_variables_are_named_whatever_drives_the_devices(
-    variable: str, value: str, named: str, shared: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, named: str, models: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert cli.main(["plan", "-m", str(shared / "models" / DENSE), "-dev", "numpy"]) == 2
+    assert cli.main(["plan", "-m", str(models / DENSE), "-dev", "numpy"]) == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and variable.removeprefix("VKBACKEND_").lower() in err.lower()
     assert named in err
 
 
-def test_lists_of_overrides_and_words_for_layers(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["-m", str(shared / "models" / DENSE), "-dev", "numpy,numpy", "-ts", "1,1"]
+def test_lists_of_overrides_and_words_for_layers(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", str(models / DENSE), "-dev", "numpy,numpy", "-ts", "1,1"]
     both = plan(capsys, *command, "-ot", r"attn=CPU,blk\.\d{1,2}\.ffn_(up|gate)=host")
     apart = plan(capsys, *command, "-ot", r"blk\.\d{1,2}\.ffn_(up|gate)=host", "-ot", "attn=CPU")
     none = plan(capsys, *command)

@@ -150,3 +150,23 @@ def test_command_refuses(option: list[str], capsys: pytest.CaptureFixture[str]) 
         train_demo.main(option)
     assert refused.value.code == 2
     assert option[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--n-head", "5"], "5 heads"),
+        (["--n-head-kv", "5"], "5 kv heads"),
+        (["--n-ff", "172"], "--type F16"),
+        (["--n-vocab", "300"], "choose at least"),
+    ],
+)
+def test_command_refuses_sizes_before_it_trains(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_demo.main(options) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_fewest_tokens_hold_the_stories(stories: list[Story]) -> None:
+    assert len(set("".join(story.text for story in stories))) <= train_demo.N_VOCAB_MIN - N_SPECIAL

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from caches import compiled, fill
 from device_sets import DEVICE_SETS, device_infos, nmse
+from material import shared_models
 from prefills import opened, prefill
 
 from vkbackend import LLM
@@ -23,9 +24,15 @@ from vkbackend.tools.op_cases import quantized as op_cases_quantized
 from vkbackend.twins.device import NumpyDevice
 
 TABLE: measured.Table = {"one": ("mat_dot",), "few": ("mat_dot",), "many": ("mat_mul_dot",)}
-TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES if kind != "mxfp4")  # no dense file has that
-FILES = [*(f"w256-{kind}" for kind in TYPES), "qwen2-Q8_0"]
-MIXTURES = ["moe8x-MXFP4", "moe8x-Q4_0"]
+TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES)
+FILES = [
+    *(f"stories-w256-{kind}" for kind in TYPES), "stories-qwen2-Q8_0",
+    *shared_models(*(f"stories260K-w256-{kind}" for kind in TYPES), "stories260K-qwen2-Q8_0"),
+]  # fmt: skip
+MIXTURES = [
+    "stories-moe8x-MXFP4", "stories-moe8x-Q4_0",
+    *shared_models("stories260K-moe8x-MXFP4", "stories260K-moe8x-Q4_0"),
+]  # fmt: skip
 SETS = {param.id: param for param in DEVICE_SETS}
 
 
@@ -44,11 +51,11 @@ def ops_of(runner: Runner, rows: int) -> set[str]:
     return {getattr(c, "op", "copy") for recording in recordings for c in recording.commands}
 
 
-def check_file(shared: Path, name: str, devices: list[str]) -> np.ndarray:
+def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
     """Logits of the prompt, to 2e-3 of llama.cpp's, which rounds activations, too; then one step more."""
-    path = shared / "models" / f"stories260K-{name}.gguf"
-    prompt = json.loads((shared / "models" / "expected.json").read_text())[path.stem]["prompt_tokens"]
-    want = np.load(shared / "models" / "expected_logits.npz")[path.stem]
+    path = models / f"{name}.gguf"
+    prompt = json.loads((models / "expected.json").read_text())[path.stem]["prompt_tokens"]
+    want = np.load(models / "expected_logits.npz")[path.stem]
     with opened(path, devices) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 2e-3
@@ -70,21 +77,21 @@ def numpy_dots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_in_numpy(numpy_dots: None, shared: Path, name: str) -> None:
-    check_file(shared, name, ["numpy"] * 2)
+def test_files_in_numpy(numpy_dots: None, models: Path, name: str) -> None:
+    check_file(models, name, ["numpy"] * 2)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", MIXTURES)
-def test_experts_in_numpy(numpy_dots: None, shared: Path, name: str, n: int) -> None:
-    check_file(shared, name, ["numpy"] * n)
+def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> None:
+    check_file(models, name, ["numpy"] * n)
 
 
-@pytest.mark.parametrize("name", ["w256-Q4_0", "w256-Q4_K"])
-def test_slices_begin_on_blocks(numpy_dots: None, shared: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["stories-wide-Q4_0", "stories-w256-Q4_K"])
+def test_slices_begin_on_blocks(numpy_dots: None, models: Path, name: str) -> None:
     """All devices quantize the same 32 elements together. A sum in another order may move a value over the
     border between two codes, though, which is up to 1/254 of the largest value of its block."""
-    one, three = (check_file(shared, name, ["numpy"] * n) for n in (1, 3))
+    one, three = (check_file(models, name, ["numpy"] * n) for n in (1, 3))
     assert nmse(three, one) <= 2e-4
 
 
@@ -92,20 +99,20 @@ def test_slices_begin_on_blocks(numpy_dots: None, shared: Path, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        pytest.param(name, *SETS[own].values, id=f"{name}-{own}", marks=SETS[own].marks)
-        for name, own in (("w256-Q4_K", "0"), ("w256-Q4_0", "0,1"), ("w256-Q8_0", "0,0,0"))
+        pytest.param(f"stories-{name}", *SETS[own].values, id=f"{name}-{own}", marks=SETS[own].marks)
+        for name, own in (("w256-Q4_K", "0"), ("wide-Q4_0", "0,1"), ("wide-Q8_0", "0,0,0"))
     ],
 )
-def test_files(dots: None, shared: Path, name: str, devices: list[str]) -> None:
-    check_file(shared, name, devices)
+def test_files(dots: None, models: Path, name: str, devices: list[str]) -> None:
+    check_file(models, name, devices)
 
 
 @pytest.mark.wide
 @pytest.mark.native
 @pytest.mark.parametrize("name", [*FILES, *MIXTURES])
 @pytest.mark.parametrize("devices", [*DEVICE_SETS, pytest.param(["1"], id="1", marks=SETS["0,1"].marks)])
-def test_files_everywhere(dots: None, shared: Path, name: str, devices: list[str]) -> None:
-    check_file(shared, name, devices)
+def test_files_everywhere(dots: None, models: Path, name: str, devices: list[str]) -> None:
+    check_file(models, name, devices)
 
 
 # ---- exact ----
@@ -114,9 +121,9 @@ def test_files_everywhere(dots: None, shared: Path, name: str, devices: list[str
 @pytest.mark.native
 @pytest.mark.parametrize("devices", DEVICE_SETS[:1])
 def test_exact_has_the_bits_of_a_device_that_cannot_do_otherwise(
-    dots: None, shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
+    dots: None, models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, tokens = shared / "models" / "stories260K-w256-Q4_K.gguf", [1, 403, 407, 261, 378]
+    path, tokens = models / "stories-w256-Q4_K.gguf", [1, 403, 407, 261, 378]
 
     def logits(**options: Any) -> np.ndarray:
         with LLM(path, devices=devices, n_ctx=64, n_ubatch=16, **options) as llm:

@@ -13,20 +13,22 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, MULTI, nmse
 from llama_float64 import forward
+from material import shared_models
 from runners import load_runner
 
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-MODELS = [f"stories260K-{t}" for t in ("F32", "F16", "Q8_0", "Q4_0")]
+TYPES = ("F32", "F16", "Q8_0", "Q4_0")
+MODELS = [f"stories-narrow-{t}" for t in TYPES]
 N_TOKENS = 48
 CACHES = pytest.mark.parametrize(("cache", "bound"), [("f32", 1e-9), ("f16", 1e-6)])
 
 
 @contextmanager
-def opened(shared: Path, name: str, devices: list[str], **options: Any) -> Iterator[Runner]:
+def opened(models: Path, name: str, devices: list[str], **options: Any) -> Iterator[Runner]:
     options = {"n_ctx": 64, "n_ubatch": 64, "type_k": "f32", "type_v": "f32"} | options
-    runner = load_runner(shared / "models" / f"{name}.gguf", devices=devices, **options)
+    runner = load_runner(models / f"{name}.gguf", devices=devices, **options)
     try:
         yield runner
     finally:
@@ -45,31 +47,31 @@ def prefill(runner: Runner, tokens: list[int], slot: int = 0) -> np.ndarray:
 _single: dict[tuple[str, str], np.ndarray] = {}
 
 
-def on_one_device(shared: Path, name: str, cache: str) -> np.ndarray:
+def on_one_device(models: Path, name: str, cache: str) -> np.ndarray:
     if (name, cache) not in _single:
-        with opened(shared, name, ["0"], type_k=cache, type_v=cache) as runner:
+        with opened(models, name, ["0"], type_k=cache, type_v=cache) as runner:
             _single[name, cache] = prefill(runner, tokens_of(1))
     return _single[name, cache]
 
 
 @pytest.mark.parametrize("devices", DEVICE_SETS)
-@pytest.mark.parametrize("name", MODELS)
-def test_equals_float64_numpy(shared: Path, name: str, devices: list[str]) -> None:
+@pytest.mark.parametrize("name", [*MODELS, *shared_models(*(f"stories260K-{t}" for t in TYPES))])
+def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> None:
     tokens = tokens_of(1)
-    path = shared / "models" / f"{name}.gguf"
-    with opened(shared, name, devices) as runner:
+    path = models / f"{name}.gguf"
+    with opened(models, name, devices) as runner:
         assert nmse(prefill(runner, tokens), forward(path, tokens)) <= 1e-6
-    with opened(shared, name, devices, type_k="f16", type_v="f16") as runner:
+    with opened(models, name, devices, type_k="f16", type_v="f16") as runner:
         assert nmse(prefill(runner, tokens), forward(path, tokens)) <= 1e-5
 
 
 @pytest.mark.runtimes
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0", "0,1")])
-def test_steps_equal_float64_numpy(shared: Path, devices: list[str]) -> None:
+def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
     """A prompt in one step, then token by token."""
     tokens = tokens_of(1, 16)
-    want = forward(shared / "models" / f"{MODELS[0]}.gguf", tokens)
-    with opened(shared, MODELS[0], devices, n_ubatch=8) as runner:
+    want = forward(models / f"{MODELS[0]}.gguf", tokens)
+    with opened(models, MODELS[0], devices, n_ubatch=8) as runner:
         assert nmse(prefill(runner, tokens[:8]), want[:8]) <= 1e-6
         for pos in range(8, 16):
             assert nmse(runner.step([tokens[pos]], [Run(0, 0, 1, pos)], [0])[0], want[pos]) <= 1e-6
@@ -78,24 +80,26 @@ def test_steps_equal_float64_numpy(shared: Path, devices: list[str]) -> None:
 @pytest.mark.parametrize("devices", MULTI)
 @pytest.mark.parametrize("name", MODELS)
 @CACHES
-def test_n_devices_equal_one(shared: Path, name: str, devices: list[str], cache: str, bound: float) -> None:
-    with opened(shared, name, devices, type_k=cache, type_v=cache) as runner:
-        assert nmse(prefill(runner, tokens_of(1)), on_one_device(shared, name, cache)) <= bound
+def test_n_devices_equal_one(models: Path, name: str, devices: list[str], cache: str, bound: float) -> None:
+    with opened(models, name, devices, type_k=cache, type_v=cache) as runner:
+        assert nmse(prefill(runner, tokens_of(1)), on_one_device(models, name, cache)) <= bound
 
 
 @pytest.mark.parametrize("ratio", [[3, 1], [1, 0], [0, 1], [1, 7]])
-def test_uneven_and_empty_shares(shared: Path, ratio: list[float]) -> None:
-    with opened(shared, "stories260K-Q8_0", ["0", "0"], tensor_split=ratio) as runner:
-        assert nmse(prefill(runner, tokens_of(1)), on_one_device(shared, "stories260K-Q8_0", "f32")) <= 1e-9
+def test_uneven_and_empty_shares(models: Path, ratio: list[float]) -> None:
+    with opened(models, "stories-narrow-Q8_0", ["0", "0"], tensor_split=ratio) as runner:
+        assert (
+            nmse(prefill(runner, tokens_of(1)), on_one_device(models, "stories-narrow-Q8_0", "f32")) <= 1e-9
+        )
 
 
 @pytest.mark.parametrize("devices", DEVICE_SETS)
 @CACHES
 def test_prefill_then_steps_equals_one_prefill(
-    shared: Path, devices: list[str], cache: str, bound: float
+    models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
     tokens = tokens_of(2)
-    with opened(shared, "stories260K-Q8_0", devices, type_k=cache, type_v=cache) as runner:
+    with opened(models, "stories-narrow-Q8_0", devices, type_k=cache, type_v=cache) as runner:
         whole = prefill(runner, tokens)
         parts = [prefill(runner, tokens[:40])]
         for pos in range(40, N_TOKENS):
@@ -106,13 +110,13 @@ def test_prefill_then_steps_equals_one_prefill(
 @pytest.mark.parametrize("devices", DEVICE_SETS)
 @CACHES
 def test_sequences_in_one_step_equal_each_alone(
-    shared: Path, devices: list[str], cache: str, bound: float
+    models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
     a, b = tokens_of(3, 21), tokens_of(4, 13)
     options: dict[str, Any] = {"n_slots": 3, "type_k": cache, "type_v": cache}
-    with opened(shared, "stories260K-F32", devices, **options) as runner:
+    with opened(models, "stories-narrow-F32", devices, **options) as runner:
         alone = prefill(runner, a, slot=0), prefill(runner, b, slot=1)
-    with opened(shared, "stories260K-F32", devices, **options) as runner:
+    with opened(models, "stories-narrow-F32", devices, **options) as runner:
         # 20 + 5 rows of prefill, then one decode row beside the rest of the other's prompt.
         first = runner.step(a[:20] + b[:5], [Run(2, 0, 20, 0), Run(1, 20, 5, 0)], range(25)).copy()
         second = runner.step(a[20:] + b[5:], [Run(2, 0, 1, 20), Run(1, 1, 8, 5)], range(9)).copy()
@@ -120,9 +124,9 @@ def test_sequences_in_one_step_equal_each_alone(
     assert nmse(np.concatenate([first[20:], second[1:]]), alone[1]) <= bound
 
 
-def test_cells_may_lie_anywhere(shared: Path) -> None:
+def test_cells_may_lie_anywhere(models: Path) -> None:
     tokens = tokens_of(5)
-    with opened(shared, "stories260K-F32", ["0"], n_slots=2) as runner:
+    with opened(models, "stories-narrow-F32", ["0"], n_slots=2) as runner:
         straight = prefill(runner, tokens)
         [cells] = runner.kv.tables.values()
         cells.table[:] = [[3, 0], [1, 2]]
@@ -133,9 +137,9 @@ def test_cells_may_lie_anywhere(shared: Path) -> None:
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,0,0")])
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_residual_is_bit_identical_on_devices_of_a_driver(
-    shared: Path, devices: list[str], rows: int
+    models: Path, devices: list[str], rows: int
 ) -> None:
-    with opened(shared, "stories260K-Q4_0", devices, keep_values=True) as runner:
+    with opened(models, "stories-narrow-Q4_0", devices, keep_values=True) as runner:
         tokens = tokens_of(6, rows)
         prefill(runner, tokens)
         step = runner.mesh.step(1 << (rows - 1).bit_length(), 1 << (rows - 1).bit_length())
@@ -152,13 +156,12 @@ def test_residual_is_bit_identical_on_devices_of_a_driver(
 
 @pytest.mark.parametrize("provider", ["pages", "host-sum"])
 @pytest.mark.parametrize("ahead", [0, 1, None])
-def test_every_provider_and_depth_gives_the_same_bits(shared: Path, provider: str, ahead: int | None) -> None:
+def test_every_provider_and_depth_gives_the_same_bits(models: Path, provider: str, ahead: int | None) -> None:
     tokens = tokens_of(7, 9)
-    with opened(shared, "stories260K-F32", ["0", "0"]) as runner:
+    with opened(models, "stories-narrow-F32", ["0", "0"]) as runner:
         want = prefill(runner, tokens)
-    with opened(
-        shared, "stories260K-F32", ["0", "0"], reduce_provider=provider, submit_ahead=ahead
-    ) as runner:
+    how = {"reduce_provider": provider, "submit_ahead": ahead}
+    with opened(models, "stories-narrow-F32", ["0", "0"], **how) as runner:
         assert np.array_equal(prefill(runner, tokens), want)
 
 
@@ -167,29 +170,31 @@ def test_every_provider_and_depth_gives_the_same_bits(shared: Path, provider: st
 )
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0", "0,1")])
 def test_without_optional_features(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], disabled: str
+    models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], disabled: str
 ) -> None:
     tokens = tokens_of(8, 9)
-    with opened(shared, "stories260K-Q8_0", devices) as runner:
+    with opened(models, "stories-narrow-Q8_0", devices) as runner:
         want = prefill(runner, tokens)
     monkeypatch.setenv("VKBACKEND_DISABLE", disabled)
-    with opened(shared, "stories260K-Q8_0", devices) as runner:
+    with opened(models, "stories-narrow-Q8_0", devices) as runner:
         assert np.array_equal(prefill(runner, tokens), want)
 
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
-def test_portable_floor(shared: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
+def test_portable_floor(models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
     monkeypatch.setenv("VKBACKEND_FLOOR", "1")
     tokens = tokens_of(9, 20)
-    with opened(shared, "stories260K-F32", devices) as runner:
-        want = forward(shared / "models" / "stories260K-F32.gguf", tokens)
+    with opened(models, "stories-narrow-F32", devices) as runner:
+        want = forward(models / "stories-narrow-F32.gguf", tokens)
         assert nmse(prefill(runner, tokens), want) <= 1e-6
 
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")])
 def test_poisoned_memory_stays_invisible(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
+    models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     monkeypatch.setenv("VKBACKEND_POISON", "1")
-    with opened(shared, "stories260K-Q8_0", devices) as runner:
-        assert nmse(prefill(runner, tokens_of(1)), on_one_device(shared, "stories260K-Q8_0", "f32")) <= 1e-9
+    with opened(models, "stories-narrow-Q8_0", devices) as runner:
+        assert (
+            nmse(prefill(runner, tokens_of(1)), on_one_device(models, "stories-narrow-Q8_0", "f32")) <= 1e-9
+        )

@@ -11,7 +11,13 @@ from runners import load_runner
 
 from vkbackend.step import Run
 
-FILES = ("F32", "F16", "Q8_0", "Q4_0", "qwen2-Q8_0", "moe8x-Q4_0", "moe8x-MXFP4", "w256-Q4_K")
+FILES = (
+    *(f"narrow-{t}" for t in ("F32", "F16", "Q8_0", "Q4_0")),
+    "qwen2-Q8_0",
+    "moe8x-Q4_0",
+    "moe8x-MXFP4",
+    "w256-Q4_K",
+)
 TOKENS = np.random.default_rng(7).integers(3, 512, 12).tolist()
 _one: dict[str, np.ndarray] = {}
 
@@ -21,10 +27,10 @@ pytestmark = [
 ]
 
 
-def logits(shared: Path, name: str, devices: list[str], shares: list[float] | None) -> np.ndarray:
+def logits(models: Path, name: str, devices: list[str], shares: list[float] | None) -> np.ndarray:
     """Of 10 rows of prefill and 2 steps, with F32 caches and an F32 wire."""
     runner = load_runner(
-        shared / "models" / f"stories260K-{name}.gguf",
+        models / f"stories-{name}.gguf",
         devices=devices,
         tensor_split=shares,
         n_ctx=32,
@@ -56,7 +62,7 @@ def logits(shared: Path, name: str, devices: list[str], shares: list[float] | No
     ],
 )
 @pytest.mark.parametrize("name", FILES)
-def test_as_on_one(shared: Path, name: str, devices: str, shares: list[float] | None, bound: float) -> None:
+def test_as_on_one(models: Path, name: str, devices: str, shares: list[float] | None, bound: float) -> None:
     if name not in _one:
-        _one[name] = logits(shared, name, ["0"], None)
-    assert nmse(logits(shared, name, devices.split(","), shares), _one[name]) <= bound
+        _one[name] = logits(models, name, ["0"], None)
+    assert nmse(logits(models, name, devices.split(","), shares), _one[name]) <= bound

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, nmse
 from llama_float64 import forward
+from material import shared_models
 from prefills import TOKENS, opened, prefill
 from tiny_models import Tiny, tensors, write_tiny
 
@@ -24,7 +25,10 @@ from vkbackend.recording import Copy
 from vkbackend.step import Run
 from vkbackend.twins.device import NumpyDevice
 
-SHARED_MODELS = ("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0")  # MXFP4: test_weight_formats.py
+FILES = [  # MXFP4: test_weight_formats.py
+    "stories-moe8x-Q4_0", "stories-qwen2-Q8_0",
+    *shared_models("stories260K-moe8x-Q4_0", "stories260K-qwen2-Q8_0"),
+]  # fmt: skip
 NEAR = 0.05  # logits closer than this may change places by rounding
 DENSE = [Tiny("qwen2", keys={"attention.sliding_window": 256}), Tiny("qwen3", "Q8_0"), Tiny("llama", "F16")]
 MIXED = [
@@ -60,30 +64,30 @@ def on_one(path: Path, cache: str = "f32") -> np.ndarray:
     return _single[key]
 
 
-# ---- the material's files ----
+# ---- files of trained models ----
 
 
-@pytest.mark.parametrize("name", SHARED_MODELS)
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     ("devices", "shares"), [(["numpy"], None), (["numpy"] * 3, (5, 3, 2))], ids=["1", "5:3:2"]
 )
 def test_logits_and_greedy_tokens_of_llama_cpp(
-    shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
+    models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
 ) -> None:
-    check_expected(shared, name, devices, shares)
+    check_expected(models, name, devices, shares)
 
 
-@pytest.mark.parametrize("name", SHARED_MODELS)
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
-def test_logits_and_greedy_tokens_on_vulkan(shared: Path, name: str, devices: list[str]) -> None:
-    check_expected(shared, name, devices, None)
+def test_logits_and_greedy_tokens_on_vulkan(models: Path, name: str, devices: list[str]) -> None:
+    check_expected(models, name, devices, None)
 
 
-def check_expected(shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None) -> None:
-    expected = json.loads((shared / "models" / "expected.json").read_text())[name]
-    want = np.load(shared / "models" / "expected_logits.npz")[name]
+def check_expected(models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None) -> None:
+    expected = json.loads((models / "expected.json").read_text())[name]
+    want = np.load(models / "expected_logits.npz")[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
-    with opened(shared / "models" / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
+    with opened(models / f"{name}.gguf", devices, tensor_split=shares, n_ubatch=64) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, want) <= 1e-3
         if (
@@ -126,13 +130,13 @@ def test_every_split_equals_one_device(
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("name", SHARED_MODELS)
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("cache", ["f32", "f16"])
 @pytest.mark.parametrize(("n", "shares"), SPLITS)
-def test_every_split_of_the_material_equals_one_device(
-    shared: Path, name: str, n: int, shares: tuple[int, ...] | None, cache: str
+def test_every_split_of_a_trained_model_equals_one_device(
+    models: Path, name: str, n: int, shares: tuple[int, ...] | None, cache: str
 ) -> None:
-    check_devices(shared / "models" / f"{name}.gguf", n, shares, cache)
+    check_devices(models / f"{name}.gguf", n, shares, cache)
 
 
 def check_devices(

@@ -1,4 +1,4 @@
-"""Whole models in every weight format: the material's files against llama.cpp and float64 numpy, one file
+"""Whole models in every weight format: each one's file against llama.cpp and float64 numpy, one file
 that mixes all formats, and floats that devices hold wider than the file."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 from device_sets import DEVICE_SETS, device_params, nmse
 from gguf.constants import GGMLQuantizationType
 from llama_float64 import forward
+from material import shared_models
 from prefills import TOKENS, opened, prefill
 from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
@@ -23,30 +24,36 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
 from vkbackend.vulkan.capabilities import DeviceInfo
 
-TYPES = ("BF16 F16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS IQ3_S TQ1_0 TQ2_0").split()
-FILES = [*(f"stories260K-w256-{name}" for name in TYPES), "stories260K-moe8x-MXFP4"]
+TYPES = (
+    "F32 BF16 F16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS IQ3_S IQ3_XXS IQ2_S IQ2_XS "
+    "IQ2_XXS IQ1_S IQ1_M MXFP4 TQ1_0 TQ2_0"
+).split()
+FILES = [
+    *(f"stories-w256-{name}" for name in TYPES), "stories-moe8x-MXFP4",
+    *shared_models(*(f"stories260K-w256-{name}" for name in TYPES), "stories260K-moe8x-MXFP4"),
+]  # fmt: skip
 NUMPY = (["numpy"] * 3, (5, 3, 2))
 SETS = {param.id: param for param in DEVICE_SETS}
 USUAL = [  # the rest on devices is in the wide sweep: every format is compiled anew, which takes seconds each
     pytest.param(name, *SETS[own].values, id=f"{name}-{own}", marks=SETS[own].marks)
     for name, own in (
-        ("stories260K-w256-Q4_K", "0"),
-        ("stories260K-w256-Q6_K", "0,1"),
-        ("stories260K-w256-IQ3_S", "1,0"),
-        ("stories260K-moe8x-MXFP4", "0,1"),
+        ("stories-w256-Q4_K", "0"),
+        ("stories-w256-Q6_K", "0,1"),
+        ("stories-w256-IQ3_S", "1,0"),
+        ("stories-moe8x-MXFP4", "0,1"),
     )
 ]
 
 
-def check_file(shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None) -> None:
+def check_file(models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None = None) -> None:
     """Logits to 1e-6 of float64 numpy's; to 2e-3 of llama.cpp's, which rounds activations; its tokens."""
-    path = shared / "models" / f"{name}.gguf"
-    expected = json.loads((shared / "models" / "expected.json").read_text())[name]
+    path = models / f"{name}.gguf"
+    expected = json.loads((models / "expected.json").read_text())[name]
     prompt, greedy = expected["prompt_tokens"], expected["greedy_tokens"]
     with opened(path, devices, tensor_split=shares) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, forward(path, prompt)) <= 1e-6
-        assert nmse(logits, np.load(shared / "models" / "expected_logits.npz")[name]) <= 2e-3
+        assert nmse(logits, np.load(models / "expected_logits.npz")[name]) <= 2e-3
         if expected["min_margin"] <= 0.05:
             return  # the choice of a token hangs on rounding somewhere
         tokens = [int(logits[-1].argmax())]
@@ -56,18 +63,18 @@ def check_file(shared: Path, name: str, devices: list[str], shares: tuple[int, .
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_in_numpy(shared: Path, name: str) -> None:
-    path = shared / "models" / f"{name}.gguf"
-    prompt = json.loads((shared / "models" / "expected.json").read_text())[name]["prompt_tokens"]
+def test_files_in_numpy(models: Path, name: str) -> None:
+    path = models / f"{name}.gguf"
+    prompt = json.loads((models / "expected.json").read_text())[name]["prompt_tokens"]
     with opened(path, NUMPY[0], tensor_split=NUMPY[1]) as runner:
         logits = prefill(runner, prompt)
         assert nmse(logits, forward(path, prompt)) <= 1e-10
-        assert nmse(logits, np.load(shared / "models" / "expected_logits.npz")[name]) <= 2e-3
+        assert nmse(logits, np.load(models / "expected_logits.npz")[name]) <= 2e-3
 
 
 @pytest.mark.parametrize(("name", "devices"), USUAL)
-def test_files(shared: Path, name: str, devices: list[str]) -> None:
-    check_file(shared, name, devices)
+def test_files(models: Path, name: str, devices: list[str]) -> None:
+    check_file(models, name, devices)
 
 
 @pytest.mark.wide
@@ -81,9 +88,9 @@ def test_files(shared: Path, name: str, devices: list[str]) -> None:
     ],
 )
 def test_files_everywhere(
-    shared: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
+    models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
 ) -> None:
-    check_file(shared, name, devices, shares)
+    check_file(models, name, devices, shares)
 
 
 @pytest.mark.wide
@@ -91,16 +98,16 @@ def test_files_everywhere(
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("info", device_params())
 def test_files_on_every_driver(
-    shared: Path, name: str, info: DeviceInfo, features: str, monkeypatch: pytest.MonkeyPatch
+    models: Path, name: str, info: DeviceInfo, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if features == "portable":
         monkeypatch.setenv("VKBACKEND_DISABLE", ",".join(env.FEATURES))
-    check_file(shared, name, [str(info.index)])
+    check_file(models, name, [str(info.index)])
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_written_back(shared: Path, tmp_path: Path, name: str) -> None:
-    path = shared / "models" / f"{name}.gguf"
+def test_written_back(models: Path, tmp_path: Path, name: str) -> None:
+    path = models / f"{name}.gguf"
     assert written_back(path, tmp_path) == path.read_bytes()
 
 

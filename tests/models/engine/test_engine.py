@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -233,10 +235,15 @@ def test_messages_are_picklable_and_errors_keep_their_type() -> None:
 # ---- a process of its own ----
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
-    monkeypatch.setattr(hosting, "CLOSE_S", 2.0)
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Short deadlines: around what does hang, as what works may take longer on a busy machine. What does not
+    keep to them keeps to those that are as long as a test may take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VKBACKEND_TIMEOUT", "1")
+        patch.setattr(hosting, "CLOSE_S", 2.0)
+        patch.setattr(hosting, "ANSWER_MARGIN_S", 0.5)
+        yield
 
 
 def collect(engine: RemoteEngine, request_id: int) -> list[Event]:
@@ -246,7 +253,7 @@ def collect(engine: RemoteEngine, request_id: int) -> list[Event]:
     return [e for e in events if e.id == request_id]
 
 
-def test_remote_engine(impatient: None) -> None:
+def test_remote_engine() -> None:
     seen: list[tuple[int, int]] = []
     engine = RemoteEngine(Options("a model", n_ctx=4000, n_slots=2), lambda *n: seen.append(n), open_fake)
     try:
@@ -281,25 +288,23 @@ def test_a_dead_process_is_a_lost_device() -> None:
     engine.close()
 
 
-def test_a_process_that_hangs_is_a_timeout(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_hangs_is_a_timeout() -> None:
     engine = RemoteEngine(Options("a model"), None, open_fake)
-    monkeypatch.setattr(hosting, "ANSWER_MARGIN_S", 0.5)
-    engine.post(Generate(0, (1, HANG), 9, GREEDY))
-    began = time.monotonic()
-    with pytest.raises(Timeout, match="said nothing for 2 s"):
-        collect(engine, 0)
-    engine.close()
-    assert time.monotonic() - began < 10
+    with impatient():
+        engine.post(Generate(0, (1, HANG), 9, GREEDY))
+        with pytest.raises(Timeout, match="said nothing for 2 s"):
+            collect(engine, 0)
+        engine.close()
 
 
-def test_close_ends_a_process_that_hangs(impatient: None) -> None:
+def test_close_ends_a_process_that_hangs() -> None:
     engine = RemoteEngine(Options("a model"), None, open_fake)
     pid = engine._process.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    began = time.monotonic()
-    engine.close()
-    assert time.monotonic() - began < 10 and not alive(pid)
+    with impatient():
+        engine.close()
+    assert not alive(pid)
 
 
 def alive(pid: int) -> bool:

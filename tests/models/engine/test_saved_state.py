@@ -27,16 +27,16 @@ from vkbackend.models.engine.saved_state import SlotContent
 # ---- the same continuation ----
 
 
-def test_saved_on_two_devices_goes_on_on_three(shared: Path, tmp_path: Path) -> None:
+def test_saved_on_two_devices_goes_on_on_three(models: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    with open_llm(shared, 2, tensor_split=[3, 1]) as llm:
+    with open_llm(models, 2, tensor_split=[3, 1]) as llm:
         whole = llm.generate(PROMPT, 40, temperature=0)
         begun = llm.generate(PROMPT, 20, temperature=0, slot=0)
         llm.save_state(path)
         went_on = llm.generate(PROMPT + begun.tokens, 20, temperature=0, slot=0)
     assert begun.tokens + went_on.tokens == whole.tokens
     assert went_on.timings["prompt_n"] == 1  # the newest token, which had not run
-    with open_llm(shared, 3, tensor_split=[1, 2, 1], n_slots=3, n_ctx=64) as llm:
+    with open_llm(models, 3, tensor_split=[1, 2, 1], n_slots=3, n_ctx=64) as llm:
         tokens = llm.load_state(path, slot=2)
         assert tokens == PROMPT + begun.tokens
         rest = llm.generate(tokens, 20, temperature=0, slot=2)
@@ -52,17 +52,17 @@ def move_cells(runner: Runner) -> None:
 
 
 def logits_after_moving(
-    shared: Path, path: Path, after: list[str], name: str = "stories260K-Q8_0", **options: Any
+    models: Path, path: Path, after: list[str], name: str = "stories-narrow-Q8_0", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Logits of the last 10 of 50 tokens: in one go on two devices, and with the first 40 saved there and
     loaded on others."""
-    runner = open_runner(shared, ["numpy"] * 2, name)
+    runner = open_runner(models, ["numpy"] * 2, name)
     try:
         whole = prefill(runner, TOKENS)[40:]
         saved_state.save(runner, path, 0, SlotContent(TOKENS, 50), 0, 40)
     finally:
         runner.close()
-    runner = open_runner(shared, after, name, n_slots=2, n_ctx=64, **options)
+    runner = open_runner(models, after, name, n_slots=2, n_ctx=64, **options)
     try:
         live = [dict(device.counts) for device in runner.mesh.devices]
         move_cells(runner)
@@ -78,32 +78,32 @@ def logits_after_moving(
 @pytest.mark.parametrize(
     ("name", "n", "options"),
     [
-        ("F32", 1, {}),
-        ("F32", 3, {"tensor_split": [2, 1, 1]}),
-        ("Q4_0", 3, {"tensor_split": [1, 0, 3]}),
-        ("Q8_0", 8, {}),  # 8 heads and 4 kv heads: each kv head on two devices
-        ("Q8_0", 2, {"n_gpu_layers": 3, "kv_offload": False}),
-        ("Q8_0", 3, {"split_mode": "layer"}),
+        ("narrow-F32", 1, {}),
+        ("narrow-F32", 3, {"tensor_split": [2, 1, 1]}),
+        ("narrow-Q4_0", 3, {"tensor_split": [1, 0, 3]}),
+        ("narrow-Q8_0", 8, {}),  # 8 heads and 4 kv heads: each kv head on two devices
+        ("narrow-Q8_0", 2, {"n_gpu_layers": 3, "kv_offload": False}),
+        ("narrow-Q8_0", 3, {"split_mode": "layer"}),
         ("moe8x-Q4_0", 3, {}),
     ],
 )
-def test_logits_after_moving(shared: Path, tmp_path: Path, name: str, n: int, options: Any) -> None:
+def test_logits_after_moving(models: Path, tmp_path: Path, name: str, n: int, options: Any) -> None:
     path = tmp_path / "a"
-    got, want = logits_after_moving(shared, path, ["numpy"] * n, f"stories260K-{name}", **options)
+    got, want = logits_after_moving(models, path, ["numpy"] * n, f"stories-{name}", **options)
     assert nmse(got, want) <= 1e-9
 
 
-def test_logits_after_moving_between_drivers(shared: Path, tmp_path: Path, device: Any) -> None:
+def test_logits_after_moving_between_drivers(models: Path, tmp_path: Path, device: Any) -> None:
     """From numpy devices to one driver opened three times."""
     index = str(device.info.index)
-    got, want = logits_after_moving(shared, tmp_path / "a", [index] * 3, tensor_split=[2, 1, 1])
+    got, want = logits_after_moving(models, tmp_path / "a", [index] * 3, tensor_split=[2, 1, 1])
     assert nmse(got, want) <= 1e-9
 
 
 @pytest.mark.parametrize("types", [("f16", "f16"), ("f32", "f16")])
-def test_cache_types_are_kept_to_the_bit(shared: Path, tmp_path: Path, types: tuple[str, str]) -> None:
+def test_cache_types_are_kept_to_the_bit(models: Path, tmp_path: Path, types: tuple[str, str]) -> None:
     options = {"type_k": types[0], "type_v": types[1]}
-    one, two = open_runner(shared, ["numpy"] * 2, **options), open_runner(shared, ["numpy"], **options)
+    one, two = open_runner(models, ["numpy"] * 2, **options), open_runner(models, ["numpy"], **options)
     prefill(one, TOKENS)
     saved_state.save(one, tmp_path / "a", 0, SlotContent(TOKENS, 50), 0, None)
     move_cells(two)
@@ -121,9 +121,9 @@ def test_cache_types_are_kept_to_the_bit(shared: Path, tmp_path: Path, types: tu
             assert in_file.dtype == {"f16": np.float16, "f32": np.float32}[ours.dtype]
 
 
-def test_in_a_process_of_its_own(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_process_of_its_own(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with open_llm(shared, 2, process=True) as llm:
+    with open_llm(models, 2, process=True) as llm:
         begun = llm.generate(PROMPT, 5, temperature=0, slot=0)
         os.chdir("/")
         llm.save_state(tmp_path / "a")
@@ -136,9 +136,9 @@ def test_in_a_process_of_its_own(shared: Path, tmp_path: Path, monkeypatch: pyte
 # ---- ranges ----
 
 
-def test_a_range_continues_what_the_slot_holds(shared: Path, tmp_path: Path) -> None:
+def test_a_range_continues_what_the_slot_holds(models: Path, tmp_path: Path) -> None:
     begin, rest, other = tmp_path / "begin", tmp_path / "rest", tmp_path / "other"
-    with open_llm(shared) as llm:
+    with open_llm(models) as llm:
         done = llm.generate(PROMPT, 30, temperature=0, slot=0)
         tokens = PROMPT + done.tokens
         llm.save_state(begin, last=12)
@@ -146,7 +146,7 @@ def test_a_range_continues_what_the_slot_holds(shared: Path, tmp_path: Path) -> 
         llm.generate([7] * 12, 1, slot=0)
         llm.save_state(other, last=12)
         assert safe_open(rest, "numpy").get_slice("cache_k_l0").get_shape() == [34 - 12, 4, 8]
-    with open_llm(shared, 2, n_slots=2) as llm:
+    with open_llm(models, 2, n_slots=2) as llm:
         with pytest.raises(StateError, match="after its first 12 tokens, and these are not"):
             llm.load_state(rest, slot=1)
         llm.load_state(other, slot=1)
@@ -162,17 +162,17 @@ def test_a_range_continues_what_the_slot_holds(shared: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 3), (5, 3), (0, 11), (10, None)])
 def test_ranges_that_the_slot_does_not_hold(
-    shared: Path, tmp_path: Path, first: int, last: int | None
+    models: Path, tmp_path: Path, first: int, last: int | None
 ) -> None:
-    with open_llm(shared) as llm:
+    with open_llm(models) as llm:
         llm.generate(TOKENS[:10], 1, slot=0)
         with pytest.raises(InvalidArgument, match=r"positions .* of slot 0 cannot be saved: it holds 10"):
             llm.save_state(tmp_path / "a", first=first, last=last)
         assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_slot_and_slots_that_are_not_there(shared: Path, tmp_path: Path) -> None:
-    with open_llm(shared, n_slots=2) as llm:
+def test_an_empty_slot_and_slots_that_are_not_there(models: Path, tmp_path: Path) -> None:
+    with open_llm(models, n_slots=2) as llm:
         with pytest.raises(InvalidArgument, match="it holds 0"):
             llm.save_state(tmp_path / "a", slot=1)
         for call in (
@@ -186,9 +186,9 @@ def test_an_empty_slot_and_slots_that_are_not_there(shared: Path, tmp_path: Path
             llm.save_state(tmp_path / "a", last=-1)
 
 
-def test_while_a_stream_is_at_work(shared: Path, tmp_path: Path) -> None:
+def test_while_a_stream_is_at_work(models: Path, tmp_path: Path) -> None:
     """The state of that moment is saved; nothing can be loaded over it."""
-    with open_llm(shared, n_slots=2) as llm:
+    with open_llm(models, n_slots=2) as llm:
         stream = llm.stream(PROMPT, 30, temperature=0, slot=0)
         seen = [next(stream).token for _ in range(10)]
         llm.save_state(tmp_path / "a", slot=0)

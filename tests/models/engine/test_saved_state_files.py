@@ -28,19 +28,19 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 @pytest.fixture(scope="module")
-def saved(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state of 24 positions."""
     path = tmp_path_factory.mktemp("saved") / "a.safetensors"
-    with open_llm(shared) as llm:
+    with open_llm(models) as llm:
         llm.generate(TOKENS[:20], 5, temperature=0, slot=0)
         llm.save_state(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def held(shared: Path) -> Iterator[tuple[Runner, SlotContent]]:
+def held(models: Path) -> Iterator[tuple[Runner, SlotContent]]:
     """A runner whose slot holds something already."""
-    runner = open_runner(shared, ["numpy"], n_ctx=32)
+    runner = open_runner(models, ["numpy"], n_ctx=32)
     prefill(runner, TOKENS[20:40])
     yield runner, SlotContent(TOKENS[20:40], 20)
     runner.close()
@@ -58,21 +58,21 @@ def refuses(held: tuple[Runner, SlotContent], path: Path, match: str | None = No
         assert np.array_equal(gather_rows(runner.mesh.devices, layer.k, 0, 32), cache)
 
 
-def test_another_model_cache_or_context(shared: Path, saved: Path) -> None:
+def test_another_model_cache_or_context(models: Path, saved: Path) -> None:
     for options, match in (
-        ({"name": "stories260K-F32"}, "model_sha256 .* open the model it was saved with"),
+        ({"name": "stories-narrow-F32"}, "model_sha256 .* open the model it was saved with"),
         ({"type_k": "f16"}, "type_k 'f32', here it is 'f16'; open the same cache types"),
         ({"type_v": "f16"}, "type_v 'f32'"),
         ({"n_ctx": 23}, "holds positions up to 24 and the context 23; .* at least 24"),
     ):
-        with open_llm(shared, **options) as llm, pytest.raises(StateError, match=match):
+        with open_llm(models, **options) as llm, pytest.raises(StateError, match=match):
             llm.load_state(saved)
 
 
-def test_fingerprints(shared: Path, tmp_path: Path) -> None:
+def test_fingerprints(models: Path, tmp_path: Path) -> None:
     """Equal for a copy under another name; different for other weights and hyper-parameters of equal
     shapes."""
-    source, copy = model(shared, "stories260K-F32"), tmp_path / "copy.gguf"
+    source, copy = model(models, "stories-narrow-F32"), tmp_path / "copy.gguf"
     raw = source.read_bytes()
 
     def mark(content: bytes) -> str:
@@ -160,9 +160,9 @@ def test_tensors_exchanged_with_their_checksums(saved: Path, tmp_path: Path, hel
     refuses(held, rewritten(saved, tmp_path / "b", sums, **tensors), "cache_k_l0 does not match its checksum")
 
 
-def test_a_tensor_of_another_state(shared: Path, saved: Path, tmp_path: Path, held: Any) -> None:
+def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, held: Any) -> None:
     """Of the same model, at the same positions, with the checksum that it had there."""
-    with open_llm(shared) as llm:
+    with open_llm(models) as llm:
         llm.generate(TOKENS[:22], 4, temperature=0, slot=0)
         llm.save_state(tmp_path / "longer")
     with safe_open(tmp_path / "longer", "numpy") as file:
@@ -197,13 +197,13 @@ def test_a_flipped_byte_of_the_tensors(saved: Path, held: Any) -> None:
 
 
 def test_files_of_before_there_were_checksums(
-    shared: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    models: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """They load, and a line on stderr names them."""
     with safe_open(saved, "numpy") as file:
         old: Any = dict.fromkeys(key for key in file.metadata() if key.startswith("sha256_"))
     path = rewritten(saved, tmp_path / "old", old)
-    with open_llm(shared) as llm:
+    with open_llm(models) as llm:
         tokens = llm.load_state(saved)
         assert capfd.readouterr().err == ""
         assert llm.load_state(path) == tokens
@@ -212,10 +212,10 @@ def test_files_of_before_there_were_checksums(
 
 
 def test_checksums_of_pieces(
-    shared: Path, saved: Path, tmp_path: Path, held: Any, monkeypatch: pytest.MonkeyPatch
+    models: Path, saved: Path, tmp_path: Path, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They do not depend on how much of a tensor is read at once."""
-    runner = open_runner(shared, ["numpy"])
+    runner = open_runner(models, ["numpy"])
     for nbytes in (1, 256, 1000):
         monkeypatch.setattr(state_checksums, "PIECE_NBYTES", nbytes)
         saved_state.load(runner, saved, 0, SlotContent())
@@ -287,10 +287,10 @@ def test_what_is_no_file(tmp_path: Path, held: Any) -> None:
 
 
 def test_a_failed_save_leaves_the_old_file(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
-    with open_llm(shared) as llm:
+    with open_llm(models) as llm:
         llm.generate(PROMPT, 3, slot=0)
         path.write_bytes(b"old")
 
@@ -317,10 +317,10 @@ def test_a_failed_save_leaves_the_old_file(
 
 
 def test_a_device_that_fails_in_the_middle(
-    shared: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slot then holds what came before the range, never half of it."""
-    runner = open_runner(shared, ["numpy"])
+    runner = open_runner(models, ["numpy"])
     calls = 0
 
     def fails(*args: Any) -> None:

@@ -41,8 +41,8 @@ def test_on_devices(tmp_path: Path, devices: list[str]) -> None:
     check(write(build("qwen35"), tmp_path / "model.gguf"), devices)
 
 
-def test_quantized_caches(shared: Path) -> None:
-    with LLM(shared / "models" / "stories260K-w256-F16.gguf", devices=["numpy"], n_ctx=64, n_slots=2,
+def test_quantized_caches(models: Path) -> None:
+    with LLM(models / "stories-wide-F16.gguf", devices=["numpy"], n_ctx=64, n_slots=2,
              type_k="q8_0", type_v="q4_0") as llm:  # fmt: skip
         first = llm.generate("Once upon a time", max_tokens=20, slot=0, **GREEDY)
         tokens = llm.copy_slot(0, 1)

@@ -39,8 +39,8 @@ TWO = [p for p in SETS if p.id in ("0,0", "0,1")]
 
 
 @pytest.mark.parametrize("devices", SETS)
-def test_decode_makes_nothing(shared: Path, devices: list[str]) -> None:
-    runner = load_runner(shared / "models" / "stories260K-Q8_0.gguf", devices=devices, n_ctx=256)
+def test_decode_makes_nothing(models: Path, devices: list[str]) -> None:
+    runner = load_runner(models / "stories-narrow-Q8_0.gguf", devices=devices, n_ctx=256)
     meshed = runner.mesh.devices
     decode(runner, 0, 8)
     before = [(d.created, dict(d.counts), dict(d.nbytes), len(runner.mesh._steps)) for d in meshed]
@@ -51,9 +51,9 @@ def test_decode_makes_nothing(shared: Path, devices: list[str]) -> None:
 
 
 @pytest.mark.parametrize("devices", TWO)
-def test_open_and_close_does_not_grow(shared: Path, devices: list[str]) -> None:
+def test_open_and_close_does_not_grow(models: Path, devices: list[str]) -> None:
     def round_trip() -> None:
-        runner = load_runner(shared / "models" / "stories260K-F32.gguf", devices=devices, n_ctx=64)
+        runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=64)
         decode(runner, 0, 2)
         runner.close()
         del runner
@@ -70,8 +70,8 @@ def test_open_and_close_does_not_grow(shared: Path, devices: list[str]) -> None:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("devices", TWO)
-def test_ten_thousand_steps_do_not_grow(shared: Path, devices: list[str]) -> None:
-    runner = load_runner(shared / "models" / "stories260K-Q8_0.gguf", devices=devices, n_ctx=512)
+def test_ten_thousand_steps_do_not_grow(models: Path, devices: list[str]) -> None:
+    runner = load_runner(models / "stories-narrow-Q8_0.gguf", devices=devices, n_ctx=512)
     meshed = runner.mesh.devices
     for _ in range(3):  # drivers fill pools of their own for a while
         decode(runner, 0, 500)

@@ -41,7 +41,7 @@ def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]
 
 @pytest.mark.parametrize("devices", [["numpy", "numpy"], *DEVICE_SETS[:2]], ids=str)
 def test_the_same_tokens_as_from_whole_rows(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
+    models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
     """Sampled and greedy requests side by side, and one that needs whole rows."""
 
@@ -53,16 +53,16 @@ def test_the_same_tokens_as_from_whole_rows(
                 for kind in ({}, {"temperature": 0}, {"temperature": 1.2, "repeat_penalty": 1.3})
             ]
 
-    path, on = shared / "models" / "stories260K-Q8_0.gguf", False
+    path, on = models / "stories-narrow-Q8_0.gguf", False
     whole = run()
     monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
     on = True
     assert run() == whole
 
 
-def test_small_shares_give_whole_rows(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shares_give_whole_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
-    path = shared / "models" / "stories260K-Q8_0.gguf"  # 512 tokens
+    path = models / "stories-narrow-Q8_0.gguf"  # 512 tokens
     for n, top_k in ((4, MAX_TOP_K), (5, 0)):
         runner = load_runner(path, devices=["numpy"] * n, n_ctx=32)
         assert runner.max_top_k == top_k

@@ -139,8 +139,8 @@ def test_a_layer_that_other_devices_hold(tmp_path: Path) -> None:
 # ---- the public ways ----
 
 
-def test_llm_and_command_line(tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = shared / "models" / "stories260K-F32.gguf"
+def test_llm_and_command_line(tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = models / "stories-narrow-F32.gguf"
     file = write_vectors(tmp_path / "control.gguf", directions(range(1, 5), size=2.0))
     how: dict[str, Any] = {"devices": ["numpy"], "n_ctx": 64, "n_ubatch": 32}
     with LLM(path, **how, control_vectors=[(file, 0.5), file], control_vector_layer_range=(2, 4)) as llm:
@@ -158,9 +158,9 @@ def test_llm_and_command_line(tmp_path: Path, shared: Path, capsys: pytest.Captu
 
 
 def test_perplexity_with_them_equals_a_numpy_forward(
-    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, text = shared / "models" / "stories260K-F32.gguf", shared / "text" / "tinystories.txt"
+    path, text = models / "stories-narrow-F32.gguf", models / "stories.txt"
     vectors = {il: 4 * v for il, v in directions(range(1, 5)).items()}
     a, b = (str(write_vectors(tmp_path / name, vectors)) for name in ("a.gguf", "b.gguf"))
     words = [
@@ -192,9 +192,9 @@ def test_perplexity_with_them_equals_a_numpy_forward(
 
 @pytest.mark.parametrize("command", ["generate", "bench", "sweep", "perplexity"])
 def test_commands_that_take_them(
-    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str], command: str
+    tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    path, text = str(shared / "models" / "stories260K-Q8_0.gguf"), str(shared / "text" / "tinystories.txt")
+    path, text = str(models / "stories-narrow-Q8_0.gguf"), str(models / "stories.txt")
     words = [
         command,
         "-m",

@@ -28,11 +28,11 @@ TOKENS = np.random.default_rng(11).integers(3, 512, 20).tolist()
 
 
 def run(
-    shared: Path, devices: list[str], name: str = "stories260K-F32", **options: Any
+    models: Path, devices: list[str], name: str = "stories-narrow-F32", **options: Any
 ) -> tuple[np.ndarray, Runner]:
     """Logits of 12 rows of prefill and 8 steps, and the (closed) runner."""
     runner = load_runner(
-        shared / "models" / f"{name}.gguf",
+        models / f"{name}.gguf",
         devices=devices,
         n_ctx=32,
         n_ubatch=16,
@@ -48,14 +48,14 @@ def run(
 
 
 @cache
-def reference(shared: Path, device: str, name: str = "stories260K-F32") -> np.ndarray:
+def reference(models: Path, device: str, name: str = "stories-narrow-F32") -> np.ndarray:
     """The logits of one device that holds everything."""
-    return run(shared, [device], name)[0]
+    return run(models, [device], name)[0]
 
 
-def same(shared: Path, devices: list[str], **options: Any) -> Runner:
-    logits, runner = run(shared, devices, **options)
-    assert nmse(logits, reference(shared, devices[0])) <= 1e-9
+def same(models: Path, devices: list[str], **options: Any) -> Runner:
+    logits, runner = run(models, devices, **options)
+    assert nmse(logits, reference(models, devices[0])) <= 1e-9
     return runner
 
 
@@ -76,14 +76,14 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("n", [1, 3])
-def test_host_placement_on_numpy(shared: Path, options: dict[str, Any], n: int) -> None:
-    same(shared, ["numpy"] * n, **options)
+def test_host_placement_on_numpy(models: Path, options: dict[str, Any], n: int) -> None:
+    same(models, ["numpy"] * n, **options)
 
 
 @needs_device
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[4], OPTIONS[-1]], ids=str)
-def test_host_placement_on_vulkan(shared: Path, options: dict[str, Any]) -> None:
-    runner = same(shared, ["0", "0"], **options)
+def test_host_placement_on_vulkan(models: Path, options: dict[str, Any]) -> None:
+    runner = same(models, ["0", "0"], **options)
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
 
@@ -103,12 +103,12 @@ ON_VULKAN: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("kind", "options"), ON_VULKAN, ids=[kind for kind, _ in ON_VULKAN])
 @pytest.mark.parametrize("devices", ["0", "0,0", "0,0,0", "0,1", "0,0,0,0,0", "0,0,0,0,0,0,0,0"])
 def test_every_placement_on_every_number_of_devices(
-    shared: Path, kind: str, options: dict[str, Any], devices: str
+    models: Path, kind: str, options: dict[str, Any], devices: str
 ) -> None:
     """The logits of one device with everything on it; between two drivers the last bits differ."""
-    name = "stories260K-moe8x-Q4_0" if kind == "experts" else "stories260K-F32"
-    logits, runner = run(shared, devices.split(","), name, **options)
-    assert nmse(logits, reference(shared, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
+    name = "stories-moe8x-Q4_0" if kind == "experts" else "stories-narrow-F32"
+    logits, runner = run(models, devices.split(","), name, **options)
+    assert nmse(logits, reference(models, "0", name)) <= (1e-6 if "1" in devices else 1e-9)
     if kind not in ("embedding", "-ngl 6"):  # an own copy of the table is there anyway; 6 are all
         assert any(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
@@ -130,19 +130,19 @@ def test_every_placement_on_every_number_of_devices(
     ],
     ids=str,
 )
-def test_shares(shared: Path, options: dict[str, Any], n: int) -> None:
-    same(shared, ["numpy"] * n, **options)
+def test_shares(models: Path, options: dict[str, Any], n: int) -> None:
+    same(models, ["numpy"] * n, **options)
 
 
 @pytest.mark.parametrize(("n", "split"), [(1, None), (2, None), (3, None), (2, [3, 1])])
-def test_layer_mode_exchanges_once_per_boundary(shared: Path, n: int, split: list[float] | None) -> None:
-    runner = same(shared, ["numpy"] * n, split_mode="layer", tensor_split=split)
+def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: list[float] | None) -> None:
+    runner = same(models, ["numpy"] * n, split_mode="layer", tensor_split=split)
     assert runner.reduce_stats()[0] == 9 * (n - 1)  # nine steps
 
 
 @needs_device
-def test_layer_mode_on_vulkan(shared: Path) -> None:
-    same(shared, ["0", "0", "0"], split_mode="layer")
+def test_layer_mode_on_vulkan(models: Path) -> None:
+    same(models, ["0", "0", "0"], split_mode="layer")
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ def test_layer_mode_on_vulkan(shared: Path) -> None:
     ],
     ids=str,
 )
-def test_refusals(shared: Path, options: dict[str, Any], message: str) -> None:
+def test_refusals(models: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        run(shared, ["numpy", "numpy"], **options)
+        run(models, ["numpy", "numpy"], **options)
 
 
-def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_with_what_would(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def two_devices_sharing_little(_: object) -> list[fit.Budget]:
         return [fit.Budget("small", 3_400_000, (0, 1))]
 
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch:
         OutOfDeviceMemory, match=r"small would hold .* MiB of KV cache.*-c \d+.*-ngl \d.*-nkvo"
     ) as caught:
         load_runner(
-            shared / "models" / "stories260K-F32.gguf",
+            models / "stories-narrow-F32.gguf",
             devices=["numpy"] * 2,
             n_ctx=8192,
             type_k="f32",
@@ -186,24 +186,24 @@ def test_what_does_not_fit_is_refused_with_what_would(shared: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
-def test_as_many_layers_as_fit(shared: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
+def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
     """-ngl auto: the most with which nothing is refused; one more would be."""
-    same(shared, ["numpy"])
+    same(models, ["numpy"])
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
-    runner = same(shared, ["numpy"] * 2, n_gpu_layers="auto")
+    runner = same(models, ["numpy"] * 2, n_gpu_layers="auto")
     found = runner.options.n_gpu_layers
     assert (6 if found is None else found) == held
     assert f"{held} of 6 layers" in runner.notes[-1]
     if held < 6:
         with pytest.raises(OutOfDeviceMemory):
-            same(shared, ["numpy"] * 2, n_gpu_layers=held + 1)
+            same(models, ["numpy"] * 2, n_gpu_layers=held + 1)
 
 
-def test_a_host_with_little_room_gets_the_least(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_with_little_room_gets_the_least(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """-ngl auto between a device that holds 4 layers and a host that holds no more than the others."""
 
     def held(n: int) -> tuple[int, int]:
-        [row] = run(shared, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]
+        [row] = run(models, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]
         return sum(row[home] for home in fit.ON_DEVICE), sum(row[home] for home in fit.ON_HOST)
 
     on_device, on_host = held(4)
@@ -211,18 +211,17 @@ def test_a_host_with_little_room_gets_the_least(shared: Path, monkeypatch: pytes
     exact = 1 / (1 - fit.RESERVE)
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", on_device, (0,))])
     monkeypatch.setattr(fit, "host_free_nbytes", lambda: int(on_host * exact) + 2)
-    assert run(shared, ["numpy"], n_gpu_layers="auto")[1].options.n_gpu_layers == 4
+    assert run(models, ["numpy"], n_gpu_layers="auto")[1].options.n_gpu_layers == 4
     with pytest.raises(OutOfDeviceMemory, match=r"4 layers on the devices \(-ngl 4\)"):
-        run(shared, ["numpy"])
+        run(models, ["numpy"])
 
 
 @pytest.mark.parametrize("devices", [["numpy"] * 3, pytest.param(["0", "0"], marks=needs_device)], ids=str)
 @pytest.mark.parametrize("provider", ["auto", "scatter", "host-sum"])
-def test_memory_report_is_what_was_planned(shared: Path, devices: list[str], provider: str) -> None:
-    path = shared / "models" / "stories260K-Q8_0.gguf"
-    runner = load_runner(
-        path, devices=devices, n_ctx=64, n_ubatch=16, kv_offload=False, reduce_provider=provider
-    )
+def test_memory_report_is_what_was_planned(models: Path, devices: list[str], provider: str) -> None:
+    path = models / "stories-narrow-Q8_0.gguf"
+    options = {"n_ctx": 64, "n_ubatch": 16, "kv_offload": False, "reduce_provider": provider}
+    runner = load_runner(path, devices=devices, **options)
     n, limits = len(devices), [device.limits for device in runner.mesh.devices]
     shape = step_shape(runner.model, runner.layout, runner.options, 16)
     steps = step_sizes(runner.model, runner.layout, runner.options, limits, shape)
@@ -236,7 +235,7 @@ def test_memory_report_is_what_was_planned(shared: Path, devices: list[str], pro
     runner.close()
 
 
-MIXED_FILES = ("F32", "w256-Q4_K", "w256-IQ3_S", "w256-TQ1_0", "moe8x-MXFP4", "qwen2-Q8_0")
+MIXED_FILES = ("narrow-F32", "w256-Q4_K", "w256-IQ3_S", "w256-TQ1_0", "moe8x-MXFP4", "qwen2-Q8_0")
 REPORTED: list[tuple[int, dict[str, Any]]] = [
     (1, {}),
     (2, {"tensor_split": [3, 1]}),
@@ -250,12 +249,12 @@ REPORTED: list[tuple[int, dict[str, Any]]] = [
 @pytest.mark.parametrize("name", MIXED_FILES)
 @pytest.mark.parametrize(("n", "options"), REPORTED, ids=str)
 def test_the_memory_report_is_the_allocators_and_adds_up(
-    shared: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
+    models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
 ) -> None:
     """On devices that allocate as Vulkan ones do, byte for byte."""
-    if "w256" not in name and options.get("type_k") == "q8_0":
+    if "narrow" in name and options.get("type_k") == "q8_0":
         options = options | {"type_k": "bf16"}  # heads of 8 have no whole block
-    path = shared / "models" / f"stories260K-{name}.gguf"
+    path = models / f"stories-{name}.gguf"
     check_report(path, ["numpy"] * n, **options)
 
 
@@ -264,10 +263,10 @@ def test_the_memory_report_is_the_allocators_and_adds_up(
 @pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
 @pytest.mark.parametrize("lacking", ["", "host_import"])
 def test_the_memory_report_of_real_devices(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, name: str, lacking: str
+    models: Path, monkeypatch: pytest.MonkeyPatch, name: str, lacking: str
 ) -> None:
     monkeypatch.setenv("VKBACKEND_DISABLE", lacking)
-    path = shared / "models" / f"stories260K-{name}.gguf"
+    path = models / f"stories-{name}.gguf"
     check_report(path, ["0", "0", "numpy"], tensor_split=[3, 1, 1])
     check_report(path, ["0"])
 
@@ -320,39 +319,39 @@ def test_logical_devices_of_a_physical_one_share_its_budget() -> None:
             device.close()
 
 
-def test_host_memory_is_a_budget_too(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_a_budget_too(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1 << 20)
-    path = shared / "models" / "stories260K-F32.gguf"
+    path = models / "stories-narrow-F32.gguf"
     with pytest.raises(OutOfDeviceMemory, match=r"host memory would hold .* MiB of tensors placed"):
         load_runner(path, devices=["numpy"] * 2, n_gpu_layers=0)
 
 
 @needs_device
 def test_automatic_split_gives_equal_devices_equal_shares(
-    shared: Path, tmp_path: Path, monkeypatch: Any
+    models: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
-    runner = same(shared, ["0", "0"], tensor_split="auto")
+    runner = same(models, ["0", "0"], auto_split=True)
     assert runner.options.tensor_split == (16, 16)
     assert runner.prediction is not None and runner.prediction.n_reduces == 2 * runner.model.n_layer
 
 
 @pytest.mark.parametrize("options", [{"override_tensor": (("_exps", "CPU"),)}, {"n_gpu_layers": 3}], ids=str)
 @pytest.mark.parametrize("n", [1, 3])
-def test_experts_on_the_host(shared: Path, options: dict[str, Any], n: int) -> None:
-    name = "stories260K-moe8x-Q4_0"
-    logits, runner = run(shared, ["numpy"] * n, name, **options)
-    assert nmse(logits, reference(shared, "numpy", name)) <= 1e-9
+def test_experts_on_the_host(models: Path, options: dict[str, Any], n: int) -> None:
+    name = "stories-moe8x-Q4_0"
+    logits, runner = run(models, ["numpy"] * n, name, **options)
+    assert nmse(logits, reference(models, "numpy", name)) <= 1e-9
     assert all(row["host"] for row in runner.report)  # type: ignore[attr-defined]
 
 
 def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         fit, "budgets_of", lambda _: [fit.Budget("narrow", 1 << 40, (0,), max_binding=1 << 20)]
     )
-    path = shared / "models" / "stories260K-F32.gguf"
+    path = models / "stories-narrow-F32.gguf"
     with pytest.raises(OutOfDeviceMemory, match=r"reads 1 MiB at once.*-c (\d+)") as caught:
         load_runner(path, devices=["numpy"], n_ctx=1 << 16)
     fitting = int(str(caught.value).split("(-c ")[1].split(")")[0])
@@ -362,20 +361,20 @@ def test_a_cache_too_large_for_one_binding_is_refused_with_what_fits(
 
 
 @cache
-def on_three(shared: Path, **how: Any) -> np.ndarray:
-    path = shared / "models" / "stories260K-Q8_0.gguf"
+def on_three(models: Path, **how: Any) -> np.ndarray:
+    path = models / "stories-narrow-Q8_0.gguf"
     with LLM(path, devices=["numpy"] * 3, n_ctx=32, **how) as llm:
         return llm.logits(TOKENS[:6])
 
 
 @pytest.mark.parametrize("provider", ["pages", "scatter", "host-sum"])
 @pytest.mark.parametrize("ahead", [None, 0, 1])
-def test_how_devices_meet_changes_no_bit(shared: Path, provider: str, ahead: int | None) -> None:
-    logits = on_three(shared, reduce_provider=provider, submit_ahead=ahead)
-    assert np.array_equal(logits, on_three(shared))
+def test_how_devices_meet_changes_no_bit(models: Path, provider: str, ahead: int | None) -> None:
+    logits = on_three(models, reduce_provider=provider, submit_ahead=ahead)
+    assert np.array_equal(logits, on_three(models))
 
 
 @pytest.mark.parametrize("options", [{"reduce_provider": "p2p"}, {"submit_ahead": -1}], ids=str)
-def test_unknown_ways_to_meet_are_refused(shared: Path, options: dict[str, Any]) -> None:
+def test_unknown_ways_to_meet_are_refused(models: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=r"p2p|submit_ahead=-1"):
-        LLM(shared / "models" / "stories260K-Q8_0.gguf", devices=["numpy"], **options)
+        LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], **options)

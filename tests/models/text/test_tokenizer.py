@@ -1,4 +1,4 @@
-"""Tokenizers: the vectors of real vocabularies, exact merging, streaming, hostile vocabularies and texts.
+"""Tokenizers: vectors of small and real vocabularies, merging, streaming, hostile vocabularies and texts.
 
 Long because all of it shares the vocabularies that `build` writes.
 """
@@ -10,16 +10,17 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from counted_calls import counted_calls
 from gguf_files import BOOL, F32, I32, STRING, U32, array, gguf_bytes, key, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from material import DATA, SHARED_VOCABULARIES
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
@@ -30,7 +31,9 @@ from vkbackend.models.text.pre_tokenizers import PRE_TOKENIZERS
 from vkbackend.models.text.spm import SPACE, SpmMerger
 from vkbackend.models.text.tokenizer import MAX_TEXT, Tokenizer
 
-VOCABULARIES = ("llama-spm", "llama-bpe", "qwen2")
+SPM, BYTES, QWEN2 = OWN = [DATA / "vocab" / f"{name}.gguf" for name in ("llama-spm", "llama-bpe", "qwen2")]
+THEIRS = [path for own in OWN if (path := SHARED_VOCABULARIES / f"ggml-vocab-{own.name}").is_file()]
+VOCABULARIES = [*OWN, *THEIRS]
 
 
 @cache
@@ -39,9 +42,9 @@ def load(path: Path) -> Tokenizer:
         return Tokenizer.from_gguf(g)
 
 
-@pytest.fixture(params=VOCABULARIES)
-def real(request: pytest.FixtureRequest, shared: Path) -> Tokenizer:
-    return load(shared / f"vocab/ggml-vocab-{request.param}.gguf")
+@pytest.fixture(params=VOCABULARIES, ids=lambda path: path.stem)
+def real(request: pytest.FixtureRequest) -> Tokenizer:
+    return load(request.param)
 
 
 Build = Callable[..., Tokenizer]
@@ -59,50 +62,70 @@ def build(tmp_path: Path) -> Build:
     return make
 
 
-# ---- real vocabularies ----
+# ---- vocabularies ----
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_vectors(shared: Path, name: str) -> None:
-    path = shared / f"vocab/ggml-vocab-{name}.gguf"
-    texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
-    lines = Path(f"{path}.out").read_text().split("\n")
-    assert (texts.pop(), lines.pop()) == ("", "")  # both files end with their separator
-    assert len(texts) == len(lines) == 46
-    tokenizer = load(path)
-    for text, line in zip(texts, lines, strict=True):
-        ids = tokenizer.encode(text, add_special=False)
-        assert ids == [int(word) for word in line.split()], repr(text)
-        assert tokenizer.decode(ids) == text
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
+def test_vectors(path: Path) -> None:
+    """Of llama.cpp: `tests/data/make_vocabularies.py`."""
+    kept, tokenizer = json.loads(path.with_suffix(".json").read_text()), load(path)
+    assert len(kept["texts"]) == len(kept["ids"]) == len(kept["parsed"]) > 250
+    for text, ids, parsed in zip(kept["texts"], kept["ids"], kept["parsed"], strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, repr(text)
+        assert tokenizer.encode(text, parse_special=True) == parsed, repr(text)
+        want = text.replace("\u2581", " ") if path == SPM else text
+        assert tokenizer.decode(ids, skip_special=False) == want
 
 
-def test_prompts_of_the_models(shared: Path) -> None:
-    for name, case in json.loads((shared / "models/expected.json").read_text()).items():
-        tokenizer = load(shared / f"models/{name}.gguf")
+if THEIRS:
+
+    @pytest.mark.parametrize("path", THEIRS, ids=lambda path: path.stem)
+    def test_vectors_of_real_vocabularies(path: Path) -> None:
+        texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+        lines = Path(f"{path}.out").read_text().split("\n")
+        assert (texts.pop(), lines.pop()) == ("", "")  # both files end with their separator
+        assert len(texts) == len(lines) == 46
+        tokenizer = load(path)
+        for text, line in zip(texts, lines, strict=True):
+            ids = tokenizer.encode(text, add_special=False)
+            assert ids == [int(word) for word in line.split()], repr(text)
+            assert tokenizer.decode(ids) == text
+
+    def test_special_ids_of_real_vocabularies() -> None:
+        spm, bpe, qwen = map(load, THEIRS)
+        assert (spm.n_vocab, spm.bos_id, spm.eos_id, spm.add_bos, spm.stop_ids) == (32_000, 1, 2, True, {2})
+        assert (bpe.n_vocab, bpe.bos_id, bpe.add_bos) == (128_256, 128_000, True)
+        assert bpe.stop_ids == {128_001, 128_009}
+        assert (qwen.n_vocab, qwen.add_bos) == (151_936, False) and qwen.stop_ids >= {151_643, 151_645}
+
+
+def test_prompts_of_the_models(models: Path) -> None:
+    for name, case in json.loads((models / "expected.json").read_text()).items():
+        tokenizer = load(models / f"{name}.gguf")
         assert tokenizer.encode(case["prompt"]) == case["prompt_tokens"]
         assert tokenizer.decode(case["prompt_tokens"]) == case["prompt"]
         # Generated ids continue a text: llama.cpp's own detokenizer gave these.
         assert tokenizer.decode(case["greedy_tokens"], at_start=False) == case["greedy_text"]
 
 
-def test_special_ids(shared: Path) -> None:
-    spm, bpe, qwen = (load(shared / f"vocab/ggml-vocab-{n}.gguf") for n in VOCABULARIES)
-    assert (spm.n_vocab, spm.bos_id, spm.eos_id, spm.add_bos, spm.stop_ids) == (32_000, 1, 2, True, {2})
-    assert (bpe.n_vocab, bpe.bos_id, bpe.add_bos) == (128_256, 128_000, True)
-    assert bpe.stop_ids == {128_001, 128_009}
-    assert (qwen.n_vocab, qwen.add_bos) == (151_936, False) and qwen.stop_ids >= {151_643, 151_645}
-    assert bpe.encode("") == [128_000] and bpe.encode("", add_special=False) == []
+def test_special_ids() -> None:
+    spm, bpe, qwen = map(load, OWN)
+    assert (spm.n_vocab, spm.bos_id, spm.eos_id, spm.add_bos, spm.stop_ids) == (1963, 1, 2, True, {2})
+    assert (bpe.n_vocab, bpe.bos_id, bpe.add_bos) == (2210, 2204, True)
+    assert bpe.stop_ids == {2205, 2209}
+    assert (qwen.n_vocab, qwen.add_bos, qwen.stop_ids) == (2207, False, {2204, 2206})
+    assert bpe.encode("") == [2204] and bpe.encode("", add_special=False) == []
 
 
-def test_special_tokens_in_text(shared: Path) -> None:
-    bpe = load(shared / "vocab/ggml-vocab-llama-bpe.gguf")
-    text = "<|eot_id|>hi<|eot_id|><|eot_id|>"
+def test_special_tokens_in_text() -> None:
+    bpe = load(BYTES)
+    text, end = "<|eot_id|>hi<|eot_id|><|eot_id|>", 2209
     ids = bpe.encode(text, add_special=False, parse_special=True)
-    assert ids == [128_009, *bpe.encode("hi", add_special=False), 128_009, 128_009]
+    assert ids == [end, *bpe.encode("hi", add_special=False), end, end]
     assert bpe.decode(ids) == "hi" and bpe.decode(ids, skip_special=False) == text
     plain = bpe.encode(text, add_special=False)
-    assert 128_009 not in plain and bpe.decode(plain) == text
-    spm = load(shared / "vocab/ggml-vocab-llama-spm.gguf")
+    assert end not in plain and bpe.decode(plain) == text
+    spm = load(SPM)
     after_special = spm.encode("a</s>a", add_special=False, parse_special=True)
     assert after_special == [*spm.encode("a", add_special=False), 2, *spm.encode("a", add_special=False)]
 
@@ -115,20 +138,20 @@ def test_ignore_merges(build: Build) -> None:
     assert build("gpt2", tokens, bpe_extra(["a b"], "qwen2")).encode("abc") == [3, 2]
 
 
-def test_round_trip_of_prose(real: Tokenizer, shared: Path) -> None:
-    text = (shared / "text/tinystories.txt").read_text(encoding="utf-8")[:50_000]
+def test_round_trip_of_prose(real: Tokenizer, models: Path) -> None:
+    text = (models / "stories.txt").read_text()[:50_000]
     ids = real.encode(text)
     assert real.decode(ids) == text
     assert len(ids) < len(text) / 3
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=200))
-def test_round_trip_of_any_text(shared: Path, text: str) -> None:
-    for name in VOCABULARIES:
-        tokenizer = load(shared / f"vocab/ggml-vocab-{name}.gguf")
+def test_round_trip_of_any_text(text: str) -> None:
+    for path in VOCABULARIES:
+        tokenizer = load(path)
         # SPM writes a space as U+2581, so the two are one character to it.
-        want = text.replace("\u2581", " ") if name == "llama-spm" else text
+        want = text.replace("\u2581", " ") if "spm" in path.stem else text
         assert tokenizer.decode(tokenizer.encode(text)) == want
 
 
@@ -147,7 +170,7 @@ def plain_merge(text: str, ids: dict[str, int], scores: Sequence[float]) -> list
         symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
 
 
-@settings(max_examples=400, deadline=1000)
+@settings(max_examples=400, deadline=None)
 @given(
     st.sets(st.text(alphabet="ab" + SPACE, min_size=1, max_size=5), max_size=25),
     st.text(alphabet="abc" + SPACE, max_size=40),
@@ -164,6 +187,19 @@ def test_merges_follow_the_definition(tokens: set[str], text: str, rng: random.R
     assert SpmMerger(ids, scores, range(bytes_from, bytes_from + 256)).encode(text) == want
 
 
+@pytest.mark.parametrize("letter", ["x", SPACE, "\u0301"])
+def test_merging_takes_n_log_n_steps(letter: str) -> None:
+    """Of one word: sixteen times the text takes sixteen times the calls, not 256."""
+    ids = {letter * n: i for i, n in enumerate((1, 2, 3, 4, 8, 16))}
+    scores, calls = [-float(i) for i in range(len(ids))], []
+    for n in (1_000, 16_000):
+        merger = SpmMerger(ids, scores, range(256))
+        with counted_calls() as counted:
+            merger.encode(letter * n)
+        calls.append(counted.total())
+    assert 1_000 < calls[0] and calls[1] <= 1.1 * 16 * calls[0]
+
+
 def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
     """Why SPM is not run by the tokenizers library: either ranking gets one of the two texts wrong."""
     ids, scores = {"a": 0, "b": 1, "ab": 2, "ba": 3}, [0.0] * 4
@@ -174,9 +210,11 @@ def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
         assert (ranked.encode("aba").ids, ranked.encode("bab").ids) != ([2, 0], [3, 1])
 
 
-def test_real_scores_agree_with_ranked_merges(shared: Path) -> None:
+@pytest.mark.parametrize(
+    "path", [path for path in VOCABULARIES if "spm" in path.stem], ids=lambda path: path.stem
+)
+def test_scores_agree_with_ranked_merges(models: Path, path: Path) -> None:
     """The same vocabulary as ranked merges in the tokenizers library: an independent implementation."""
-    path = shared / "vocab/ggml-vocab-llama-spm.gguf"
     with GGUF.open(path) as g:
         tokens, scores = g.strings("tokenizer.ggml.tokens"), g.floats("tokenizer.ggml.scores").tolist()
     ids = {t: i for i, t in enumerate(tokens)}
@@ -185,7 +223,7 @@ def test_real_scores_agree_with_ranked_merges(shared: Path) -> None:
     merges.sort(key=lambda m: (-scores[ids[m[0] + m[1]]], ids[m[0]], ids[m[1]]))
     ranked = Backend(BPE(vocab=ids, merges=merges, byte_fallback=True, unk_token="<unk>"))
     ours, rng = load(path), random.Random(0)
-    text = (shared / "text/tinystories.txt").read_text(encoding="utf-8")
+    text = (models / "stories.txt").read_text()
     whole = [t for t in tokens if len(t) > 1 and "<0x" not in t]
     for _ in range(300):
         start = rng.randrange(len(text) - 300)
@@ -197,13 +235,13 @@ def test_real_scores_agree_with_ranked_merges(shared: Path) -> None:
 # ---- streaming ----
 
 
-@settings(max_examples=100, deadline=2000)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=80), seed=st.integers(0, 1 << 32), skip=st.booleans(), at_start=st.booleans())
-def test_stream_equals_decode(shared: Path, text: str, seed: int, skip: bool, at_start: bool) -> None:
+def test_stream_equals_decode(text: str, seed: int, skip: bool, at_start: bool) -> None:
     """For the ids of texts and for random ids, whose bytes are mostly no UTF-8."""
     rng = random.Random(seed)
-    for name in VOCABULARIES:
-        tokenizer = load(shared / f"vocab/ggml-vocab-{name}.gguf")
+    for path in VOCABULARIES:
+        tokenizer = load(path)
         byte_ids = [i for i in range(300) if len(tokenizer.piece(i)) == 1]
         noise = [rng.choice([rng.randrange(tokenizer.n_vocab), rng.choice(byte_ids)]) for _ in range(40)]
         for ids in (tokenizer.encode(text), noise):
@@ -218,8 +256,8 @@ def test_stream_equals_decode(shared: Path, text: str, seed: int, skip: bool, at
             assert joined == codecs.decode(raw, "utf-8", "replace")
 
 
-def test_stream_holds_back_incomplete_characters(shared: Path) -> None:
-    tokenizer = load(shared / "vocab/ggml-vocab-llama-spm.gguf")
+def test_stream_holds_back_incomplete_characters() -> None:
+    tokenizer = load(SPM)
     ids = [3 + b for b in "é🦙".encode()]
     stream = tokenizer.stream(at_start=False)
     assert [stream.push(i) for i in ids] == ["", "é", "", "", "", "🦙"]
@@ -227,8 +265,8 @@ def test_stream_holds_back_incomplete_characters(shared: Path) -> None:
     assert stream.push(ids[0]) + stream.push(ids[1]) == "é"
 
 
-def test_leading_space(shared: Path) -> None:
-    tokenizer = load(shared / "vocab/ggml-vocab-llama-spm.gguf")
+def test_leading_space() -> None:
+    tokenizer = load(SPM)
     for text in ("a", " a", "  a", " "):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     ids = tokenizer.encode("a", add_special=False)
@@ -238,15 +276,15 @@ def test_leading_space(shared: Path) -> None:
 # ---- bad input ----
 
 
-@pytest.mark.parametrize("bad", [-1, 32_000, 1 << 70, "1", 1.0, None, [1]], ids=repr)
-def test_decode_rejects_what_is_no_token(shared: Path, bad: object) -> None:
-    tokenizer = load(shared / "vocab/ggml-vocab-llama-spm.gguf")
+@pytest.mark.parametrize("bad", [-1, 1963, 1 << 70, "1", 1.0, None, [1]], ids=repr)
+def test_decode_rejects_what_is_no_token(bad: object) -> None:
+    tokenizer = load(SPM)
     with pytest.raises(InvalidArgument, match="token id"):
         tokenizer.decode([1, bad])  # type: ignore[list-item]
 
 
-def test_decode_takes_numpy_integers(shared: Path) -> None:
-    tokenizer = load(shared / "vocab/ggml-vocab-llama-spm.gguf")
+def test_decode_takes_numpy_integers() -> None:
+    tokenizer = load(SPM)
     assert tokenizer.decode(np.array(tokenizer.encode("one two"))) == "one two"
 
 
@@ -269,10 +307,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_takes_no_quadratic_time(real: Tokenizer, name: str) -> None:
-    start = time.perf_counter()
+def test_hostile_text(real: Tokenizer, name: str) -> None:
+    """0.6 s at most on two cores; quadratic time takes minutes, which the test's own deadline ends."""
     ids = real.encode(HOSTILE[name], parse_special=True)
-    assert time.perf_counter() - start < 10  # 0.6 s at most on two cores; quadratic time takes minutes
     shown = [i for i in ids if i != real.bos_id or not real.add_bos]
     assert real.decode(shown, skip_special=False) == HOSTILE[name]
 
@@ -384,7 +421,7 @@ def test_duplicate_merges_keep_the_first_rank(build: Build) -> None:
     assert build("gpt2", tokens, bpe_extra(["b a", "a b", "b a"])).encode("aba") == [0, 3]
 
 
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(["llama", "gpt2", "gemma4"]),
     st.lists(
@@ -412,7 +449,16 @@ def test_random_vocabularies_end_in_typed_errors(
 # ---- pre-tokenizers ----
 
 
-@pytest.fixture(params=sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values()))
+DISTINCT = sorted({pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
+RUNS = (" ", "\n", "\t", "a", "A", "1", "'", "\u0301", "日", " a", "\u3000")
+
+
+def cuts(name: str, text: str) -> list[str]:
+    found = [pre_tokenizers.Split(Regex(p), "isolated") for p in PRE_TOKENIZERS[name].patterns]
+    return [piece for piece, _ in pre_tokenizers.Sequence(found).pre_tokenize_str(text)]
+
+
+@pytest.fixture(params=DISTINCT)
 def byte_level(request: pytest.FixtureRequest, build: Build) -> Tokenizer:
     """A vocabulary of the 256 bytes and of those merges that show where the pre-tokenizer cuts."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -424,18 +470,22 @@ def byte_level(request: pytest.FixtureRequest, build: Build) -> Tokenizer:
 
 
 def test_pre_tokenizers(byte_level: Tokenizer) -> None:
-    """Every expression compiles, loses no text, cuts letters from digits, and is linear on long runs."""
+    """Every expression compiles, loses no text, and cuts letters from digits."""
     text = 'aa11 a  \n\n é日本\'S Ünï, 12345\t"x" ー。Ω\u212a\u1f7d'
     assert byte_level.decode(byte_level.encode(text, add_special=False)) == text
     assert [byte_level.piece(i) for i in byte_level.encode("a1", add_special=False)] == [b"a", b"1"]
-    for run in (" ", "\n", "\t", "a", "A", "1", "'", "\u0301", "日", " a", "\u3000"):
+    for run in RUNS:
         for end in ("", "x", "1"):
-            long = run * 20_000 + end
-            start = time.perf_counter()
-            ids = byte_level.encode(long, add_special=False)
-            took = time.perf_counter() - start
-            assert took < 1, (run, end)  # linear: 0.02 s on two cores; \s+$ on spaces before a digit: 1.6 s
-            assert byte_level.decode(ids) == long
+            long = run * 2_000 + end
+            assert byte_level.decode(byte_level.encode(long, add_special=False)) == long
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_cuts_of_long_runs(name: str) -> None:
+    """1 s on two cores; \\s+$, which takes quadratic time on spaces before a digit, takes 250 s, and the
+    test's own deadline ends it."""
+    for run in RUNS:
+        assert "".join(cuts(name, run * 200_000 + "1")) == run * 200_000 + "1"
 
 
 @pytest.mark.parametrize(
@@ -465,14 +515,13 @@ def test_pre_tokenizers(byte_level: Tokenizer) -> None:
     ],
 )
 def test_cuts(name: str, text: str, pieces: list[str]) -> None:
-    cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in PRE_TOKENIZERS[name].patterns]
-    assert [piece for piece, _ in pre_tokenizers.Sequence(cuts).pre_tokenize_str(text)] == pieces
+    assert cuts(name, text) == pieces
 
 
 # ---- the library underneath ----
 
 
-def test_silent_after_a_fork(shared: Path) -> None:
+def test_silent_after_a_fork() -> None:
     script = """if True:
         import os, sys
         from vkbackend.models.gguf.reader import GGUF
@@ -484,7 +533,7 @@ def test_silent_after_a_fork(shared: Path) -> None:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
     environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
-    path = str(shared / "vocab/ggml-vocab-qwen2.gguf")
+    path = str(QWEN2)
     done = subprocess.run(
         [sys.executable, "-c", script, path], capture_output=True, env=environment, timeout=60
     )

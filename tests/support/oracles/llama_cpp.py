@@ -82,6 +82,12 @@ def _library() -> ctypes.CDLL:
     lib.llama_set_adapter_cvec.argtypes = [
         ctypes.c_void_p, np.ctypeslib.ndpointer(np.float32), ctypes.c_size_t, *[ctypes.c_int32] * 3
     ]  # fmt: skip
+    lib.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
+    lib.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
+    lib.ggml_row_size.restype = lib.ggml_quantize_chunk.restype = ctypes.c_size_t
+    lib.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p
+    ]  # fmt: skip
     lib.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
     lib.llama_model_get_vocab.restype = ctypes.c_void_p
     lib.llama_tokenize.argtypes = [
@@ -105,6 +111,54 @@ def versions() -> str:
     return f"llama.cpp in xllamacpp {version('xllamacpp')}"
 
 
+class Context:
+    """A model opened with an empty cache."""
+
+    def __init__(self, path: Path, n_vocab: int, steering: Mapping[int, np.ndarray] | None = None) -> None:
+        self._lib, self._n_vocab, self._pos = _library(), n_vocab, 0
+        model_params, params = (
+            self._lib.llama_model_default_params(),
+            self._lib.llama_context_default_params(),
+        )
+        model_params.set(N_GPU_LAYERS, -1, 0)
+        for offset, (default, value) in CONTEXT.items():
+            params.set(offset, default, value)
+        self._model = self._lib.llama_model_load_from_file(str(path).encode(), model_params)
+        if not self._model:
+            raise ValueError(f"llama.cpp does not load {path.name}")
+        self._context = self._lib.llama_init_from_model(self._model, params)
+        assert self._context, "no context"
+        if steering:
+            data = np.stack([steering[il] for il in range(1, len(steering) + 1)])
+            assert data.dtype == np.float32
+            status = self._lib.llama_set_adapter_cvec(
+                self._context, data, data.size, data.shape[1], 1, len(data)
+            )
+            assert status == 0, "no control vectors"
+
+    def decode(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits of the next tokens, float32 [n_tokens, n_vocab]."""
+        n, lib = len(tokens), self._lib
+        batch = _Batch(
+            n,
+            (ctypes.c_int32 * n)(*tokens),
+            None,
+            (ctypes.c_int32 * n)(*range(self._pos, self._pos + n)),
+            None,
+            None,
+            (ctypes.c_int8 * n)(*[1] * n),
+        )
+        if status := lib.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama_decode returned {status}")
+        self._pos += n
+        rows = (lib.llama_get_logits_ith(self._context, i) for i in range(n))
+        return np.stack([np.ctypeslib.as_array(row, (self._n_vocab,)).copy() for row in rows])
+
+    def close(self) -> None:
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
+
+
 def logits(
     path: Path,
     batches: Sequence[Sequence[int]],
@@ -113,41 +167,25 @@ def logits(
 ) -> np.ndarray:
     """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
     vectors behind the layers from 1 on."""
-    lib = _library()
-    model_params, params = lib.llama_model_default_params(), lib.llama_context_default_params()
-    model_params.set(N_GPU_LAYERS, -1, 0)
-    for offset, (default, value) in CONTEXT.items():
-        params.set(offset, default, value)
-    if not (model := lib.llama_model_load_from_file(str(path).encode(), model_params)):
-        raise ValueError(f"llama.cpp does not load {path.name}")
-    context = lib.llama_init_from_model(model, params)
-    assert context, "no context"
-    if steering:
-        data = np.stack([steering[il] for il in range(1, len(steering) + 1)])
-        assert data.dtype == np.float32
-        status = lib.llama_set_adapter_cvec(context, data, data.size, data.shape[1], 1, len(data))
-        assert status == 0, "no control vectors"
-    rows, pos = [], 0
-    for tokens in batches:
-        n = len(tokens)
-        batch = _Batch(
-            n,
-            (ctypes.c_int32 * n)(*tokens),
-            None,
-            (ctypes.c_int32 * n)(*range(pos, pos + n)),
-            None,
-            None,
-            (ctypes.c_int8 * n)(*[1] * n),
-        )
-        if status := lib.llama_decode(context, batch):
-            raise RuntimeError(f"llama_decode returned {status}")
-        rows += [
-            np.ctypeslib.as_array(lib.llama_get_logits_ith(context, i), (n_vocab,)).copy() for i in range(n)
-        ]
-        pos += n
-    lib.llama_free(context)
-    lib.llama_model_free(model)
-    return np.stack(rows)
+    context = Context(path, n_vocab, steering)
+    rows = [context.decode(tokens) for tokens in batches]
+    context.close()
+    return np.concatenate(rows)
+
+
+def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = None) -> np.ndarray:
+    """The rows of float32 [n, k] in the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize --pure`
+    stores them; `importance` weighs the k columns."""
+    n, k = values.shape
+    values, lib = np.ascontiguousarray(values, np.float32), _library()
+    weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    if importance is None and lib.ggml_quantize_requires_imatrix(kind):
+        raise ValueError(f"type {kind} needs to know which columns matter")
+    raw = np.empty((n, lib.ggml_row_size(kind, k)), np.uint8)
+    pointer = None if weights is None else weights.ctypes.data
+    written = lib.ggml_quantize_chunk(kind, values.ctypes.data, raw.ctypes.data, 0, n, k, pointer)
+    assert written == raw.nbytes
+    return raw
 
 
 class Vocabulary:

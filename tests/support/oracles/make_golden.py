@@ -1,6 +1,6 @@
 """Makes `golden/*.npz`: the logits of every fixture by two independent programs that must agree.
 
-    PYTHONPATH=tests python tests/support/oracles/make_golden.py [NAME ...]
+    PYTHONPATH=tests/support python tests/support/oracles/make_golden.py [NAME ...]
 
 Needs torch, transformers and xllamacpp. Kept are transformers' logits; each file says which versions made it,
 how far the two programs are apart, and what the tensor that matters least does to the logits.

@@ -1,6 +1,6 @@
 """Makes `golden/tokenizer-*.json`: small vocabularies and what other programs make of texts with them.
 
-    PYTHONPATH=tests python tests/support/oracles/make_tokenizers.py
+    PYTHONPATH=tests/support python tests/support/oracles/make_tokenizers.py
 
 Needs tokenizers, transformers, tiktoken and xllamacpp. Gemma 4: transformers and llama.cpp must agree. Kimi
 K2: tiktoken, which is that model's own engine, with its expression; llama.cpp's splitter does not cut between

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -229,8 +228,8 @@ def step(runner: Runner, pos: int = 0) -> np.ndarray:
     return runner.step([5], [Run(0, 0, 1, pos)], [0])
 
 
-def load(shared: Path) -> Runner:
-    path = shared / "models" / "stories260K-F32.gguf"
+def load(models: Path) -> Runner:
+    path = models / "stories-narrow-F32.gguf"
     return load_runner(path, devices=["0", "0"], n_ctx=64, n_ubatch=1, runtime="kompute")
 
 
@@ -238,29 +237,27 @@ def load(shared: Path) -> Runner:
     ("sent", "error"), [(signal.SIGSTOP, Timeout), (signal.SIGKILL, DeviceLost)], ids=["stops", "dies"]
 )
 def test_a_worker_that(
-    shared: Path, sent: signal.Signals, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    models: Path, sent: signal.Signals, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh_module, "DRAIN_S", 1.0)
-    runner = load(shared)
+    runner = load(models)
     want = step(runner).copy()
-    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1")
-    began = time.monotonic()
+    monkeypatch.setenv("VKBACKEND_TIMEOUT", "1" if error is Timeout else "60")
     os.kill(runner.mesh.devices[1].pid, sent)
     with pytest.raises(error, match=r"Vulkan0\.1"):
         step(runner, 1)
     with pytest.raises(DeviceLost, match="load it again"):
         step(runner, 2)
     runner.close()
-    assert time.monotonic() - began < 20
     assert all(not d.counts for d in runner.mesh.devices)
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "60")
-    again = load(shared)
+    again = load(models)
     assert np.array_equal(step(again), want)
     again.close()
 
 
-def test_closing_ends_the_workers(shared: Path) -> None:
-    runner = load(shared)
+def test_closing_ends_the_workers(models: Path) -> None:
+    runner = load(models)
     pids = [device.pid for device in runner.mesh.devices]
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     runner.close()

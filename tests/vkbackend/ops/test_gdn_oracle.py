@@ -1,18 +1,18 @@
-"""The gated delta net, row by row and in chunks, against the oracle beside the checkout
-(`../shared/oracles/gdn_oracle.py`): outputs and states of every sequence, on numpy and on Vulkan devices.
+"""The gated delta net, row by row and in chunks, against the rule in float64 (`gated_delta_float64.py`):
+outputs and states of every sequence, on numpy and on Vulkan devices.
 """
 
 from __future__ import annotations
 
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import product
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import gated_delta_float64 as oracle
 import numpy as np
 import pytest
 from device_sets import nmse
+from places import SHARED
 
 from vkbackend.limits import Limits
 from vkbackend.runtime import Device
@@ -30,22 +30,9 @@ QUICK = {((4, 32, 3, 2), False, 65), ((32, 16, 1, 1), True, 33)}  # on devices; 
 WAYS = pytest.mark.parametrize("way", [DeltaNet, DeltaScan], ids=["rows", "chunks"])
 
 
-@pytest.fixture(scope="module")
-def oracle(shared: Path) -> ModuleType:
-    path = shared / "oracles" / "gdn_oracle.py"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    spec = spec_from_file_location("gdn_oracle", path)
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def check(
-    oracle: ModuleType, device: Any, way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool,
-    tiled: bool,
-) -> None:  # fmt: skip
+    device: Any, way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool, tiled: bool
+) -> None:
     """Sequences of `rows` rows from a state, and one of half as many that begins: its state is zeros."""
     n_k, size, repeat, n_seqs = shape
     runs: list[StateRun] = [(3 + i, rows, 2 * i, 2 * i + 1) for i in range(n_seqs)]
@@ -71,16 +58,16 @@ def check(
     }
     row = 0
     for first_pos, n, read, written in runs:
-        part = slice(row, row + n)
-        heads = {name: a[name][None, part].reshape(1, n, n_k, size) for name in ("q", "k")}
-        if not tiled:  # neighbouring value heads read one key head; the oracle's lie n_k apart
-            heads = {name: np.repeat(values, repeat, axis=2) for name, values in heads.items()}
-        before = a["state"][read].swapaxes(1, 2) if first_pos else np.zeros((n_k * repeat, size, size))
-        v = a["v"][None, part].reshape(1, n, n_k * repeat, size)
-        inputs = heads["q"], heads["k"], v, a["g"][None, part], a["beta"][None, part], before[None]
-        want, states = oracle.recurrent(*inputs)
-        assert nmse(found["y"][part], want[0]) <= EXACT
-        assert nmse(found["state"][written].swapaxes(1, 2), states[0, 0]) <= EXACT
+        part, n_heads = slice(row, row + n), n_k * repeat
+        v, y = a["v"][part].reshape(n, n_heads, size), found["y"][part].reshape(n, n_heads, size)
+        q, k = (a[name][part].reshape(n, n_k, size) for name in ("q", "k"))
+        for h in range(n_heads):  # neighbouring value heads read one key head, or those n_k apart
+            key_head = h % n_k if tiled else h // repeat
+            before = a["state"][read][h] if first_pos else np.zeros((size, size))
+            inputs = q[:, key_head], k[:, key_head], v[:, h], a["g"][part, h], a["beta"][part, h], before
+            want, state = oracle.recurrent(*inputs)
+            assert nmse(y[:, h], want) <= EXACT
+            assert nmse(found["state"][written][h], state) <= EXACT
         row += n
 
 
@@ -98,9 +85,9 @@ CASES = [
         for *case, name in CASES
     ],
 )
-def test_twins(oracle: ModuleType, way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool) -> None:
+def test_twins(way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool) -> None:
     for tiled in (False, True):
-        check(oracle, NumpyDevice("numpy"), way, shape, rows, kda, tiled)
+        check(NumpyDevice("numpy"), way, shape, rows, kda, tiled)
 
 
 @WAYS
@@ -111,21 +98,38 @@ def test_twins(oracle: ModuleType, way: type[DeltaNet], shape: tuple[int, ...], 
         for *case, name in CASES
     ],
 )
-def test_shaders(
-    oracle: ModuleType, device: Device, way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool
-) -> None:
+def test_shaders(device: Device, way: type[DeltaNet], shape: tuple[int, ...], rows: int, kda: bool) -> None:
     for tiled in (False, True):
-        check(oracle, device, way, shape, rows, kda, tiled)
+        check(device, way, shape, rows, kda, tiled)
 
 
-@pytest.mark.wide
+@pytest.mark.parametrize("width", [1, 32])
 @pytest.mark.parametrize("rows", LENGTHS)
-def test_the_oracle_agrees_with_itself(oracle: ModuleType, rows: int) -> None:
+def test_the_oracle_agrees_with_itself(rows: int, width: int) -> None:
+    inputs = drawn(rows, width)
+    (want, state), (found, solved) = oracle.recurrent(*inputs), oracle.solved(*inputs)
+    assert nmse(found, want) <= 1e-20 and nmse(solved, state) <= 1e-20
+
+
+def drawn(rows: int, width: int) -> tuple[np.ndarray, ...]:
+    """Of one head of 32: q, k, v, g, beta, state."""
     rng = np.random.default_rng(rows)
-    for width in (1, 32):
-        unit = rng.uniform(-1, 1, (2, 1, rows, 4, 32))
-        q, k = unit / np.linalg.norm(unit, axis=-1, keepdims=True)
-        v, g = rng.uniform(-0.3, 5, (1, rows, 8, 32)), rng.uniform(-2, -1e-4, (1, rows, 8, width))
-        inputs = q, k, v, g, rng.uniform(0, 1, (1, rows, 8)), rng.uniform(-1, 1, (1, 8, 32, 32))
-        (want, states), (found, state) = oracle.recurrent(*inputs), oracle.chunked(*inputs)
-        assert nmse(found, want) <= 1e-20 and nmse(state, states[0]) <= 1e-20
+    unit = rng.uniform(-1, 1, (2, rows, 32))
+    q, k = unit / np.linalg.norm(unit, axis=-1, keepdims=True)
+    v, g = rng.uniform(-0.3, 5, (rows, 32)), rng.uniform(-2, -1e-4, (rows, width))
+    return q, k, v, g, rng.uniform(0, 1, rows), rng.uniform(-1, 1, (32, 32))
+
+
+if (THEIRS := SHARED / "oracles" / "gdn_oracle.py").is_file():
+
+    @pytest.mark.parametrize("width", [1, 32])
+    @pytest.mark.parametrize("rows", LENGTHS)
+    def test_another_oracle_agrees(rows: int, width: int) -> None:
+        """The one beside the checkout, made from ggml's sources: sequences first, states [values, keys]."""
+        spec = spec_from_file_location("gdn_oracle", THEIRS)
+        assert spec and spec.loader
+        spec.loader.exec_module(theirs := module_from_spec(spec))
+        *inputs, state = drawn(rows, width)
+        y, after = theirs.recurrent(*(x[None, :, None] for x in inputs), state.T[None, None])
+        want, states = oracle.recurrent(*inputs, state)
+        assert nmse(y[0, :, 0], want) <= 1e-20 and nmse(after[0, 0, 0].T, states) <= 1e-20

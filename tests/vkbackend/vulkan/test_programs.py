@@ -185,11 +185,11 @@ def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: p
     assert len(told) == 6
 
 
-def test_loading_tells_of_it(shared: Path) -> None:
+def test_loading_tells_of_it(models: Path) -> None:
     """The last bytes are reported again for every shader, which keeps a process apart trusted."""
     told: list[tuple[int, int]] = []
     runner = load_runner(
-        shared / "models" / "stories260K-F32.gguf",
+        models / "stories-narrow-F32.gguf",
         devices=["0"],
         n_ctx=64,
         progress=lambda done, total: told.append((done, total)),
@@ -240,11 +240,11 @@ def test_a_queue_that_fails_leaves_nothing(device: Any, nth: int) -> None:
 
 
 def test_the_tool_that_measures_it(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not device_infos():
         pytest.skip("no Vulkan device is present")
-    model = str(shared / "models" / "stories260K-F32.gguf")
+    model = str(models / "stories-narrow-F32.gguf")
     asked = ["bench_compile", "-m", model, "-dev", "0", "-r", "1", "-p", "2", "-t", "2"]
     monkeypatch.setattr("sys.argv", asked)
     assert bench_compile.main() == 0
@@ -255,8 +255,8 @@ def test_the_tool_that_measures_it(
     assert all(least > 0 and ratio > 0 for least, _, ratio in rows.values()), rows
 
 
-def test_the_tool_says_what_it_cannot_measure(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = str(shared / "models" / "stories260K-F32.gguf")
+def test_the_tool_says_what_it_cannot_measure(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = str(models / "stories-narrow-F32.gguf")
     monkeypatch.setattr("sys.argv", ["bench_compile", "-m", model, "-dev", "numpy", "-r", "1"])
     with pytest.raises(SystemExit, match=r"^error: .*numpy compiles no pipelines"):
         bench_compile.main()

@@ -71,22 +71,22 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
 @needs_layer
 @pytest.mark.parametrize("disable", ["", "timeline", "host_import"])
 @pytest.mark.parametrize("devices", DEVICE_SETS)
-def test_whole_model_is_silent(shared: Path, devices: list[str], disable: str) -> None:
-    path = shared / "models" / "stories260K-Q8_0.gguf"
+def test_whole_model_is_silent(models: Path, devices: list[str], disable: str) -> None:
+    path = models / "stories-narrow-Q8_0.gguf"
     assert messages(RUN, str(path), ",".join(devices), VKBACKEND_DISABLE=disable) == []
 
 
 @needs_layer
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
-def test_codebooks_are_silent(shared: Path, devices: list[str]) -> None:
-    path = shared / "models" / "stories260K-w256-IQ3_S.gguf"
+def test_codebooks_are_silent(models: Path, devices: list[str]) -> None:
+    path = models / "stories-w256-IQ3_S.gguf"
     assert messages(RUN, str(path), ",".join(devices)) == []
 
 
 @needs_layer
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "1,0"])
 def test_activations_of_8_bits_are_silent(
-    shared: Path, devices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, devices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
@@ -94,7 +94,7 @@ def test_activations_of_8_bits_are_silent(
     for info in device_infos():
         measured.save(info, {"one": ("mat_dot",), "few": ("mat_dot",), "many": ("mat_mul_dot",)})
     run = RUN.replace("runner.close()", USED + "runner.close()")
-    assert messages(run, str(shared / "models" / "stories260K-w256-Q4_K.gguf"), ",".join(devices)) == []
+    assert messages(run, str(models / "stories-w256-Q4_K.gguf"), ",".join(devices)) == []
 
 
 @needs_layer

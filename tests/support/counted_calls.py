@@ -1,0 +1,28 @@
+"""Counts the calls that a piece of Python makes, of Python's functions and of C's: what stands for its time
+on any machine, busy or not."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """The calls within, by name."""
+    counts: Counter[str] = Counter()
+
+    def on_event(frame: FrameType, event: str, function: Any) -> None:
+        if event in ("call", "c_call"):
+            counts[frame.f_code.co_name if event == "call" else function.__name__] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(before)

@@ -1,0 +1,234 @@
+"""Model files derived from those in `tests/data`: other formats, other shapes of the same function, experts.
+
+Every step is exact or rounds in one way only (gguf-py's quantizers are numpy), and random numbers come from
+numpy's frozen generator, so that a file is the same everywhere: `tests/data/derived` keeps what llama.cpp
+computes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+COPIES = 4  # of every channel, head element and pair in a widened model
+FFN_WIDE = 256
+N_EXPERT, N_USED = 8, 2
+SHARES = (0.5, 0.25, 0.125, 0.125)  # what each copy of a channel gives: sums to one, exact in f16
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a file holds: its architecture, keys without that prefix, float32 tensors."""
+
+    arch: str
+    keys: Mapping[str, tuple[Any, list[gguf.GGUFValueType]]]
+    tensors: Mapping[str, np.ndarray]
+
+    def with_keys(self, **values: int) -> Model:
+        """Counts under the architecture, `_` for `.` doubled: `attention__key_length`."""
+        kind = [gguf.GGUFValueType.UINT32]
+        named = {f"{{arch}}.{name.replace('__', '.')}": (value, kind) for name, value in values.items()}
+        return replace(self, keys={**self.keys, **named})
+
+
+def load(path: Path) -> Model:
+    reader = gguf.GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
+    fields = {name: f for name, f in reader.fields.items() if not name.startswith("GGUF.")}
+    del fields["general.architecture"], fields["general.file_type"]
+    keys = {name.replace(f"{arch}.", "{arch}."): (f.contents(), f.types) for name, f in fields.items()}
+    read = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    return Model(arch, keys, {name: values.astype(np.float32) for name, values in read.items()})
+
+
+def store(path: Path, model: Model, dtype: str, quantize: Callable[..., np.ndarray] | None = None) -> Path:
+    """Matrices in `dtype`, or F16 where a row is no whole number of blocks; vectors and routers in F32.
+
+    `quantize(name, values, dtype)` stands for gguf-py's quantizers.
+    """
+    writer = gguf.GGUFWriter(path, model.arch)
+    for name, (value, types) in model.keys.items():
+        sub_type = types[-1] if types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name.replace("{arch}", model.arch), value, types[0], sub_type)
+    named = FILE_TYPES[dtype] if dtype in FILE_TYPES else gguf.LlamaFileType[f"MOSTLY_{dtype}"]
+    writer.add_file_type(named)
+    for name, values in model.tensors.items():
+        kind = kind_of(name, values, dtype)
+        raw = (
+            quantize(name, values, kind)
+            if quantize and kind.name == dtype
+            else gguf.quants.quantize(values, kind)
+        )
+        writer.add_tensor(name, raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+FILE_TYPES = {
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "MXFP4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
+    "Q3_K": gguf.LlamaFileType.MOSTLY_Q3_K_M,
+    "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "Q5_K": gguf.LlamaFileType.MOSTLY_Q5_K_M,
+}
+
+
+def kind_of(name: str, values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationType:
+    kind = gguf.GGMLQuantizationType[dtype]
+    if values.ndim == 1 or "ffn_gate_inp" in name:
+        return gguf.GGMLQuantizationType.F32
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    return gguf.GGMLQuantizationType.F16 if values.shape[-1] % block else kind
+
+
+# ---- other shapes ----
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Each of n elements in four places, with signs; what reads them takes a share of each.
+
+    The mean square stays what it was, so that a norm does the same to both.
+    """
+
+    signs: np.ndarray  # [n, COPIES]
+    shares: np.ndarray
+    order: np.ndarray  # of all n * COPIES places
+
+    @classmethod
+    def drawn(cls, n: int, rng: np.random.RandomState) -> Copies:
+        signs = 1 - 2 * rng.randint(2, size=(n, COPIES))
+        shares = np.array([rng.permutation(SHARES) for _ in range(n)])
+        return cls(signs.astype(np.float32), shares.astype(np.float32), rng.permutation(n * COPIES))
+
+    def written(self, rows: np.ndarray) -> np.ndarray:
+        """Of [n, ...], rows that produce the elements."""
+        return (rows[:, None] * self.signs[..., None]).reshape(-1, rows.shape[1])[self.order]
+
+    def read(self, matrix: np.ndarray) -> np.ndarray:
+        """Of [..., n], columns that take the elements."""
+        wide = matrix[..., None] * (self.signs * self.shares)
+        return np.ascontiguousarray(wide.reshape(*matrix.shape[:-1], -1)[..., self.order])
+
+    def repeated(self, vector: np.ndarray) -> np.ndarray:
+        return np.repeat(vector, COPIES)[self.order]
+
+
+def widened(model: Model) -> Model:
+    """The same function with rows of 256: four times the channels and head elements, 256 FFN columns, untied.
+
+    Rotated pairs keep their frequencies: of heads four times as long every fourth pair has them.
+    """
+    rng, t = np.random.RandomState(64), model.tensors
+    channels = Copies.drawn(t["output_norm.weight"].size, rng)
+    n_head, n_kv = (
+        int(model.keys[f"{{arch}}.attention.{name}"][0]) for name in ("head_count", "head_count_kv")
+    )
+    head = t["blk.0.attn_q.weight"].shape[0] // n_head
+    n_ff = t["blk.0.ffn_up.weight"].shape[0]
+    real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2  # where a head's elements go
+
+    def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
+        """Rows of q or k; what no score reads are other rows times `rest`."""
+        rows = rows.reshape(-1, head, rows.shape[-1])
+        wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
+        wide[:, real] = scale * rows
+        return wide.reshape(-1, rows.shape[-1])
+
+    wide = {
+        "token_embd.weight": channels.written(t["token_embd.weight"].T).T,
+        "output_norm.weight": channels.repeated(t["output_norm.weight"]),
+        "output.weight": channels.read(t["token_embd.weight"]),
+    }
+    for il in range(int(model.keys["{arch}.block_count"][0])):
+        p, values = f"blk.{il}.", Copies.drawn(head, rng)  # all kv heads alike, so that q heads share them
+        v = [values.written(rows) for rows in np.split(t[p + "attn_v.weight"], n_kv)]
+        o = [values.read(columns) for columns in np.split(t[p + "attn_output.weight"], n_head, axis=1)]
+        wide |= {
+            p + f"{norm}.weight": channels.repeated(t[p + f"{norm}.weight"])
+            for norm in ("attn_norm", "ffn_norm")
+        }
+        # scores are divided by the root of the head's length: q is twice as large
+        wide[p + "attn_q.weight"] = channels.read(heads(t[p + "attn_q.weight"], COPIES**0.5, 1.0))
+        wide[p + "attn_k.weight"] = channels.read(heads(t[p + "attn_k.weight"], 1.0, 0.0))
+        wide[p + "attn_v.weight"] = channels.read(np.concatenate(v))
+        wide[p + "attn_output.weight"] = channels.written(np.concatenate(o, axis=1))
+        order = rng.permutation(FFN_WIDE) % n_ff  # some columns twice,
+        spare = np.arange(FFN_WIDE) >= 0
+        _, first = np.unique(order, return_index=True)
+        spare[first] = False  # of which the second does nothing
+        for name in ("ffn_gate", "ffn_up"):
+            wide[p + f"{name}.weight"] = channels.read(t[p + f"{name}.weight"][order])
+        down = np.where(spare, 0, t[p + "ffn_down.weight"][:, order]).astype(np.float32)
+        wide[p + "ffn_down.weight"] = channels.written(down)
+    sizes = {"attention__key_length": head * COPIES, "attention__value_length": head * COPIES}
+    sizes |= {"embedding_length": channels.order.size, "feed_forward_length": FFN_WIDE}
+    wide = {name: np.ascontiguousarray(values, np.float32) for name, values in wide.items()}
+    return replace(model, tensors=wide).with_keys(**sizes, rope__dimension_count=head * COPIES)
+
+
+def as_qwen2(model: Model) -> Model:
+    """The heads' rows in the order of that architecture, which rotates half a head apart, and biases."""
+    rng, tensors = np.random.RandomState(2), dict(model.tensors)
+    head = int(model.keys["{arch}.attention.key_length"][0])
+    halves = np.r_[0:head:2, 1:head:2]
+    for name, rows in model.tensors.items():
+        layer, _, matrix = name.removesuffix(".weight").rpartition(".")
+        if matrix in ("attn_q", "attn_k"):
+            tensors[name] = rows.reshape(-1, head, rows.shape[1])[:, halves].reshape(rows.shape)
+        if matrix in ("attn_q", "attn_k", "attn_v"):
+            bias = rng.randint(-16, 17, size=len(rows)) / np.float32(64)
+            tensors[f"{layer}.{matrix}.bias"] = bias.astype(np.float32)
+    return replace(model, arch="qwen2", tensors=tensors)
+
+
+def as_mixture(model: Model) -> Model:
+    """Eight experts, two used: each has the columns of the FFN in an order of its own, up and down rescaled,
+    and an eighth of the columns do nothing in it, so that which ones are used matters."""
+    rng, tensors = np.random.RandomState(8), dict(model.tensors)
+    for il in range(int(model.keys["{arch}.block_count"][0])):
+        p = f"blk.{il}."
+        gate, up, down = (tensors.pop(f"{p}ffn_{name}.weight") for name in ("gate", "up", "down"))
+        orders = [rng.permutation(len(up)) for _ in range(N_EXPERT)]
+        scales = [np.float32(2.0 ** (e % 3 - 1)) for e in range(N_EXPERT)]
+        idle = [order % N_EXPERT == e for e, order in enumerate(orders)]
+        tensors[p + "ffn_gate_inp.weight"] = rng.randint(-8, 9, size=(N_EXPERT, up.shape[1])) / np.float32(16)
+        tensors[p + "ffn_gate_exps.weight"] = np.stack([gate[order] for order in orders])
+        tensors[p + "ffn_up_exps.weight"] = np.stack([s * up[o] for s, o in zip(scales, orders, strict=True)])
+        tensors[p + "ffn_down_exps.weight"] = np.stack(
+            [np.where(i, 0, down[:, o] / s) for s, o, i in zip(scales, orders, idle, strict=True)]
+        ).astype(np.float32)
+    return replace(model, tensors=tensors).with_keys(expert_count=N_EXPERT, expert_used_count=N_USED)
+
+
+# ---- the files ----
+
+# By name: the model in `tests/data` that it is made of, in which shape, in which formats.
+FAMILIES: dict[str, tuple[str, Callable[[Model], Model], tuple[str, ...]]] = {
+    "w256": (
+        "stories-w256-F16",
+        lambda model: model,
+        ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4"),
+    ),
+    "narrow": ("stories-narrow-F16", lambda model: model, ("F32", "Q8_0", "Q4_0")),
+    "wide": ("stories-narrow-F16", widened, ("F16", "Q8_0", "Q4_0")),
+    "qwen2": ("stories-narrow-F16", lambda model: as_qwen2(widened(model)), ("Q8_0",)),
+    "moe8x": ("stories-narrow-F16", lambda model: as_mixture(widened(model)), ("Q4_0", "MXFP4")),
+}
+DERIVED = [f"stories-{family}-{dtype}" for family, (_, _, types) in FAMILIES.items() for dtype in types]
+
+
+def derive(data: Path, folder: Path) -> None:
+    """Writes all of them to the folder."""
+    for family, (source, shape, types) in FAMILIES.items():
+        model = shape(load(data / f"{source}.gguf"))
+        for dtype in types:
+            store(folder / f"stories-{family}-{dtype}.gguf", model, dtype)

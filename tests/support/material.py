@@ -1,0 +1,44 @@
+"""What the tests run on: the files of `tests/data`, those derived from them, and `../shared` where it lies.
+
+Everything that decides whether a test passes is in the repository; `../shared` only adds parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from derived import derive
+from places import DATA as DATA
+from places import SHARED
+
+from vkbackend.tools.train_demo import tell_story
+
+SHARED_MODELS, SHARED_VOCABULARIES = SHARED / "models", SHARED / "vocab"
+
+
+def shared_models(*names: str) -> list[str]:
+    """Those of the names that are files of `../shared`: a parameter each, none where it is missing."""
+    return [name for name in names if (SHARED_MODELS / f"{name}.gguf").is_file()]
+
+
+def lay_out_models(folder: Path) -> None:
+    """Every model file in one folder, `expected.json` and `expected_logits.npz` about all of them, and
+    `stories.txt`, 100 KB in words that the models know."""
+    derive(DATA, folder)
+    expected: dict[str, Any] = {}
+    logits: dict[str, np.ndarray] = {}
+    for source in (DATA, DATA / "derived", SHARED_MODELS):
+        for path in source.glob("*.gguf"):
+            (folder / path.name).symlink_to(path)
+        if (source / "expected.json").is_file():
+            expected |= json.loads((source / "expected.json").read_text())
+            with np.load(source / "expected_logits.npz") as held:
+                logits |= {name: held[name] for name in held.files}
+    (folder / "expected.json").write_text(json.dumps(expected))
+    np.savez(folder / "expected_logits.npz", **logits)  # type: ignore[arg-type]
+    rng = random.Random(260)
+    (folder / "stories.txt").write_text("\n".join(tell_story(rng).text for _ in range(200)) + "\n")
