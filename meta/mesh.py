@@ -37,6 +37,9 @@ from vkbackend.step import STEP_NBYTES, StepParams
 WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
 SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
 DRAIN_S = 5.0  # how long devices get to finish after a failure
+# Recorded steps are kept up to so many commands, of which one takes 1 KB here and up to 2 KB in a driver, and
+# at least so many steps: recording anew takes 1 ms per command. 24 layers on one device may have all 200.
+MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 
 @dataclass(slots=True)
@@ -48,6 +51,11 @@ class Step:
     values: dict[str, list[View | None]]  # intermediate tensors by label, where the mesh keeps them
     n_outputs: int
     lag: int = 1  # a segment may begin when all devices have finished the one this many before it
+    used: int = 0  # when, counted in steps
+
+    @property
+    def n_commands(self) -> int:
+        return sum(len(executable.recording.commands) for executable in self.executables)
 
 
 @cache
@@ -71,6 +79,7 @@ class Mesh:
         self._inputs: list[Inputs] = []
         self._arenas: list[Buffer] = []
         self._steps: dict[StepKind, Step] = {}
+        self._n_asked = 0
         self._bases = [0] * len(self.devices)
         self._broken = ""
 
@@ -153,13 +162,34 @@ class Mesh:
     # ---- steps ----
 
     def step(self, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> Step:
-        """The recorded step for this many rows and output rows, made on first use. With `top_k` it ends with
-        that many candidates of each output row instead of all logits; with `halves` it is two half
-        micro-batches in turn, the output rows in the second."""
+        """The recorded step for this many rows and output rows, made on first use and kept until those used
+        later fill the place. With `top_k` it ends with that many candidates of each output row instead of all
+        logits; with `halves` it is two half micro-batches in turn, the output rows in the second."""
         kind = StepKind(n_rows, n_outputs, top_k, halves)
-        if kind not in self._steps:
-            self._steps[kind] = self._record(kind)
-        return self._steps[kind]
+        step = self._steps.get(kind)
+        if step is None:
+            step = self._record(kind)
+            self._make_place(step.n_commands)
+            self._steps[kind] = step
+        self._n_asked += 1
+        step.used = self._n_asked
+        return step
+
+    def _make_place(self, n_commands: int) -> None:
+        """Close the steps that were not used for the longest time, to keep one more; none of them runs, as
+        `run` waits for its end."""
+        n_commands += sum(step.n_commands for step in self._steps.values())
+        for kind in sorted(self._steps, key=lambda kind: self._steps[kind].used):
+            if n_commands <= MAX_COMMANDS or len(self._steps) < MIN_STEPS:
+                break
+            step = self._steps.pop(kind)
+            n_commands -= step.n_commands
+            self._close(step)
+
+    def _close(self, step: Step) -> None:
+        for device, executable in zip(self.devices, step.executables, strict=True):
+            if not device.abandoned:
+                executable.close()
 
     def _record(self, kind: StepKind) -> Step:
         active, build = self._shape.active, self._build
@@ -317,11 +347,9 @@ class Mesh:
         """Release recordings, memory and devices; a device that does not answer is left as it is."""
         for device in self.devices:  # nothing may run any more when its command buffers go
             device.abandoned |= not device.abandoned and not device.settle()
-        abandoned = [d for d in self.devices if d.abandoned]
+        abandoned = any(device.abandoned for device in self.devices)
         for step in self._steps.values():
-            for device, executable in zip(self.devices, step.executables, strict=True):
-                if device not in abandoned:
-                    executable.close()
+            self._close(step)
         self._steps.clear()
         for device in self.devices:
             device.close()

@@ -1,0 +1,72 @@
+"""Recorded steps that were not used for long make place for others, and are recorded again when asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS
+from state_models import open_runner
+
+from vkbackend.meta import mesh
+from vkbackend.models.engine.runner import Runner
+from vkbackend.step import Run
+
+SIZES = [1, 2, 5, 1, 9, 2, 1]  # four kinds of rows
+
+
+def logits(runner: Runner, n: int) -> np.ndarray:
+    return runner.step(list(range(3, 3 + n)), [Run(0, 0, n, 0)], [n - 1]).copy()
+
+
+def live(runner: Runner) -> list[Any]:
+    return [(dict(device.counts), dict(device.nbytes)) for device in runner.mesh.devices]
+
+
+def kept(runner: Runner) -> list[int]:
+    """Rows of the steps that are recorded, ascending."""
+    return sorted(kind.n_rows for kind in runner.mesh._steps if kind.n_outputs)
+
+
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
+def test_steps_make_place(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = open_runner(shared, devices)
+    want = {n: logits(runner, n) for n in sorted(set(SIZES))}
+    all_of_them = live(runner)
+    runner.close()
+    assert all(not device.counts for device in runner.mesh.devices)
+
+    monkeypatch.setattr(mesh, "MAX_COMMANDS", 1)
+    monkeypatch.setattr(mesh, "MIN_STEPS", 2)
+    runner = open_runner(shared, devices)
+    for n in SIZES:
+        assert np.array_equal(logits(runner, n), want[n])
+        assert len(runner.mesh._steps) <= 2
+    assert kept(runner) == [1, 2], "those used last"
+    few = live(runner)
+    for n in SIZES:
+        logits(runner, n)
+    assert live(runner) == few
+    assert all(
+        a[0]["VkDescriptorPool"] < b[0]["VkDescriptorPool"] for a, b in zip(few, all_of_them, strict=True)
+    )
+    runner.close()
+    assert all(not device.counts for device in runner.mesh.devices)
+
+
+def test_as_many_as_the_commands_allow(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = open_runner(shared, ["numpy"] * 2)
+    logits(runner, 1)
+    n_commands = next(iter(runner.mesh._steps.values())).n_commands
+    assert n_commands > 100
+    monkeypatch.setattr(mesh, "MIN_STEPS", 1)
+    monkeypatch.setattr(mesh, "MAX_COMMANDS", 3 * n_commands + 3 * n_commands // 4)
+    for n in (2, 5, 9):
+        logits(runner, n)
+    assert kept(runner) == [2, 8, 16]
+    logits(runner, 2)
+    logits(runner, 1)
+    assert kept(runner) == [1, 2, 16], "2 was used again, 8 was not"
+    runner.close()
