@@ -31,8 +31,8 @@ def kept(runner: Runner) -> list[int]:
 
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,0"])
-def test_steps_make_place(shared: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = open_runner(shared, devices)
+def test_steps_make_place(models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = open_runner(models, devices)
     want = {n: logits(runner, n) for n in sorted(set(SIZES))}
     all_of_them = live(runner)
     runner.close()
@@ -40,7 +40,7 @@ def test_steps_make_place(shared: Path, devices: list[str], monkeypatch: pytest.
 
     monkeypatch.setattr(mesh, "MAX_COMMANDS", 1)
     monkeypatch.setattr(mesh, "MIN_STEPS", 2)
-    runner = open_runner(shared, devices)
+    runner = open_runner(models, devices)
     for n in SIZES:
         assert np.array_equal(logits(runner, n), want[n])
         assert len(runner.mesh._steps) <= 2
@@ -56,8 +56,8 @@ def test_steps_make_place(shared: Path, devices: list[str], monkeypatch: pytest.
     assert all(not device.counts for device in runner.mesh.devices)
 
 
-def test_as_many_as_the_commands_allow(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = open_runner(shared, ["numpy"] * 2)
+def test_as_many_as_the_commands_allow(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = open_runner(models, ["numpy"] * 2)
     logits(runner, 1)
     n_commands = next(iter(runner.mesh._steps.values())).n_commands
     assert n_commands > 100

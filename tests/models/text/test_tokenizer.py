@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -208,6 +209,23 @@ def test_leftmost_of_equal_scores_is_beyond_ranked_merges() -> None:
     for merges in ([("a", "b"), ("b", "a")], [("b", "a"), ("a", "b")]):
         ranked = Backend(BPE(vocab=ids, merges=merges))
         assert (ranked.encode("aba").ids, ranked.encode("bab").ids) != ([2, 0], [3, 1])
+
+
+def test_words_that_are_remembered_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server meets new words for ever: 20 MB for 65,536 of them was too much."""
+    merged = {f"{SPACE}{i:x}abcd": [i % 300, 301, 302] for i in range(40_000)}
+    monkeypatch.setattr(
+        SpmMerger, "_merge", lambda self, word: merged[word].copy()
+    )  # merging is not measured
+    merger = SpmMerger({"a": 0}, [0.0], range(256))
+    tracemalloc.start()
+    try:
+        for word, ids in merged.items():
+            assert merger.encode(word) == ids
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4_000_000
 
 
 @pytest.mark.parametrize(
