@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, Unpack
 
+from vkbackend import env
 from vkbackend.checks import choice, plain, refused, switch, whole
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.options import ReduceKeywords, ReduceOptions
@@ -82,7 +83,8 @@ class _ModelKeywords(TypedDict, total=False):
     """True (default): devices that run on the host read weights in the mapped file, which must stay as it is;
     False: they read a copy."""
     exact: bool
-    """True: compute with F32 activations alone. Else a device may round them to fewer bits to be faster."""
+    """True: compute with F32 activations, and let partial sums travel as F32. Else a device may round
+    activations, and large sums are rounded, to fewer bits to be faster."""
     runtime: str | None
     """What drives the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
     control_vectors: Sequence[File | tuple[File, float]]
@@ -136,6 +138,12 @@ class Options(ReduceOptions):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.exact and self.reduce_type == "bf16":
+            raise refused(
+                "reduce_type", "bf16", "rounds partial sums, and exact=True rounds nothing; leave one out"
+            )
+        if (self.exact or env.exact()) and self.reduce_type == "auto":
+            object.__setattr__(self, "reduce_type", "f32")
         n = len(self.devices or [None])
         shares = self.shares
         if shares is not None and len(shares) != n:

@@ -189,3 +189,15 @@ def test_a_wrong_keyword_names_the_near_one(wrong: str, near: str) -> None:
 def test_a_wrong_keyword_of_a_request_too(function: Any, wrong: str, near: str) -> None:
     with pytest.raises(UnknownArgument, match=f"takes no keyword '{wrong}'; did you mean '{near}'"):
         function(None, "text", **{wrong: 1})
+
+
+def test_exact_is_f32_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
+    assert Options.of("a model").reduce_type == "auto"
+    assert Options.of("a model", exact=True).reduce_type == "f32"
+    assert replace(Options.of("a model", exact=True), n_ctx=64).reduce_type == "f32"
+    with pytest.raises(InvalidArgument, match=r"reduce_type='bf16'.*exact=True"):
+        Options.of("a model", exact=True, reduce_type="bf16")
+    monkeypatch.setenv("VKBACKEND_EXACT", "1")
+    assert Options.of("a model").reduce_type == "f32"
+    assert Options.of("a model", reduce_type="bf16").reduce_type == "bf16"

@@ -88,6 +88,7 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "exact",
         "--exact",
         action="store_true",
-        help="compute with F32 activations alone; else a device may round them to 8 or 16 bits where it has "
-        "faster instructions for those (also VKBACKEND_EXACT=1)",
+        help="compute with F32 activations and send partial sums as F32; else a device may round activations "
+        "to 8 or 16 bits where it has faster instructions for those, and large sums travel as bf16 (also "
+        "VKBACKEND_EXACT=1)",
     )
