@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -20,7 +21,7 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.arguments import path_string, text_of, token_ids, token_limit
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.completion import Chunk, Completion, report
-from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
+from vkbackend.models.engine.hosting import CLOSE_S, LocalEngine, RemoteEngine
 from vkbackend.models.engine.messages import (
     CopySlot,
     Generate,
@@ -85,12 +86,11 @@ class LLM:
             except (UnsupportedModel, GGUFError) as error:
                 self._no_tokenizer = str(error)
                 self._stop_ids = end_ids(gguf)
-        engine = (RemoteEngine if apart else LocalEngine)(wanted, progress)
-        self._mailbox = Mailbox(engine)
-        self.n_ctx, self.n_vocab, self.n_slots = engine.info.n_ctx, engine.info.n_vocab, engine.info.n_slots
-        self.device_names = list(engine.info.devices)
-        self.prediction = list(engine.info.prediction)
-        self.notes = list(engine.info.notes)
+        self._mailbox = Mailbox(partial(RemoteEngine if apart else LocalEngine, wanted), progress)
+        info = self._mailbox.info
+        self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
+        self.device_names, self.prediction = list(info.devices), list(info.prediction)
+        self.notes = list(info.notes)
 
     # ---- text ----
 
@@ -142,7 +142,8 @@ class LLM:
     ) -> Completion:
         """Continue a text or token ids, as `stream` does, and wait for the end."""
         request = self._request(prompt, max_tokens, options)
-        chunks = list(self._stream(request))
+        # Without stop strings every token is wanted, so the engine need not wait to be asked for the next.
+        chunks = list(self._stream(request, eager=not request.options.stop))
         last, seed = chunks[-1], request.options.seed
         assert last.finish_reason is not None and last.timings is not None and seed is not None
         return Completion(
@@ -181,12 +182,13 @@ class LLM:
             checked = replace(checked, slot=self._slot(checked.slot))
         return _Request(self._prompt(prompt), most, checked)
 
-    def _stream(self, request: _Request) -> Generator[Chunk, None, None]:
+    def _stream(self, request: _Request, *, eager: bool = False) -> Generator[Chunk, None, None]:
         ids, max_tokens, options = request.ids, request.max_tokens, request.options
         stop_ids = frozenset[int]() if options.ignore_eos else self._stop_ids
         text = StopText(options.stop)
         decoder = self._tokenizer.stream(at_start=False) if self._tokenizer else None
-        events = self._ask(lambda id_: Generate(id_, ids, max_tokens, options, stop_ids, options.slot))
+        slot = options.slot
+        events = self._ask(lambda id_: Generate(id_, ids, max_tokens, options, stop_ids, slot), eager=eager)
         try:
             for event in events:
                 piece = ""
@@ -265,19 +267,19 @@ class LLM:
         check_tokens(ids, self.n_vocab, self.n_ctx)
         return ids
 
-    def _ask(self, make: Callable[[int], Request]) -> Answers:
+    def _ask(self, make: Callable[[int], Request], *, eager: bool = True) -> Answers:
         assert self._mailbox is not None
-        return self._mailbox.ask(make)
+        return self._mailbox.ask(make, eager=eager)
 
     def _check_open(self) -> None:
         assert self._mailbox is not None
-        self._mailbox.open_engine()
+        self._mailbox.check_open()
 
     # ---- the end ----
 
     def close(self) -> None:
-        """Release devices, memory and the engine's process. May be called twice; what is in work ends with an
-        error.
+        """Release devices, memory and the engine's process. May be called twice, and again after an
+        interrupt; what is in work ends with an error.
         """
         if self._mailbox is not None:
             self._mailbox.close()
@@ -290,4 +292,5 @@ class LLM:
 
     def __del__(self) -> None:
         with suppress(Exception):
-            self.close()
+            if self._mailbox is not None:
+                self._mailbox.close(CLOSE_S)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import (
     DeviceLost,
+    ForkedProcess,
     GGUFError,
     InvalidArgument,
     OutOfDeviceMemory,
@@ -33,6 +34,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "DeviceLost",
+    "ForkedProcess",
     "GGUFError",
     "InvalidArgument",
     "OutOfDeviceMemory",

@@ -46,6 +46,10 @@ class DeviceLost(VkbackendError):
     """A device stopped working (VK_ERROR_DEVICE_LOST) or was abandoned after it stopped answering."""
 
 
+class ForkedProcess(VkbackendError):
+    """A model, a runner or a device that was made before this process was forked is used in the child."""
+
+
 class Timeout(VkbackendError):
     """A wait reached its deadline; the message names what was waited for."""
 

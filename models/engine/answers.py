@@ -1,112 +1,191 @@
-"""One engine, many callers: each reads the answers to its own request, and whoever waits drives the engine
-for all of them.
+"""One engine, many callers: each reads the answers to its own request.
 
-One thread at a time lets the engine work, outside the lock; the others wait for what it brings them.
+The engine lives in a thread of its own, which opens it, lets it work and releases it, so nothing that
+strikes a caller (Ctrl-C above all) leaves it half-way. Callers wait in slices, and every end of the engine
+wakes them.
 """
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import os
+import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
+from queue import Empty, SimpleQueue
+from weakref import ref
 
-from vkbackend import env
+from vkbackend import env, forks
 from vkbackend.errors import Timeout, VkbackendError
-from vkbackend.models.engine.hosting import ANSWER_MARGIN_S, EngineClient
-from vkbackend.models.engine.messages import Cancel, ErrorData, Event, Request
+from vkbackend.models.engine.channel import Abandoned, Channel, Letter, Mail, Next
+from vkbackend.models.engine.hosting import ANSWER_MARGIN_S, CLOSE_S, WAIT_SLICE_S, Hosted
+from vkbackend.models.engine.messages import Close, EngineInfo, ErrorData, Event, Progress, Request
+
+Host = Callable[[Channel], Hosted]  # opens an engine, in the thread that will have it
 
 
 class Mailbox:
-    """The letters of an engine, sorted by request."""
+    """The callers' end of an engine: `info` says what was loaded. Raises what loading raises; `progress` is
+    called in the caller's thread. Once nobody holds the mailbox any more, the engine is released."""
 
-    def __init__(self, engine: EngineClient) -> None:
-        self.engine: EngineClient | None = engine  # None once it is closed
-        self.mail: dict[int, deque[Event]] = {}  # by request: what nobody has read yet
-        self._closed = False
-        self._failed: ErrorData | None = None
+    def __init__(self, host: Host, progress: Progress | None = None) -> None:
+        self.channel = channel = Channel()
+        self._closed = self._forked = False
         self._ids = count()
-        self._driving = False
-        self._news = threading.Condition()
+        forks.own(self)
+        try:
+            # In one step, where Thread.start takes many: an interrupt leaves no thread half started.
+            _thread.start_new_thread(_start, (host, channel, ref(self, channel.inbox.put)))
+            self.info = self._loaded(progress)
+        except BaseException:
+            self._end(CLOSE_S)
+            raise
 
-    def ask(self, make: Callable[[int], Request]) -> Answers:
-        """Post the request that `make` builds from its id; the answers are iterated once."""
-        return Answers(self, next(self._ids), make)
-
-    def open_engine(self) -> EngineClient:
-        """The engine; raises what ended it, or that it is closed."""
-        engine = self.engine  # another thread may close it between two lines
-        if self._closed or engine is None:
-            raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
-        if self._failed:
-            raise self._failed.exception()
-        return engine
-
-    def next_event(self, mail: deque[Event]) -> Event:
-        """The next event of a request; the engine works until there is one."""
+    def _loaded(self, progress: Progress | None) -> EngineInfo:
         while True:
-            with self._news:
-                while self._driving and not mail:
-                    self._news.wait()
-                if mail:
-                    return mail.popleft()
-                engine = self.open_engine()
-                self._driving = True
-            events: list[Event] = []
             try:
-                events = engine.poll()
-            except VkbackendError as error:
-                self._failed = ErrorData.of(error)
-            finally:
-                with self._news:
-                    self._driving = False
-                    for event in events:
-                        if (unread := self.mail.get(event.id)) is not None:
-                            unread.append(event)
-                    self._news.notify_all()
+                news = self.channel.news.get(timeout=WAIT_SLICE_S)
+            except Empty:
+                continue  # also a signal is noticed this soon
+            if isinstance(news, EngineInfo):
+                return news
+            if news is None:
+                raise VkbackendError("the model was not loaded: the program is ending")
+            if isinstance(news, BaseException):
+                raise news
+            if progress is not None:
+                progress(*news)
 
-    def close(self) -> None:
-        """Release the engine; may be called twice. Raises Timeout while another thread is in a step of it."""
-        self._closed = True  # from here on nobody starts a step
-        deadline = time.monotonic() + env.timeout_s() + ANSWER_MARGIN_S
-        with self._news:
-            while self._driving and time.monotonic() < deadline:
-                self._news.wait(0.1)
-            if self._driving:
-                raise Timeout("another thread is still in a step of this LLM; close it when that has ended")
-            engine, self.engine = self.engine, None
-        if engine is not None:
-            engine.close()
+    def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
+        """Post the request that `make` builds from its id; the answers are iterated once. With `eager` the
+        engine goes on to the last of them by itself, else to the next one when that is asked for."""
+        self.check_open()
+        id_ = next(self._ids)
+        return Answers(self, id_, make(id_), eager)
+
+    def check_open(self) -> None:
+        """Raise what ended the engine, or that it is closed."""
+        if self._forked:
+            raise forks.refusal("this LLM")
+        if self.channel.failed and not self._closed:
+            raise self.channel.failed.exception()
+        if self._closed or self.channel.ended:
+            raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Release the engine; may be called again, also after an interrupt. Raises Timeout where a step does
+        not end within the time, after which the engine releases itself."""
+        if not self._forked and not self._end(timeout_s or env.timeout_s() + ANSWER_MARGIN_S):
+            raise Timeout("the engine is still in a step; close the LLM again when that has ended")
+
+    def _end(self, timeout_s: float) -> bool:
+        self._closed = True
+        if self.channel.ended:
+            return True
+        self.channel.inbox.put(Close())
+        if threading.get_ident() == self.channel.thread:  # a finalizer, in a step: it cannot wait for itself
+            return True
+        return self.channel.wait_for_end(timeout_s)
+
+    def disown(self) -> None:
+        self._forked = True
 
 
 class Answers:
-    """The events of one request, which is posted now and cancelled if it is closed before its last event."""
+    """The events of one request, which is posted now. It is cancelled when nobody can read its mail any
+    more: when this is closed or gone before the last event."""
 
-    def __init__(self, mailbox: Mailbox, id_: int, make: Callable[[int], Request]) -> None:
-        self._mailbox, self._id = mailbox, id_
-        self._mail, self._done = deque[Event](), False
-        engine = mailbox.open_engine()
-        mailbox.mail[self._id] = self._mail
-        try:
-            engine.post(make(id_))
-        except BaseException:
-            del mailbox.mail[self._id]  # nobody will read it
-            raise
+    def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
+        self._mailbox, self._id, self._eager = mailbox, id_, eager
+        mail: Mail = SimpleQueue()
+        self._mail: Mail | None = mail
+        mailbox.channel.inbox.put(Letter(id_, request, mail, eager))
 
     def __iter__(self) -> Iterator[Event]:
         try:
-            while not self._done:
-                event = self._mailbox.next_event(self._mail)
-                self._done = event.done
+            while True:
+                event = self._next()
                 if event.error:
                     raise event.error.exception()
                 yield event
+                if event.done:
+                    return
         finally:
             self.close()
 
+    def _next(self) -> Event:
+        self._mailbox.check_open()
+        assert self._mail is not None, "read on after close()"
+        if self._mail.empty() and not self._eager:
+            self._mailbox.channel.inbox.put(Next(self._id))
+        while True:
+            try:
+                event = self._mail.get(timeout=WAIT_SLICE_S)
+            except Empty:
+                event = None
+            if event is not None:
+                return event
+            self._mailbox.check_open()
+
     def close(self) -> None:
-        """Takes no lock: the garbage collector may finalize a stream inside any step."""
-        engine = self._mailbox.engine
-        if self._mailbox.mail.pop(self._id, None) is not None and not self._done and engine is not None:
-            engine.post(Cancel(self._id))
+        self._mail = None
+
+
+# ---- the engine's thread ----
+
+_working: set[Channel] = set()
+
+
+def _start(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
+    try:
+        arguments = host, channel, owner
+        threading.Thread(target=_live, args=arguments, name="vkbackend-engine", daemon=True).start()
+    except BaseException as error:  # no more threads
+        channel.news.put(error)
+        channel.end()
+
+
+def _live(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
+    """The life of an engine. `owner` is kept here, to come into the inbox when the mailbox is gone."""
+    if hasattr(signal, "pthread_sigmask"):
+        # Ctrl-C is the main thread's; a process that this one starts must not get it either.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    channel.thread = threading.get_ident()
+    _working.add(channel)
+    try:
+        try:
+            channel.engine = engine = host(channel)
+        except Abandoned:
+            return
+        except BaseException as error:
+            channel.news.put(error)
+            return
+        channel.news.put(engine.info)
+        try:
+            engine.serve(channel)
+        except BaseException as error:
+            channel.failed = ErrorData.of(error)
+        finally:
+            engine.close()
+    finally:
+        channel.engine = None
+        _working.discard(channel)
+        channel.end()
+
+
+def _end_all() -> None:
+    """Before the interpreter ends, which stops such threads wherever they are."""
+    deadline = time.monotonic() + CLOSE_S
+    channels = list(_working)
+    for channel in channels:
+        channel.inbox.put(Close())
+    for channel in channels:
+        channel.wait_for_end(deadline - time.monotonic())
+
+
+atexit.register(_end_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_working.clear)

@@ -270,10 +270,6 @@ class Engine:
         except VkbackendError as error:
             self._fail(batch, error)
             return
-        except BaseException:  # Ctrl-C: a step that did not end is taken again, by those who can go back
-            stuck = [(s, n) for s, n in batch if self.runner.resume_at(s.slot, s.n_stored) != s.n_stored]
-            self._fail(stuck, VkbackendError("interrupted in a step that cannot be taken again; ask anew"))
-            raise
         results: list[tuple[_Sequence, int, dict[str, Any]]] = []
         row = 0
         for sequence, n in batch:

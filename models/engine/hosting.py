@@ -1,5 +1,5 @@
-"""Where the engine runs: in this process, or in one of its own behind a pipe. Both are `post`, `poll` and
-`close`.
+"""Where the engine runs: in this process, or in one of its own behind a pipe. Either way a thread of this
+process has it (answers.py), and hears of requests through a channel.
 
 A process of its own keeps other Python threads from slowing the relay between segments. It is spawned, never
 forked; it ends when its pipe does, and every wait for it has a deadline.
@@ -8,12 +8,11 @@ forked; it ends when its pipe does, and every wait for it has a deadline.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.process
 import os
 import signal
 import threading
 import time
-import traceback
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,14 +20,14 @@ from multiprocessing.connection import Connection, wait
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from vkbackend import env
-from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend import env, forks
+from vkbackend.errors import DeviceLost, Timeout
+from vkbackend.models.engine.channel import Channel
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import (
     Close,
     EngineInfo,
     ErrorData,
-    Event,
     Progress,
     Request,
 )
@@ -41,36 +40,39 @@ WAIT_SLICE_S = 0.5  # a signal is noticed this soon
 Open = Callable[[Options, Progress | None], Engine]
 
 
-class EngineClient(Protocol):
-    """An engine, wherever it is."""
+class Hosted(Protocol):
+    """An engine as the thread sees that opened it, lets it work and closes it."""
 
     info: EngineInfo
 
-    def post(self, request: Request) -> None:
-        """Hand over a request; never blocks, may be called from any thread and from a finalizer."""
-
-    def poll(self) -> list[Event]:
-        """Let the engine work until there is something new; one caller at a time. Raises what breaks it."""
+    def serve(self, channel: Channel) -> None:
+        """Answer requests until the callers want no more. Raises what breaks the engine."""
 
     def close(self) -> None:
-        """Release everything; may be called twice."""
+        """Release everything."""
 
 
 class LocalEngine:
-    """The engine in this process: `poll` is a step of it."""
+    """The engine in this process. It works while a caller waits for an event: what is paused takes no time
+    and runs no further, so equal calls in equal order make equal steps."""
 
-    def __init__(self, options: Options, progress: Progress | None = None, open_: Open = Engine.open) -> None:
-        self._engine = open_(options, progress)
-        self._posted: deque[Request] = deque()
+    def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
+        self._engine = open_(options, channel.tell)
         self.info = self._engine.info
 
-    def post(self, request: Request) -> None:
-        self._posted.append(request)
-
-    def poll(self) -> list[Event]:
-        while self._posted:
-            self._engine.submit(self._posted.popleft())
-        return self._engine.step()
+    def serve(self, channel: Channel) -> None:
+        engine = self._engine
+        while True:
+            try:
+                idle = not (engine.busy and channel.is_awaited())
+                request = channel.sort(channel.inbox.get(block=idle))
+            except Empty:
+                channel.deliver(engine.step())
+                continue
+            if isinstance(request, Close):
+                return
+            if request is not None:
+                engine.submit(request)
 
     def close(self) -> None:
         self._engine.close()
@@ -88,54 +90,67 @@ class _Loading:
 
 
 class RemoteEngine:
-    """The engine in a spawned process. Raises the errors of loading; DeviceLost if it dies, Timeout if it
-    hangs.
+    """The engine in a spawned process, which goes on whether a caller waits or not. Raises the errors of
+    loading; DeviceLost if it dies, Timeout if it hangs.
     """
 
-    def __init__(self, options: Options, progress: Progress | None = None, open_: Open = Engine.open) -> None:
+    def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
+        self._channel = channel
         context = multiprocessing.get_context("spawn")
         self._conn, theirs = context.Pipe()
         self._process = context.Process(
             target=serve, args=(theirs, options, open_), name="vkbackend-engine", daemon=True
         )
-        self._outbox: SimpleQueue[Request | None] = SimpleQueue()
-        self._closed = False
+        # A thread writes, because a write to a process that does not read would block without a deadline.
+        self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
+        self._loaded, self._heard = False, time.monotonic()
         try:
             self._process.start()
+            forks.own(self)
             theirs.close()  # so that the pipe ends with the process
-            # A thread writes, because a write to a process that does not read would block without a deadline.
-            threading.Thread(target=_write, args=(self._conn, self._outbox), daemon=True).start()
-            while True:
-                message = self._receive("to load the model")
-                if isinstance(message, EngineInfo):
-                    break
+            told = 0, 0
+            while not isinstance(message := self._receive("to load the model"), EngineInfo):
                 if isinstance(message, ErrorData):
                     raise message.exception()
-                if progress is not None:
-                    progress(message.done, message.total)
+                told = (message.done, message.total) if message else told
+                channel.tell(*told)
         except BaseException:
             self.close()
             raise
-        self.info = message
+        self.info, self._loaded = message, True
 
-    def post(self, request: Request) -> None:
-        self._outbox.put(request)
+    def serve(self, channel: Channel) -> None:
+        self._writer.start()
+        while not channel.closing:
+            events = self._receive("to answer")
+            if isinstance(events, ErrorData):
+                raise events.exception()
+            channel.deliver(events or ())
 
-    def poll(self) -> list[Event]:
-        events = self._receive("to answer")
-        if isinstance(events, ErrorData):
-            raise events.exception()
-        return events
+    def _write(self) -> None:
+        """Hand requests on; ends with Close or with the pipe."""
+        with suppress(OSError, ValueError):
+            while True:
+                if (request := self._channel.sort(self._channel.inbox.get())) is not None:
+                    self._conn.send(request)
+                if isinstance(request, Close):
+                    return
 
     def _receive(self, what: str) -> Any:
+        """The next message; None where none came within a slice, or where the process ends as it shall."""
+        if wait([self._conn], WAIT_SLICE_S):
+            self._heard = time.monotonic()
+            try:
+                return self._conn.recv()
+            except (EOFError, OSError):
+                if self._channel.closing:
+                    return None
+                raise self._death(what) from None
+        if self._loaded and not self._channel.readers:
+            self._heard = time.monotonic()  # it has nothing to say
         allowed_s = env.timeout_s() + ANSWER_MARGIN_S
-        deadline = time.monotonic() + allowed_s
-        while time.monotonic() < deadline:
-            if wait([self._conn], WAIT_SLICE_S):
-                try:
-                    return self._conn.recv()
-                except (EOFError, OSError):
-                    raise self._death(what) from None
+        if time.monotonic() - self._heard < allowed_s:
+            return None
         self._process.kill()
         raise Timeout(
             f"the engine's process was expected {what} and said nothing for {allowed_s:.0f} s, so it was "
@@ -151,12 +166,10 @@ class RemoteEngine:
         )
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        self._channel.inbox.put(Close())  # for the writer, and through it for the process
+        # One that is still loading would not read it.
+        deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
-            self._outbox.put(Close())
-            deadline = time.monotonic() + CLOSE_S
             while self._process.is_alive() and time.monotonic() < deadline:
                 # What it still says is read and dropped, so that it is not stuck saying it.
                 if self._conn in wait([self._conn, self._process.sentinel], WAIT_SLICE_S):
@@ -165,21 +178,19 @@ class RemoteEngine:
                     except (EOFError, OSError):
                         self._process.join(max(0.0, deadline - time.monotonic()))
         finally:
-            self._outbox.put(None)
             if self._process.is_alive():
                 self._process.kill()
             if self._process.pid is not None:
                 self._process.join(CLOSE_S)  # one that a driver holds in the kernel does not even die
                 if self._process.exitcode is not None:
                     self._process.close()
+            if self._writer.is_alive():
+                self._writer.join(CLOSE_S)
             self._conn.close()
 
-
-def _write(conn: Connection, outbox: SimpleQueue[Request | None]) -> None:
-    """The thread that sends; ends at None or with the pipe."""
-    with suppress(OSError, ValueError):
-        while (request := outbox.get()) is not None:
-            conn.send(request)
+    def disown(self) -> None:
+        # Else multiprocessing would end the parent's engine when the child exits, as one of its own.
+        getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 
 def serve(conn: Connection, options: Options, open_: Open = Engine.open) -> None:
@@ -203,10 +214,8 @@ def serve(conn: Connection, options: Options, open_: Open = Engine.open) -> None
             engine.submit(request)
     except OSError:
         pass  # the parent is gone
-    except VkbackendError as error:
+    except Exception as error:
         _report(conn, ErrorData.of(error))
-    except Exception:
-        _report(conn, ErrorData("VkbackendError", f"the engine failed: {traceback.format_exc()}"))
     finally:
         if engine is not None:
             engine.close()

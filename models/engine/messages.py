@@ -5,6 +5,7 @@ Plain picklable data: no object is shared, so the engine runs in the caller's pr
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,8 +145,12 @@ class ErrorData:
     fields: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, error: VkbackendError) -> ErrorData:
-        return cls(type(error).__name__, str(error), dict(vars(error)))
+    def of(cls, error: BaseException) -> ErrorData:
+        """An error that is none of ours is a bug, and told with its traceback."""
+        if isinstance(error, VkbackendError):
+            return cls(type(error).__name__, str(error), dict(vars(error)))
+        told = "".join(traceback.format_exception(error))
+        return cls("VkbackendError", f"the engine failed: {told}")
 
     def exception(self) -> VkbackendError:
         """A fresh exception: one instance raised in two threads would mix up their tracebacks."""

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +22,15 @@ from scheduling import GREEDY, finish, make, tokens_of
 from vkbackend import errors
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.models.engine import hosting
+from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.hosting import RemoteEngine
 from vkbackend.models.engine.messages import (
     Cancel,
     ErrorData,
-    Event,
     Generate,
     Logits,
     Memory,
+    Progress,
     Request,
 )
 from vkbackend.models.engine.sampling import SamplingParams
@@ -50,33 +51,6 @@ def test_one_request(n_ubatch: int) -> None:
     timings = events[-1].timings
     assert timings is not None and (timings.prompt_n, timings.decode_n) == (20, 9)
     assert timings.n_reduces == 2 * len(runner.steps) and timings.prompt_s > 0 < timings.decode_s
-
-
-@pytest.mark.parametrize("goes_back", [True, False], ids=["kv", "recurrent"])
-def test_an_interrupted_step(goes_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken again; a sequence whose state the step may have changed ends instead, with an error."""
-    engine, runner = make(n_slots=2)
-    for id_ in (1, 2):
-        engine.submit(Generate(id_, (id_, 7), 5, GREEDY))
-    first = engine.step()
-
-    def interrupt(*_: Any) -> np.ndarray:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(runner, "step", interrupt)
-        if not goes_back:
-            patch.setattr(runner, "resume_at", lambda slot, position: 0 if slot else position)
-        engine.step()
-    events = finish(engine, [])
-    want = continuation((1, 7), 5)
-    assert tokens_of([e for e in first if e.id == 1] + events[1]) == want
-    if goes_back:
-        assert tokens_of([e for e in first if e.id == 2] + events[2]) == continuation((2, 7), 5)
-    else:
-        assert next(e.error.message for e in events[2] if e.error).startswith("interrupted")
-        assert not tokens_of(events[2])
-    assert sorted(engine._free) == [0, 1]
 
 
 @settings(max_examples=120, deadline=None)
@@ -246,64 +220,64 @@ def impatient() -> Iterator[None]:
         yield
 
 
-def collect(engine: RemoteEngine, request_id: int) -> list[Event]:
-    events: list[Event] = []
-    while not any(e.done for e in events if e.id == request_id):
-        events += engine.poll()
-    return [e for e in events if e.id == request_id]
+def remote(options: Options, progress: Progress | None = None) -> Mailbox:
+    return Mailbox(partial(RemoteEngine, options, open_=open_fake), progress)
+
+
+def pid_of(mailbox: Mailbox) -> int:
+    engine = mailbox.channel.engine
+    assert isinstance(engine, RemoteEngine) and engine._process.pid is not None
+    return engine._process.pid
 
 
 def test_remote_engine() -> None:
     seen: list[tuple[int, int]] = []
-    engine = RemoteEngine(Options("a model", n_ctx=4000, n_slots=2), lambda *n: seen.append(n), open_fake)
+    mailbox = remote(Options("a model", n_ctx=4000, n_slots=2), lambda *n: seen.append(n))
     try:
-        assert seen == [(1, 2), (2, 2)] and engine.info.n_ctx == 4000
-        engine.post(Generate(0, (1, 2), 9, GREEDY))
-        engine.post(Logits(1, tuple(range(40)) * 90))  # both directions carry more than a pipe holds
-        engine.post(Memory(2))
-        events = [*engine.poll()]
-        while len({e.id for e in events if e.done}) < 3:
-            events += engine.poll()
-        assert tokens_of([e for e in events if e.id == 0]) == continuation((1, 2), 9)
-        assert sum(len(e.logits) for e in events if e.logits is not None) == 3600
-        assert [e.memory for e in events if e.id == 2] == [FakeRunner().memory()]
+        assert (1, 2) in seen and seen[-1] == (2, 2) and mailbox.info.n_ctx == 4000
+        generated = mailbox.ask(lambda id_: Generate(id_, (1, 2), 9, GREEDY))
+        # Both directions carry more than a pipe holds.
+        logits = mailbox.ask(lambda id_: Logits(id_, tuple(range(40)) * 90))
+        (memory,) = mailbox.ask(Memory)
+        assert tokens_of(list(generated)) == continuation((1, 2), 9)
+        assert sum(len(e.logits) for e in logits if e.logits is not None) == 3600
+        assert memory.memory == FakeRunner().memory()
     finally:
-        engine.close()
-    engine.close()
+        mailbox.close()
+    mailbox.close()
 
 
 def test_remote_loading_errors_keep_their_type() -> None:
     with pytest.raises(OutOfDeviceMemory, match="9 of 5") as caught:
-        RemoteEngine(Options("too big"), None, open_fake)
+        remote(Options("too big"))
     assert caught.value.requested == 9
     with pytest.raises(VkbackendError, match="a bug"):
-        RemoteEngine(Options("bug"), None, open_fake)
+        remote(Options("bug"))
 
 
 def test_a_dead_process_is_a_lost_device() -> None:
-    engine = RemoteEngine(Options("a model"), None, open_fake)
-    engine.post(Generate(0, (1, DEATH), 9, GREEDY))
+    mailbox = remote(Options("a model"))
     with pytest.raises(DeviceLost, match="exit code 3"):
-        collect(engine, 0)
-    engine.close()
+        list(mailbox.ask(lambda id_: Generate(id_, (1, DEATH), 9, GREEDY)))
+    with pytest.raises(DeviceLost, match="exit code 3"):
+        mailbox.ask(Memory)
+    mailbox.close()
 
 
 def test_a_process_that_hangs_is_a_timeout() -> None:
-    engine = RemoteEngine(Options("a model"), None, open_fake)
+    mailbox = remote(Options("a model"))
     with impatient():
-        engine.post(Generate(0, (1, HANG), 9, GREEDY))
         with pytest.raises(Timeout, match="said nothing for 2 s"):
-            collect(engine, 0)
-        engine.close()
+            list(mailbox.ask(lambda id_: Generate(id_, (1, HANG), 9, GREEDY)))
+        mailbox.close()
 
 
 def test_close_ends_a_process_that_hangs() -> None:
-    engine = RemoteEngine(Options("a model"), None, open_fake)
-    pid = engine._process.pid
-    assert pid is not None
+    mailbox = remote(Options("a model"))
+    pid = pid_of(mailbox)
     os.kill(pid, signal.SIGSTOP)
     with impatient():
-        engine.close()
+        mailbox.close()
     assert not alive(pid)
 
 
@@ -315,25 +289,26 @@ def alive(pid: int) -> bool:
 
 
 PARENT = f"""
-import sys, time
+import sys
+from functools import partial
 sys.path.insert(0, {str(SUPPORT)!r})
-from places import SUPPORT
 from fake_runner import SLOW, open_fake
+from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.hosting import RemoteEngine
 from vkbackend.models.engine.sampling import SamplingParams
 from vkbackend.models.options import Options
 
 if __name__ == "__main__":
-    engine = RemoteEngine(Options("a model", n_ctx=10**6), None, open_fake)
-    engine.post(Generate(0, (SLOW,), None, SamplingParams()))
-    engine.poll()
-    print(engine._process.pid, flush=True)
+    mailbox = Mailbox(partial(RemoteEngine, Options("a model", n_ctx=10**6), open_=open_fake))
+    events = iter(mailbox.ask(lambda id_: Generate(id_, (SLOW,), None, SamplingParams())))
+    next(events)
+    print(mailbox.channel.engine._process.pid, flush=True)
     try:
-        while True:
-            engine.poll()
+        for event in events:
+            pass
     finally:
-        engine.close()
+        mailbox.close()
 """
 
 

@@ -47,7 +47,7 @@ def test_the_same_tokens_as_from_whole_rows(
 
     def run(**options: Any) -> list[list[int]]:
         with LLM(path, devices=devices, n_ctx=64, n_slots=3) as llm:
-            assert bool(llm._mailbox.engine._engine.runner.max_top_k) is on  # type: ignore[union-attr]
+            assert bool(llm._mailbox.channel.engine._engine.runner.max_top_k) is on  # type: ignore[union-attr]
             return [
                 llm.generate("Once upon", max_tokens=10, seed=1, ignore_eos=True, **kind).tokens
                 for kind in ({}, {"temperature": 0}, {"temperature": 1.2, "repeat_penalty": 1.3})

@@ -269,7 +269,7 @@ def test_a_failed_step_leaves_a_slot_that_works(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(path, n_slots=2) as llm:
-        engine = llm._mailbox.engine._engine  # type: ignore[union-attr]
+        engine = llm._mailbox.channel.engine._engine  # type: ignore[union-attr]
         run, calls = engine.runner.mesh.run, iter(range(100))
 
         def failing(step: Any) -> None:

@@ -1,0 +1,44 @@
+"""What a forked child must not touch: threads stay with the parent, and so do a driver's state and the far
+ends of pipes. The child's copies of such things are told, and refuse to work instead of hanging or crashing.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from vkbackend.errors import ForkedProcess
+
+
+class Owned(Protocol):
+    """What belongs to the process that made it."""
+
+    def disown(self) -> None:
+        """Called in a forked child: every call from now on raises `refusal`, and closing does nothing."""
+
+
+_owned: WeakSet[Any] = WeakSet()
+
+
+def own(thing: Owned) -> None:
+    """Let `thing` be told of forks for as long as it lives."""
+    _owned.add(thing)
+
+
+def refusal(what: str) -> ForkedProcess:
+    """The error for the use of `what`, which begins a sentence, in a forked child."""
+    return ForkedProcess(
+        f"{what} was in use when this process was forked, and its threads and the state of its drivers stay "
+        "with the parent; open the model after the fork, in the child alone, or start processes with "
+        "multiprocessing.get_context('spawn')"
+    )
+
+
+def _in_child() -> None:
+    for thing in list(_owned):
+        thing.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
