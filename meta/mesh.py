@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from vkbackend import env, hazards
+from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
@@ -63,6 +63,9 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_SLOTS, "vkbackend-build")
 
 
+forks.forget(_threads.cache_clear)
+
+
 class Mesh:
     """`devices` acting as one. `keep_values`: every intermediate tensor of a step can be read behind it."""
 
@@ -81,7 +84,8 @@ class Mesh:
         self._steps: dict[StepKind, Step] = {}
         self._n_asked = 0
         self._bases = [0] * len(self.devices)
-        self._broken = ""
+        self._broken, self._forked = "", False
+        forks.own(self)
 
     @property
     def reuse(self) -> bool:
@@ -238,19 +242,30 @@ class Mesh:
                 host[at : at + rows.nbytes] = rows.reshape(-1).view(np.uint8)
             device.flush(inputs.host.buffer)  # type: ignore[arg-type]
 
-    def run(self, step: Step) -> None:
-        """Replay a step on all devices and wait for its end; raises DeviceLost or Timeout and stays broken
-        then."""
+    def check_usable(self) -> None:
+        """Raise DeviceLost after a step that failed or was interrupted, ForkedProcess in a forked child."""
+        if self._forked:
+            raise forks.refusal("this mesh of devices")
         if self._broken:
             raise DeviceLost(
                 f"the devices cannot be used any more: {self._broken}; close the model and load it again"
             )
+
+    def disown(self) -> None:
+        self._forked = True
+
+    def run(self, step: Step) -> None:
+        """Replay a step on all devices and wait for its end; raises DeviceLost or Timeout and stays broken
+        then, as after an interrupt (Ctrl-C), which may come between two calls that belong together."""
+        self.check_usable()
+        self._broken = "a step of theirs was interrupted"  # until it has ended
         n = step.executables[0].n_segments
         try:
             self._relay(step, n)
-        except BaseException as error:
+        except VkbackendError as error:
             self._drain(error)
             raise
+        self._broken = ""
         if level := env.debug():
             self._show(step, level)
 
@@ -302,21 +317,20 @@ class Mesh:
                         "close the model and load it again (VKBACKEND_TIMEOUT sets the limit in seconds)"
                     )
 
-    def _drain(self, error: BaseException) -> None:
+    def _drain(self, error: VkbackendError) -> None:
         """After a failure let every device run what it was given; one that does not end is abandoned."""
+        self._broken = str(error) or type(error).__name__
         deadline = time.monotonic() + DRAIN_S
         for device in self.devices:
             queue = device.queue
             try:
-                queue.allow(queue.submitted)  # and no further: later steps get the next numbers
+                queue.allow(queue.submitted)
                 done = queue.wait(queue.submitted, max(0.0, deadline - time.monotonic()))
             except VkbackendError:
                 done = True  # lost: nothing of it is pending any more
             if not done:
                 device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")
-        if isinstance(error, VkbackendError) or any(d.abandoned for d in self.devices):
-            self._broken = str(error) or type(error).__name__
 
     def read_logits(self, out: np.ndarray, n_outputs: int) -> None:
         """Gather the logits of the last step into `out`, float32 [>= n_outputs, n_vocab]."""

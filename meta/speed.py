@@ -111,7 +111,7 @@ def _twin(device: Device) -> Device:
     name = f"{device.name} (measured)"
     if not device.physical:
         return NumpyDevice(name)
-    twin = type(device)(device.physical, name)  # type: ignore[call-arg]
+    twin = type(device)(device.physical, name)
     twin.limits = device.limits
     return twin
 

@@ -5,6 +5,7 @@ ends of pipes. The child's copies of such things are told, and refuse to work in
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -26,6 +27,12 @@ def own(thing: Owned) -> None:
     _owned.add(thing)
 
 
+def forget(clear: Callable[[], object]) -> None:
+    """Call `clear` in every forked child: for caches of what the child has to make for itself."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=clear)
+
+
 def refusal(what: str) -> ForkedProcess:
     """The error for the use of `what`, which begins a sentence, in a forked child."""
     return ForkedProcess(
@@ -40,5 +47,4 @@ def _in_child() -> None:
         thing.disown()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+forget(_in_child)

@@ -19,6 +19,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from vkbackend import forks
+
 POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels refuse, which changes nothing but the time
 PART_NBYTES = 512 << 10  # of one thread, some 0.3 ms; below twice that a copy is not cut
 N_THREADS = min(4, os.cpu_count() or 1)
@@ -60,6 +62,9 @@ def _populate(array: np.ndarray, how: int) -> bool:
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(N_THREADS, "vkbackend-copy")
+
+
+forks.forget(_threads.cache_clear)
 
 
 def _find_madvise() -> Callable[[int, int, int], int] | None:

@@ -10,12 +10,15 @@ import numpy as np
 from vkbackend.buffer import Home, aligned
 from vkbackend.errors import OutOfDeviceMemory
 
+WIPE_ON_FORK = 18  # MADV_WIPEONFORK, of Linux 4.14, which the mmap module lacks
+
 
 class HostPages:
     """Page-aligned private anonymous memory that devices can import.
 
-    Private, because a shared mapping counts as file backed and amdgpu refuses to import it; kept out of
-    forked children, whose copy-on-write would move the parent's pages away from under the device.
+    Private, because a shared mapping counts as file backed and amdgpu refuses to import it. A forked child
+    gets zeros in their place: its copy-on-write would move the parent's pages away from under the device, and
+    with no pages at all it would crash where it looks at them.
     """
 
     home = Home.PAGES
@@ -30,7 +33,10 @@ class HostPages:
                 "use a smaller model or context",
                 requested=self.nbytes,
             ) from None
-        self._map.madvise(mmap.MADV_DONTFORK)
+        try:
+            self._map.madvise(WIPE_ON_FORK)
+        except OSError:  # the kernel does not know it
+            self._map.madvise(mmap.MADV_DONTFORK)
         whole = np.frombuffer(self._map, np.uint8)
         skip = -whole.ctypes.data % align
         self.bytes = whole[skip : skip + self.nbytes]

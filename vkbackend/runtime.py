@@ -11,11 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from vkbackend import env
+from vkbackend import env, forks
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import Timeout, UnsupportedFeature
 from vkbackend.limits import Limits
@@ -64,8 +64,18 @@ class Queue(ABC):
         """Block until `completed() >= number`, at most `timeout_s` seconds; False if it did not happen."""
 
 
+QUEUE_REFUSED = "submit", "completed", "allow", "wait"  # in a forked child
+
+
 class Device(ABC):
-    """One logical device: memory, executables and a queue."""
+    """One logical device: memory, executables and a queue. It belongs to the process that opened it."""
+
+    # What a forked child may not call, and what does nothing there.
+    REFUSED: ClassVar[tuple[str, ...]] = (
+        *("buffer", "import_pages", "free_nbytes", "write", "read", "flush", "invalidate"),
+        *("compile", "build", "replay", "run"),
+    )
+    IGNORED: ClassVar[tuple[str, ...]] = ("free", "drop_upload", "close")
 
     name: str
     limits: Limits
@@ -78,6 +88,29 @@ class Device(ABC):
     maps_files: bool = False  # it runs on the host, where a model file's pages are memory as good as any
     compiled: Callable[[], None] | None = None  # called behind every shader that was compiled
     has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        device = super().__new__(cls)
+        forks.own(device)
+        return device
+
+    def disown(self) -> None:
+        """See forks.py: the child has no threads of the driver, and its calls could reach the parent's."""
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise forks.refusal(self.name)
+
+        def ignore(*_: Any, **__: Any) -> None:
+            pass
+
+        self.abandoned = True
+        for names, thing, instead in (
+            (self.REFUSED, self, refuse),
+            (self.IGNORED, self, ignore),
+            (QUEUE_REFUSED, getattr(self, "queue", None), refuse),
+        ):
+            for name in names if thing else ():
+                setattr(thing, name, instead)
 
     @property
     def physical(self) -> DeviceInfo | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import os
 import signal
 import threading
 import time
@@ -187,5 +186,4 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_working.clear)
+forks.forget(_working.clear)

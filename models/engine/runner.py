@@ -227,6 +227,7 @@ class Runner:
         return ids[:, :k], logits[:, :k]
 
     def _run(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], top_k: int) -> None:
+        self.mesh.check_usable()
         n_rows, n_outputs = len(tokens), len(outputs)
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)

@@ -57,6 +57,8 @@ class KomputeDevice(Device):
 
     queue: KomputeQueue
     has_codebooks = True
+    REFUSED = *Device.REFUSED, "call", "post"
+    IGNORED = *Device.IGNORED, "release"
 
     def __init__(self, info: DeviceInfo, label: str = "") -> None:
         self.info = info

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vkbackend import env
+from vkbackend import env, forks
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
 from vkbackend.vulkan.capabilities import DeviceInfo, asdict_shallow, describe
 from vkbackend.vulkan.vk import (
@@ -33,7 +33,13 @@ _TYPE_ORDER = ("discrete", "integrated", "virtual", "other", "cpu")
 class Instance:
     """VkInstance plus the debug messenger of a validated run."""
 
+    forked = False
+
+    def disown(self) -> None:
+        self.forked = True
+
     def __init__(self) -> None:
+        forks.own(self)
         version = ffi.new("uint32_t *")
         check(lib.vkEnumerateInstanceVersion(version), "vkEnumerateInstanceVersion")
         if version[0] < API_1_1:
@@ -139,8 +145,11 @@ _instance: Instance | None = None
 
 
 def instance() -> Instance:
-    """The process's Vulkan instance; raises UnsupportedFeature without a loader or a driver."""
+    """The process's Vulkan instance; raises UnsupportedFeature without a loader or a driver, ForkedProcess in
+    the child of a process that had one: drivers do not survive a fork."""
     global _instance
+    if _instance is not None and _instance.forked:
+        raise forks.refusal("Vulkan")
     if _instance is None:
         try:
             _instance = Instance()

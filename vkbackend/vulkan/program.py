@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from vkbackend import env, shaderlib
+from vkbackend import env, forks, shaderlib
 from vkbackend.codebooks import codebook_of
 from vkbackend.errors import UnsupportedFeature, VkbackendError
 from vkbackend.ops.spec import PUSH_NBYTES
@@ -59,6 +59,9 @@ def _threads(n: int) -> ThreadPoolExecutor:
     """Those of the process, for good: memory that compilers took in threads which ended is not all found
     again by those of the next device."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
+
+
+forks.forget(_threads.cache_clear)
 
 
 class Programs:
