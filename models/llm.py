@@ -21,7 +21,7 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.arguments import path_string, text_of, token_ids, token_limit
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.completion import Chunk, Completion, report
-from vkbackend.models.engine.hosting import CLOSE_S, LocalEngine, RemoteEngine
+from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
 from vkbackend.models.engine.messages import (
     CopySlot,
     Generate,
@@ -293,4 +293,4 @@ class LLM:
     def __del__(self) -> None:
         with suppress(Exception):
             if self._mailbox is not None:
-                self._mailbox.close(CLOSE_S)
+                self._mailbox.end()

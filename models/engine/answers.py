@@ -19,8 +19,9 @@ from weakref import ref
 
 from vkbackend import env, forks
 from vkbackend.errors import Timeout, VkbackendError
+from vkbackend.models.engine import hosting
 from vkbackend.models.engine.channel import Abandoned, Channel, Letter, Mail, Next
-from vkbackend.models.engine.hosting import ANSWER_MARGIN_S, CLOSE_S, WAIT_SLICE_S, Hosted
+from vkbackend.models.engine.hosting import WAIT_SLICE_S, Hosted
 from vkbackend.models.engine.messages import Close, EngineInfo, ErrorData, Event, Progress, Request
 
 Host = Callable[[Channel], Hosted]  # opens an engine, in the thread that will have it
@@ -40,7 +41,7 @@ class Mailbox:
             _thread.start_new_thread(_start, (host, channel, ref(self, channel.inbox.put)))
             self.info = self._loaded(progress)
         except BaseException:
-            self._end(CLOSE_S)
+            self.end()
             raise
 
     def _loaded(self, progress: Progress | None) -> EngineInfo:
@@ -74,18 +75,23 @@ class Mailbox:
         if self._closed or self.channel.ended:
             raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self) -> None:
         """Release the engine; may be called again, also after an interrupt. Raises Timeout where a step does
-        not end within the time, after which the engine releases itself."""
-        if not self._forked and not self._end(timeout_s or env.timeout_s() + ANSWER_MARGIN_S):
+        not end in time, after which the engine releases itself."""
+        if not self._end(env.timeout_s() + hosting.ANSWER_MARGIN_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
+
+    def end(self) -> None:
+        """Release the engine, at once or later: for finalizers, which nobody waits for."""
+        self._end(hosting.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:
         self._closed = True
-        if self.channel.ended:
+        if self._forked or self.channel.ended:
             return True
         self.channel.inbox.put(Close())
-        if threading.get_ident() == self.channel.thread:  # a finalizer, in a step: it cannot wait for itself
+        # No thread has begun, or a finalizer is called in a step, which cannot wait for itself.
+        if self.channel.thread in (None, threading.get_ident()):
             return True
         return self.channel.wait_for_end(timeout_s)
 
@@ -177,7 +183,7 @@ def _live(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
 
 def _end_all() -> None:
     """Before the interpreter ends, which stops such threads wherever they are."""
-    deadline = time.monotonic() + CLOSE_S
+    deadline = time.monotonic() + hosting.CLOSE_S
     channels = list(_working)
     for channel in channels:
         channel.inbox.put(Close())

@@ -64,7 +64,7 @@ class Channel:
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
         self.readers: dict[int, Reader] = {}  # of the requests that are not answered to the end
         self.engine: object = None  # while it works
-        self.thread = 0  # the one that lets it work
+        self.thread: int | None = None  # the one that lets it work, once it has begun
         self.closing = False  # the engine's threads have read that it shall end
         self.failed: ErrorData | None = None
         self.ended = False  # everything is released

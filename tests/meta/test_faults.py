@@ -103,8 +103,10 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It may come between two calls that belong together, so the runner is good for nothing but to be closed.
+    Callers of LLM are spared that: its engine has a thread of its own."""
     runner = load(models, devices)
-    want = step(runner).copy()
+    step(runner)
     queue, calls = runner.mesh.devices[1].queue, []
 
     def interrupt(number: int) -> None:
@@ -117,8 +119,11 @@ def test_interrupt_in_the_middle_of_a_step(
     with pytest.raises(KeyboardInterrupt):
         step(runner)
     monkeypatch.undo()
-    assert np.array_equal(step(runner), want)  # drained, so the devices are still in step with one another
+    with pytest.raises(DeviceLost, match="interrupted"):
+        step(runner, 1)
     runner.close()
+    assert all(not d.counts for d in runner.mesh.devices)
+    works_again(models, devices)
 
 
 @pytest.mark.native

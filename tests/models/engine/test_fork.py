@@ -1,0 +1,211 @@
+"""A process is forked after a model was made: the child refuses to use it, closing it there does nothing,
+and the parent goes on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import device_infos
+from tiny_models import Tiny, write_tiny
+
+from vkbackend import LLM
+from vkbackend.buffer import Home, View
+from vkbackend.errors import ForkedProcess
+from vkbackend.models.engine.runner import Runner
+from vkbackend.pages import HostPages
+from vkbackend.recording import Recording
+from vkbackend.step import Run
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+CHILD_S = 30  # then the child has hung
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+SETS = [["numpy", "numpy"], *([["0"], ["0", "0"]] if device_infos() else [])]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", Tiny("qwen3", n_layer=2))
+
+
+def in_child(check: Callable[[], object]) -> int:
+    """The exit code of a forked child that runs `check`: 0 where it passed; below 0 it is a signal."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(CHILD_S)
+            check()
+            gc.collect()
+            code = 0
+        except BaseException as error:
+            sys.__stderr__.write(f"{error!r}\n")  # type: ignore[union-attr]
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["here", "process"])
+@pytest.mark.parametrize("devices", SETS, ids=",".join)
+def test_llm(tiny: Path, devices: list[str], process: bool) -> None:
+    if process and len(devices) > 1:
+        pytest.skip("one device is enough")
+    llm = LLM(tiny, devices=devices, n_ctx=64, n_slots=2, process=process)
+    want = llm.generate([1, 2], 8, **GREEDY).tokens
+    stream = llm.stream([1, 3], 60, **GREEDY)
+    first = next(stream)
+
+    def refuses() -> None:
+        for call in (
+            lambda: llm.generate([1], 1), lambda: llm.stream([1], 1), lambda: next(stream), llm.memory,
+            lambda: llm.logits([1]), lambda: llm.tokenize("a"), lambda: llm.detokenize([1]),
+            lambda: llm.save_state("nowhere"), lambda: llm.load_state("nowhere"), lambda: llm.copy_slot(0, 1),
+        ):  # fmt: skip
+            with pytest.raises(ForkedProcess, match=r"after the fork.*spawn"):
+                call()
+
+    def closes() -> None:
+        stream.close()
+        llm.close()
+        llm.close()
+
+    def drops() -> None:
+        nonlocal llm, stream
+        del llm, stream
+
+    for check in (refuses, closes, drops):
+        assert in_child(check) == 0, check
+    assert llm.generate([1, 2], 8, **GREEDY).tokens == want
+    assert [first.token, *(chunk.token for chunk in stream)][:8] == llm.generate([1, 3], 8, **GREEDY).tokens
+    llm.close()
+
+
+@pytest.mark.parametrize("devices", SETS, ids=",".join)
+def test_while_a_step_runs(tiny: Path, devices: list[str]) -> None:
+    with LLM(tiny, devices=devices, n_ctx=256) as llm:
+        made: list[list[int]] = []
+        thread = threading.Thread(target=lambda: made.append(llm.generate([1, 2], 200, **GREEDY).tokens))
+        thread.start()
+
+        def refuses() -> None:
+            with pytest.raises(ForkedProcess):
+                llm.generate([1], 1)
+            llm.close()
+
+        codes = []
+        while thread.is_alive() and len(codes) < 8:
+            codes.append(in_child(refuses))
+            time.sleep(0.01)
+        thread.join(60)
+        assert codes and not any(codes)
+        assert made == [llm.generate([1, 2], 200, **GREEDY).tokens]
+
+
+@pytest.mark.parametrize("devices", SETS, ids=",".join)
+def test_runner_and_device(tiny: Path, devices: list[str]) -> None:
+    runner = Runner(tiny, devices=devices, n_ctx=64)
+    device, page = runner.mesh.devices[0], np.zeros(64, np.float32)
+    want = runner.step([5], [Run(0, 0, 1, 0)], [0]).copy()
+    buffer = device.buffer(256, Home.STAGING, "words")
+    view = View(buffer, 0, (64,))
+    recording = Recording("copy")
+    recording.copy(view.reshape(2, 32).rows(0, 1), view.reshape(2, 32).rows(1, 2), "copy")
+
+    def refuses() -> None:
+        for call in (
+            lambda: runner.step([5], [Run(0, 0, 1, 0)], [0]),
+            lambda: device.buffer(256, Home.KV, "more"), lambda: device.write(view, page),
+            lambda: device.read(view), lambda: device.run(recording), lambda: device.build(recording),
+            runner.memory, device.queue.completed, lambda: device.import_pages(HostPages(1), "pages"),
+        ):  # fmt: skip
+            with pytest.raises(ForkedProcess, match="after the fork"):
+                call()
+
+    def closes() -> None:
+        device.free(buffer)
+        runner.close()
+        device.close()
+
+    for check in (refuses, closes):
+        assert in_child(check) == 0, check
+    assert np.array_equal(runner.step([5], [Run(0, 0, 1, 0)], [0]), want)
+    device.free(buffer)
+    runner.close()
+    assert all(not d.counts for d in [device])
+
+
+def test_pages() -> None:
+    """Zeros in the child, also after the parent's were given back there; the parent keeps its own."""
+    pages = HostPages(1 << 16)
+    pages.bytes[:] = 7
+
+    def zeros() -> None:
+        nonlocal pages
+        assert not pages.bytes.any()
+        del pages
+        gc.collect()
+
+    assert in_child(zeros) == 0
+    assert (pages.bytes == 7).all()
+
+
+def test_a_model_of_the_child(tiny: Path) -> None:
+    """Numpy serves it; Vulkan does where the parent had not used it (drivers do not survive a fork)."""
+    with LLM(tiny, devices=["numpy"], n_ctx=64) as llm:
+        want = llm.generate([1, 2], 8, **GREEDY).tokens
+
+        def works() -> None:
+            with LLM(tiny, devices=["numpy"], n_ctx=64) as own:
+                assert own.generate([1, 2], 8, **GREEDY).tokens == want
+
+        assert in_child(works) == 0
+
+    def refuses() -> None:
+        with pytest.raises(ForkedProcess, match="Vulkan was in use"):
+            LLM(tiny, devices=["0"], n_ctx=64)
+
+    if device_infos():  # makes the instance
+        assert in_child(refuses) == 0
+
+
+EXITS = """
+import os, sys
+from vkbackend import LLM
+
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], devices=[sys.argv[2]], n_ctx=64, process=sys.argv[3] == "True")
+    want = llm.generate([1, 2], 8, temperature=0, ignore_eos=True).tokens
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(5)  # with all that runs at the end of a program
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    assert llm.generate([1, 2], 8, temperature=0, ignore_eos=True).tokens == want
+    next(llm.stream([1, 2], 60))
+    # Nothing is closed.
+"""
+
+
+@pytest.mark.parametrize(("name", "process"), [("numpy", False), ("numpy", True), ("0", False)])
+def test_programs_that_end(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
+    """The child's end takes nothing from the parent, and a parent ends that closed nothing."""
+    if name == "0" and not device_infos():
+        pytest.skip("no Vulkan device is present")
+    script = tmp_path / "exits.py"
+    script.write_text(EXITS)
+    command = [sys.executable, "-W", "ignore", str(script), str(tiny), name, str(process)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,232 @@
+"""Ctrl-C in a call of LLM, before any of its bytecodes and at random moments: what comes after is right."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+from device_sets import device_infos
+from fake_runner import FakeRunner, continuation
+from gguf_files import U32, gguf_bytes, key
+from tiny_models import Tiny, write_tiny
+
+from vkbackend import LLM
+from vkbackend.errors import VkbackendError
+from vkbackend.models import llm as llm_module
+from vkbackend.models.engine import answers, channel
+from vkbackend.tools.studies import interrupt_rounds, interrupts
+
+CALLERS = {module.__file__ for module in (llm_module, answers, channel)}
+PROMPT = [1, 8]
+RELEASED_S = 20.0  # how long what was interrupted may take to be released
+
+
+class Runner(FakeRunner):
+    made: list[Runner] = []  # noqa: RUF012
+
+    def __init__(self, *args: Any, progress: Any = None, **options: Any) -> None:
+        progress(1, 2)
+        super().__init__(*args, **options)
+        self.made.append(self)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model for a runner that computes nothing; `Runner.made` are those that were opened."""
+    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", SimpleNamespace(Runner=Runner))
+    monkeypatch.setattr(Runner, "made", [])
+    path = tmp_path / "none.gguf"
+    path.write_bytes(
+        gguf_bytes([key("general.architecture", 8, "llama"), key("tokenizer.ggml.eos_token_id", U32, 5)])
+    )
+    return path
+
+
+def strike(n: int, call: Callable[[], object]) -> bool:
+    """Run `call`, raise KeyboardInterrupt before bytecode `n` of the callers' side; False if it has fewer."""
+    left = n
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if event == "opcode":
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+        return count
+
+    def enter(frame: FrameType, _: str, __: Any) -> Any:
+        frame.f_trace_opcodes = frame.f_code.co_filename in CALLERS
+        return count if frame.f_trace_opcodes else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left < 0
+
+
+def everywhere(call: Callable[[], object], after: Callable[[], object], stride: int) -> int:
+    """Strike `call` at every stride-th bytecode, with `after` behind each; returns how often."""
+    n = 0
+    while strike(n, call):
+        after()
+        n += stride
+    assert n >= 20 * stride, f"{call} is over after {n} bytecodes"
+    return n
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + RELEASED_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.001)
+
+
+def all_released() -> bool:
+    engines = [thread for thread in threading.enumerate() if thread.name == "vkbackend-engine"]
+    return not engines and all(runner.closed == 1 for runner in Runner.made)
+
+
+def test_generate_and_stream(model: Path) -> None:
+    """The next request gets its own tokens, and nothing of the interrupted one runs on."""
+    with LLM(model, n_ctx=64) as llm:
+        options = {"temperature": 0, "ignore_eos": True}
+
+        def stream() -> None:
+            for _ in llm.stream(PROMPT, 3, **options):  # type: ignore[arg-type]
+                pass
+
+        def after() -> None:
+            assert llm.generate([1, 9], 3, **options).tokens == continuation([1, 9], 3)  # type: ignore[arg-type]
+            assert not llm._mailbox.channel.engine._engine.busy  # type: ignore[union-attr]
+
+        everywhere(lambda: llm.generate(PROMPT, 3, **options), after, 1)  # type: ignore[arg-type]
+        everywhere(stream, after, 1)
+        everywhere(lambda: llm.logits(PROMPT), after, 1)
+
+
+def test_load(model: Path) -> None:
+    """What was made so far is released, at once or soon."""
+    everywhere(lambda: LLM(model).close(), lambda: wait_until(all_released, "something is left"), 2)
+    with LLM(model) as llm:
+        assert llm.generate(PROMPT, 3, temperature=0).tokens == continuation(PROMPT, 3)
+
+
+def test_close(model: Path) -> None:
+    """May be called again, and does what is left to do."""
+    opened: list[LLM] = []
+
+    def close_again() -> None:
+        opened[-1].close()
+        assert all_released()
+        with pytest.raises(VkbackendError, match="closed"):
+            opened[-1].generate(PROMPT, 1)
+        opened.append(LLM(model))
+
+    opened.append(LLM(model))
+    everywhere(lambda: opened[-1].close(), close_again, 1)
+
+
+def test_drop(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that nobody holds any more is released, whatever strikes its finalizer."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's own keeps the model alive
+    opened: list[LLM] = []
+
+    def after() -> None:
+        wait_until(all_released, "a dropped model is left open")
+        opened.append(LLM(model))
+
+    opened.append(LLM(model))
+    everywhere(opened.clear, after, 1)
+
+
+def test_an_exception_of_progress_ends_the_loading(model: Path) -> None:
+    def refuse(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        LLM(model, progress=refuse)
+    wait_until(all_released, "the model is still there")
+
+
+def test_a_bug_in_a_step_ends_the_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    llm = LLM(model)
+    monkeypatch.setattr(Runner, "step", bug)
+    for _ in range(2):
+        with pytest.raises(VkbackendError, match="ZeroDivisionError: a bug"):
+            llm.generate(PROMPT, 1)
+    llm.close()
+    assert all_released()
+
+
+# ---- at random moments ----
+
+SOME = ["numpy"] + (["0"] if device_infos() else [])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", Tiny("qwen3", n_layer=1))
+
+
+@pytest.mark.parametrize("devices", SOME)
+def test_study(
+    tiny: Path, devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["interrupts", "-m", str(tiny), "-dev", devices, "-n", "20"])
+    assert interrupts.main() == 0
+    *_, total = capsys.readouterr().out.splitlines()
+    assert int(total.split()[2]) >= 20, total
+
+
+FAULTY = """
+import json, os, signal, sys, time
+first = int(sys.argv[-2])
+for n in range(first, first + 3):
+    print(json.dumps({"round": n, "phase": "decode"}), flush=True)
+    if n == 1:
+        time.sleep(600)
+    if n == 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    wrong = "wrong: [1], not [2]" if n == 0 else "left: 2" if n == 3 else ""
+    print(json.dumps({"round": n, "phase": "decode", "raised": 1, "wrong": wrong}), flush=True)
+"""
+
+
+def test_the_study_finds_faults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "faulty.py"
+    script.write_text(FAULTY)
+    monkeypatch.setattr(interrupts, "ROUNDS", [sys.executable, str(script)])
+    monkeypatch.setattr(sys, "argv", ["interrupts", "-n", "4", "--deadline", "2"])
+    assert interrupts.main() == 1
+    out, err = capsys.readouterr()
+    rows = {line.split()[1]: line.split()[2:] for line in out.splitlines() if line.startswith("0 ")}
+    assert rows["decode"] == ["4", "4", "1", "0", "1", "1", "1"]
+    assert "hang" in err and "crash" in err and "wrong: [1]" in err
+
+
+def test_a_round_notices_what_is_wrong(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = interrupt_rounds.Rounds(str(tiny), ["numpy"], False, str(tmp_path))
+    with rounds.llm:
+        assert rounds._what_is_wrong([], 0, None) == ""
+        with rounds.open():
+            monkeypatch.setattr(interrupt_rounds, "RELEASED_S", 0.0)
+            assert rounds._what_is_wrong([], 0, None).startswith("left: ")
+        rounds._known[0] = [0]
+        assert rounds._what_is_wrong([], 0, None).startswith("wrong: [")
+    assert rounds._what_is_wrong([], 0, None).startswith("error: ")
