@@ -84,6 +84,8 @@ def study(args: argparse.Namespace, devices: str, folder: str) -> dict[str, Coun
             sys.stderr.write(f"{devices} {phase}, round {at - 1}: {fault}, the process ended with {code}\n")
             if not any(count["rounds"] for count in found.values()):
                 break  # it does not even begin
+        bad = sum(count[name] for count in found.values() for name in FAULTS)
+        sys.stderr.write(f"{devices}: {raised} of {args.count} interrupts, {bad} faults\n")
     return found
 
 
