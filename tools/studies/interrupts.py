@@ -18,7 +18,7 @@ from collections import Counter
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from vkbackend.models.engine.arguments import whole_number
+from vkbackend.checks import whole_number
 from vkbackend.tools.console import console, table
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.turns import errors_told
