@@ -78,7 +78,8 @@ class Mailbox:
     def close(self) -> None:
         """Release the engine; may be called again, also after an interrupt. Raises Timeout where a step does
         not end in time, after which the engine releases itself."""
-        if not self._end(env.timeout_s() + hosting.ANSWER_MARGIN_S):
+        # What is in work ends, or its process is ended.
+        if not self._end(env.timeout_s() + hosting.ANSWER_MARGIN_S + hosting.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:

@@ -20,6 +20,8 @@ from vkbackend import LLM
 from vkbackend.errors import VkbackendError
 from vkbackend.models import llm as llm_module
 from vkbackend.models.engine import answers, channel
+from vkbackend.models.engine.messages import Progress
+from vkbackend.models.options import Options
 from vkbackend.tools.studies import interrupt_rounds, interrupts
 
 CALLERS = {module.__file__ for module in (llm_module, answers, channel)}
@@ -30,9 +32,9 @@ RELEASED_S = 20.0  # how long what was interrupted may take to be released
 class Runner(FakeRunner):
     made: list[Runner] = []  # noqa: RUF012
 
-    def __init__(self, *args: Any, progress: Any = None, **options: Any) -> None:
+    def __init__(self, options: Options, progress: Progress) -> None:
         progress(1, 2)
-        super().__init__(*args, **options)
+        super().__init__(n_ctx=options.n_ctx, n_slots=options.n_slots)
         self.made.append(self)
 
 
@@ -115,6 +117,13 @@ def test_generate_and_stream(model: Path) -> None:
         everywhere(lambda: llm.logits(PROMPT), after, 1)
 
 
+@pytest.fixture
+def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells of an interrupt in `__del__`, and keeps the model with it, as pytest does."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+
+@pytest.mark.usefixtures("silent_finalizers")
 def test_load(model: Path) -> None:
     """What was made so far is released, at once or soon."""
     everywhere(lambda: LLM(model).close(), lambda: wait_until(all_released, "something is left"), 2)
@@ -137,9 +146,9 @@ def test_close(model: Path) -> None:
     everywhere(lambda: opened[-1].close(), close_again, 1)
 
 
-def test_drop(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("silent_finalizers")
+def test_drop(model: Path) -> None:
     """A model that nobody holds any more is released, whatever strikes its finalizer."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's own keeps the model alive
     opened: list[LLM] = []
 
     def after() -> None:
@@ -186,10 +195,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_study(
     tiny: Path, devices: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["interrupts", "-m", str(tiny), "-dev", devices, "-n", "20"])
+    monkeypatch.setattr(sys, "argv", ["interrupts", "-m", str(tiny), "-dev", devices, "-n", "15"])
     assert interrupts.main() == 0
     *_, total = capsys.readouterr().out.splitlines()
-    assert int(total.split()[2]) >= 20, total
+    assert int(total.split()[2]) >= 15, total
 
 
 FAULTY = """
