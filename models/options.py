@@ -206,7 +206,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of `Chat.send`."""
 
     stop: str | Sequence[str] | None
-    """Strings that end the text; they are left out themselves. None (as by default): none."""
+    """Strings that end the text; they are left out themselves. None (default): none."""
     ignore_eos: bool
     """True: go on after the model's stop tokens."""
 

@@ -26,7 +26,7 @@ class SamplingKeywords(TypedDict, total=False):
     """What may be given for the fields of `SamplingParams`: how the next token is chosen."""
 
     temperature: float
-    """Default: 0.8. 0 takes the most likely token, the lowest id on ties."""
+    """How much chance decides (default: 0.8); 0 takes the most likely token, the lowest id on ties."""
     top_k: int
     """Candidates that are kept, the most likely ones (default: 40); 0 keeps all."""
     top_p: float
