@@ -60,6 +60,10 @@ class RopeTable:
                 "YaRN needs the original context length and a frequency base above 1, got "
                 f"{self.orig_ctx} and {self.freq_base}"
             )
+        if self.scaling == "yarn" and not min(self.beta_fast, self.beta_slow) > 0:
+            raise InvalidArgument(
+                f"YaRN's beta_fast and beta_slow must be positive, got {self.beta_fast} and {self.beta_slow}"
+            )
         if self.temperature_length <= 0 or not math.isfinite(self.temperature):
             raise InvalidArgument(
                 f"RoPE temperature {self.temperature} over {self.temperature_length} positions: the first "

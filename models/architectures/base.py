@@ -317,12 +317,15 @@ def is_off(value: Any) -> bool:
     return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
 
 
-def read_float(gguf: GGUF, key: str, default: float) -> float:
-    """A number; the default where the key is absent or at an off value."""
+def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
+    """A number, at least `low`; the default where the key is absent or at an off value."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata or is_off(gguf.metadata[name]):
         return default
-    return float(gguf.f32(name))
+    value = float(gguf.f32(name))
+    if value < low:
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected at least {low}")
+    return value
 
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

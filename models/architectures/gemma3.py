@@ -38,7 +38,9 @@ class Model(Decoder):
                 layer = replace(layer, scale=(c.n_embd / layer.n_head) ** -0.5)
             local = window and windowed[il]
             layers[il] = replace(layer, window=window, rope="rope_swa") if local else layer
-        return replace(c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0))
+        return replace(
+            c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0, low=0.0)
+        )
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         tables = super().read_ropes(gguf)

@@ -80,7 +80,9 @@ class Model(gemma3.Model):
                 layer = replace(layer, head_dim=dim, head_dim_v=dim, n_rot=n_rot, rope="rope_swa")
                 layer = replace(layer, window=window)
             layers.append(layer)
-        return replace(c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0))
+        return replace(
+            c, layers=tuple(layers), softcap=read_float(gguf, "final_logit_softcapping", 0.0, low=0.0)
+        )
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         widths = {layer.rope: layer.n_rot for layer in self.config.layers}

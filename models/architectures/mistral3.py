@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vkbackend.errors import UnsupportedModel
+from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import llama
@@ -28,8 +28,12 @@ class Model(llama.Model):
         table = super().read_ropes(gguf)["rope"]
         if table.scaling == "yarn":
             log_multiplier = read_float(gguf, "rope.scaling.yarn_log_multiplier", 0.0)
-            shrunk = table.attn_factor / (1 + 0.1 * log_multiplier * math.log(table.factor))
-            table = replace(table, attn_factor=shrunk)
+            grown = 1 + 0.1 * log_multiplier * math.log(table.factor)
+            if grown <= 0:
+                raise GGUFError(
+                    f"{gguf.paths[0]}: yarn_log_multiplier {log_multiplier} leaves nothing of q k^T"
+                )
+            table = replace(table, attn_factor=table.attn_factor / grown)
         temperature = read_float(gguf, "attention.temperature_scale", 0.0)
         if temperature and any(layer.n_rot < layer.head_dim for layer in self.config.layers):
             raise UnsupportedModel(

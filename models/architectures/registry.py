@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from vkbackend.errors import UnsupportedModel
+from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.gguf.reader import GGUF
 
@@ -39,7 +39,10 @@ def load_model(gguf: GGUF) -> Model:
             f"{gguf.paths[0]}: architecture {name!r} is not supported; "
             f"supported are: {', '.join(ARCHITECTURES)}"
         )
-    model: Model = model_class(name)(gguf)
+    try:
+        model: Model = model_class(name)(gguf)
+    except InvalidArgument as error:  # of a RoPE table, for one: the file asks for it
+        raise GGUFError(f"{gguf.paths[0]}: {error}") from None
     return model
 
 

@@ -1,7 +1,9 @@
 """Parses the header of one GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
 
-The file is mapped; values stay undecoded. Every count is checked against a limit and against what is left of
-the file before it is used, so a damaged file ends in `GGUFError`, quickly and in little memory.
+The header is read and the file mapped behind it, for its tensors: a page that is gone when a map is read, as
+of a file that is cut short meanwhile, ends the process. Values stay undecoded. Every count is checked against
+a limit and against what is left of the file before it is used, so a damaged file ends in `GGUFError`, quickly
+and in no more memory than MAX_HEADER.
 """
 
 import itertools
@@ -26,6 +28,7 @@ MAX_ARRAY = 1 << 24  # elements
 MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
+FIRST_READ, MAX_READ = 1 << 16, 1 << 20  # bytes
 
 # Value types of the format by id: name and struct character.
 SCALARS = {
@@ -83,11 +86,12 @@ class Value:
 
 
 class _Cursor:
-    """A position in the header of a mapped file; what is read next is checked before it is read."""
+    """A position in the header of a file; what is read next is checked before it is read."""
 
-    def __init__(self, path: Path, buf: mmap.mmap) -> None:
-        self.path, self.buf, self.pos = path, buf, 0
-        self.file_bytes = len(buf)
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self.fd, self.pos = path, fd, 0
+        self.buf = bytearray()  # the file from its start, as far as it was read
+        self.file_bytes = os.fstat(fd).st_size
         self.end = min(self.file_bytes, MAX_HEADER)
 
     def error(self, message: str) -> GGUFError:
@@ -96,12 +100,22 @@ class _Cursor:
     def need(self, n_bytes: int, what: str) -> None:
         left = self.end - self.pos
         if n_bytes <= left:
+            self._read_to(self.pos + n_bytes)
             return
         if self.end < self.file_bytes:
             raise self.error(f"the header goes on beyond {MAX_HEADER} bytes at {what}; the file is damaged")
         raise self.error(
             f"truncated or damaged: {what} needs {n_bytes} bytes, {left} are left; get the file again"
         )
+
+    def _read_to(self, stop: int) -> None:
+        if stop <= len(self.buf):
+            return
+        stop = min(self.end, max(stop, FIRST_READ, 2 * len(self.buf)))
+        while (n_read := len(self.buf)) < stop:
+            if not (piece := os.pread(self.fd, min(stop - n_read, MAX_READ), n_read)):
+                raise self.error(f"the file was cut short to {n_read} bytes while it was read; get it again")
+            self.buf += piece
 
     def number(self, code: str, what: str) -> int:
         self.need(struct.calcsize(code), what)
@@ -123,7 +137,7 @@ class _Cursor:
         try:
             text = raw.decode()
         except UnicodeDecodeError as e:
-            raise self.error(f"{what} is not UTF-8: {raw[:64]!r}") from e
+            raise self.error(f"{what} is not UTF-8: {bytes(raw[:64])!r}") from e
         self.pos += n
         return text
 
@@ -148,52 +162,62 @@ class _Cursor:
 
     def skip_strings(self, n: int, what: str) -> None:
         """Moves over n strings. 0.1 us each: the only part of opening that grows with the vocabulary."""
-        pos, unpack, buf = self.pos, U64.unpack_from, self.buf
-        try:
-            for _ in range(n):
-                pos += unpack(buf, pos)[0] + 8
-        except (struct.error, OverflowError):  # a length that leads past the end of the file
-            pos = self.file_bytes + 1
+        pos, unpack, buf, i = self.pos, U64.unpack_from, self.buf, 0
+        while i < n:
+            try:
+                for i in range(i, n):  # noqa: B007, B020  (it goes on where it stopped)
+                    pos += unpack(buf, pos)[0] + 8
+                break
+            except (struct.error, OverflowError):  # beyond what was read, or the end of the file
+                self.need(pos + 8 - self.pos, what)
         self.need(pos - self.pos, what)
         self.pos = pos
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """One file: its header as bytes, all of it as a map."""
+
     path: Path
+    header: bytearray
     buf: mmap.mmap
     values: dict[str, Value]
     tensors: list[TensorInfo]
 
 
-def _map(path: Path) -> mmap.mmap:
+def parse(path: Path, index: int) -> Part:
     try:
         mode = path.stat().st_mode  # asked first: opening a named pipe would wait for a writer
-        if stat.S_ISDIR(mode):
-            raise GGUFError(f"{path}: is a directory; give the path of a .gguf file")
-        if not stat.S_ISREG(mode):
-            raise GGUFError(f"{path}: is not a regular file; give the path of a .gguf file")
-        with open(path, "rb") as f:
-            if os.fstat(f.fileno()).st_size < 24:
-                raise GGUFError(f"{path}: not a GGUF file: shorter than the 24 bytes of a GGUF header")
-            return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path
         raise GGUFError(f"{path}: cannot be read: {e}") from e
-
-
-def parse(path: Path, index: int) -> Part:
-    buf = _map(path)
+    if stat.S_ISDIR(mode):
+        raise GGUFError(f"{path}: is a directory; give the path of a .gguf file")
+    if not stat.S_ISREG(mode):
+        raise GGUFError(f"{path}: is not a regular file; give the path of a .gguf file")
     try:
-        return _parse_header(_Cursor(path, buf), index)
-    except BaseException:
-        buf.close()
-        raise
+        with open(path, "rb", buffering=0) as file:
+            return _parse_file(_Cursor(path, file.fileno()), index)
+    except OSError as e:
+        raise GGUFError(f"{path}: cannot be read: {e}") from e
 
 
-def _parse_header(cur: _Cursor, index: int) -> Part:
-    if (magic := cur.buf[:4]) != b"GGUF":
+def _parse_file(cur: _Cursor, index: int) -> Part:
+    values, tensors = _parse_header(cur, index)
+    del cur.buf[cur.pos :]
+    try:
+        mapped = mmap.mmap(cur.fd, cur.file_bytes, access=mmap.ACCESS_READ)
+    except ValueError:  # the file is shorter
+        raise cur.error("the file was cut short while it was read; get it again") from None
+    return Part(cur.path, cur.buf, mapped, values, tensors)
+
+
+def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[TensorInfo]]:
+    if cur.file_bytes < 24:
+        raise GGUFError(f"{cur.path}: not a GGUF file: shorter than the 24 bytes of a GGUF header")
+    cur.need(24, "the beginning")
+    if (magic := bytes(cur.buf[:4])) != b"GGUF":
         raise GGUFError(f"{cur.path}: not a GGUF file: it begins with {magic!r} instead of b'GGUF'")
     cur.pos = 4
     version = cur.number("I", "the version")
@@ -227,7 +251,7 @@ def _parse_header(cur: _Cursor, index: int) -> Part:
     cur.need(32 * n_tensors, f"a table of {n_tensors} tensors")
     table = [_parse_tensor(cur, i, index) for i in range(n_tensors)]
     data_start = -(-cur.pos // alignment) * alignment
-    return Part(cur.path, cur.buf, values, _place(cur, table, data_start, alignment))
+    return values, _place(cur, table, data_start, alignment)
 
 
 def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:

@@ -1,10 +1,9 @@
-"""GGUF model files: metadata, tensor table and tensor bytes, straight from a memory map.
+"""GGUF model files: metadata and tensor table, and tensor bytes straight from a memory map.
 
-Nothing is copied; arrays are decoded when asked for. A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
-Knows the container only: no architecture, no device. The header itself is parsed in gguf_header.py.
+No tensor is copied; metadata is decoded when asked for. A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
+Knows the container only: no architecture, no device. The header itself is parsed in header.py.
 """
 
-import mmap
 import os
 import re
 import struct
@@ -34,6 +33,8 @@ __all__ = ["GGUF", "REQUIRED", "Metadata", "TensorInfo"]
 
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
+MAX_F32 = float(np.finfo(np.float32).max)  # devices compute in it
+
 T = TypeVar("T")
 
 
@@ -50,8 +51,8 @@ REQUIRED = _Required()
 class Metadata(Mapping[str, Any]):
     """The metadata of a file; a value is decoded on access: int, float, bool, str, list[str], numpy array."""
 
-    def __init__(self, path: Path, buf: mmap.mmap, values: dict[str, Value]) -> None:
-        self._path, self._buf, self._values = path, buf, values
+    def __init__(self, part: Part) -> None:
+        self._path, self._buf, self._values = part.path, part.header, part.values
 
     def __getitem__(self, key: str) -> Any:
         v = self._values[key]
@@ -82,7 +83,7 @@ class Metadata(Mapping[str, Any]):
         """A value as it lies in the file: its type (and length, for an array), then its bytes."""
         v = self._values[key]
         head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
-        return head + self._buf[v.start : v.stop]
+        return head + bytes(self._buf[v.start : v.stop])
 
     def _strings(self, key: str, v: Value) -> list[str]:
         raw, pos, out = self._buf[v.start : v.stop], 0, []
@@ -111,7 +112,7 @@ class GGUF:
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
         self.paths = [p.path for p in parts]
-        self.metadata = Metadata(parts[0].path, parts[0].buf, parts[0].values)
+        self.metadata = Metadata(parts[0])
         self.tensors = {t.name: t for p in parts for t in p.tensors}
 
     @classmethod
@@ -177,10 +178,10 @@ class GGUF:
         return value
 
     def f32(self, key: str, default: T | _Required = REQUIRED) -> float | T:
-        """A finite f32 or f64."""
+        """A finite f32, or an f64 in its range."""
         value = self._read(key, default, "a finite float", FLOATS, False)
-        if key in self.metadata and not np.isfinite(value):
-            raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite float")
+        if key in self.metadata and not abs(value) <= MAX_F32:
+            raise GGUFError(f"{self.paths[0]}: {key!r} is {value}, expected a finite float of 32 bits")
         return value
 
     def boolean(self, key: str, default: T | _Required = REQUIRED) -> bool | T:
@@ -242,13 +243,16 @@ def _check_split(parts: list[Part]) -> None:
     """split.no, split.count and split.tensors.count must agree with the parts found; names be unique."""
     total, seen = sum(len(p.tensors) for p in parts), dict[str, Path]()
     for i, part in enumerate(parts):
-        meta = Metadata(part.path, part.buf, part.values)
+        meta = Metadata(part)
         required = len(parts) > 1
         for key, actual in (("split.count", len(parts)), ("split.no", i), ("split.tensors.count", total)):
             if key not in meta:
                 if required:
                     raise GGUFError(f"{part.path}: named as a part of a split model, but {key!r} is missing")
                 continue
+            kind, is_array = meta.kind(key)
+            if is_array or kind not in INTEGERS:
+                raise GGUFError(f"{part.path}: {key!r} is {meta.describe(key)}, expected an integer")
             stated = meta[key]
             # Some tools write a count of 0 into a whole file.
             lone = key == "split.count" and not required and stated == 0

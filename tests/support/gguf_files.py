@@ -1,11 +1,16 @@
 """Builds GGUF files byte by byte, well formed or not, for the tests of the reader and the tokenizer."""
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vkbackend.models.gguf.header import TENSOR_TYPES
+from vkbackend.models.gguf.reader import GGUF
+
 U32, I32, F32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
-_CODES = {0: "B", 2: "H", U32: "I", I32: "i", F32: "f", BOOL: "?", 10: "Q", 12: "d"}
+_CODES = {
+    0: "B", 1: "b", 2: "H", 3: "h", U32: "I", I32: "i", F32: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"
+}  # fmt: skip
 
 
 def string(text: str | bytes) -> bytes:
@@ -42,6 +47,19 @@ def gguf_bytes(
         b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys)) + b"".join(keys) + b"".join(tensors)
     )
     return head + bytes(-len(head) % align) + data
+
+
+def with_keys(source: GGUF, changed: Mapping[str, bytes]) -> bytes:
+    """A file of one part with some of its values others: each its type, the length of an array, and bytes."""
+    keys = [string(name) + source.metadata.stored(name) for name in source.metadata if name not in changed]
+    keys += [string(name) + value for name, value in changed.items()]
+    kinds = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+    start = min((info.offset for info in source.tensors.values()), default=0)
+    table = [
+        tensor(name, info.shape[::-1], kinds[info.type], info.offset - start)
+        for name, info in source.tensors.items()
+    ]
+    return gguf_bytes(keys, table, source.file(0)[start:].tobytes() if table else b"")
 
 
 def vocabulary(

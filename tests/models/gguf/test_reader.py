@@ -3,6 +3,8 @@
 import os
 import resource
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf as reference
@@ -157,6 +159,7 @@ def test_typed_reads_name_key_found_and_expected(tmp_path: Path) -> None:
         ARCH,
         key("f", F32, 1.5),
         key("nan", F32, float("nan")),
+        key("large", 12, 1e300),
         key("neg", 5, -1),
         array("s", STRING, ["x"]),
     ]
@@ -166,6 +169,7 @@ def test_typed_reads_name_key_found_and_expected(tmp_path: Path) -> None:
             (g.u32, "neg", "-1", "an integer"),
             (g.u32, "gone", "missing", "an integer"),
             (g.f32, "nan", "nan", "finite"),
+            (g.f32, "large", "1e+300", "32 bits"),
             (g.string, "s", "an array of 1 string", "a string"),
             (g.ints, "s", "an array of 1 string", "an array of integers"),
             (g.strings, "f", "a f32", "an array of strings"),
@@ -219,6 +223,21 @@ def test_split_model_with_a_part_missing(tmp_path: Path) -> None:
 def test_split_model_that_disagrees(tmp_path: Path, override: dict[str, int]) -> None:
     with pytest.raises(GGUFError, match=next(iter(override))):
         GGUF.open(parts(tmp_path, 3, **override)[0])
+
+
+@pytest.mark.parametrize("name", ["split.count", "split.no", "split.tensors.count"])
+@pytest.mark.parametrize(
+    "of",
+    [array("", 2, [1, 2]), array("", U32, []), key("", F32, 1.0), key("", STRING, "1")],
+    ids=("array", "empty", "float", "string"),
+)
+def test_split_model_whose_counts_are_none(tmp_path: Path, name: str, of: bytes) -> None:
+    raw = gguf_bytes([ARCH, string(name) + of[8:]])
+    rejects(tmp_path, raw, repr(name), "expected an integer")
+    paths = parts(tmp_path, 2, **{name: -1})
+    paths[1].write_bytes(gguf_bytes([string(name) + of[8:]], [tensor("t1", [4])], bytes(16)))
+    with pytest.raises(GGUFError, match="split"):
+        GGUF.open(paths[0])
 
 
 def test_split_model_with_a_tensor_twice(tmp_path: Path) -> None:
@@ -355,7 +374,49 @@ def test_noise_after_the_magic(tmp_path_factory: pytest.TempPathFactory, noise: 
         pass
 
 
-def test_a_large_hostile_array_costs_neither_time_nor_memory(tmp_path: Path) -> None:
+CUT_SHORT = """if True:
+    import os, sys
+    from vkbackend.errors import GGUFError
+    from vkbackend.models.gguf.reader import GGUF
+    path, function, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+    def cut(frame, event, _):
+        code = frame.f_code
+        if code.co_name == function and code.co_filename.endswith("header.py"):
+            os.truncate(path, left)
+
+    sys.settrace(cut)
+    try:
+        GGUF.open(path).get("long")
+    except GGUFError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [("value", 50), ("value", 4096), ("skip_strings", 70_000), ("_place", 4096), ("_place", -1)],
+)
+def test_a_file_cut_short_while_it_is_read(tmp_path: Path, function: str, left: int) -> None:
+    """As by a program that writes it again; read through a map that is a signal that ends the process."""
+    raw = gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)], [tensor("t", [64])], bytes(256))
+    path = write(tmp_path, raw)
+    command = [sys.executable, "-c", CUT_SHORT, str(path), function, str(left % len(raw))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(path) in done.stdout and "was cut short" in done.stdout
+
+
+@pytest.mark.own_process
+def test_the_header_outlives_the_file(tmp_path: Path) -> None:
+    """What is asked for later was read already."""
+    path = write(tmp_path, gguf_bytes([ARCH, array("long", STRING, ["x"] * 200_000)]))
+    with GGUF.open(path) as g:
+        os.truncate(path, 0)
+        assert g.strings("long") == ["x"] * 200_000 and g.architecture == "llama"
+
+
+def test_a_large_hostile_array_costs_little(tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("k") + struct.pack("<IIQ", ARRAY, STRING, 1 << 24)
     with open(path, "wb") as f:
