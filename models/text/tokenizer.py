@@ -20,6 +20,7 @@ from tokenizers.models import BPE
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.pre_tokenizers import PRE_TOKENIZERS
+from vkbackend.models.text.special_tokens import MAX_LENGTH, SpecialTokens
 from vkbackend.models.text.spm import SPACE, SpmMerger
 
 
@@ -91,9 +92,15 @@ class Tokenizer:
 
         matched = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
         special = [(t, i) for t, i in self._ids.items() if self._types[i] in matched]
-        # The longest is looked for first, in the whole text, as llama.cpp does.
-        self._special = sorted(special, key=lambda item: (-len(item[0].encode()), item[1]))
-        self._user_defined = [(t, i) for t, i in self._special if self._types[i] == TokenType.USER_DEFINED]
+        for text, i in special:
+            if len(text) > MAX_LENGTH:
+                raise GGUFError(
+                    f"{path}: special token {i} has {len(text)} characters, at most {MAX_LENGTH} are accepted"
+                )
+        self._special = SpecialTokens(special)
+        self._user_defined = SpecialTokens(
+            (t, i) for t, i in special if self._types[i] == TokenType.USER_DEFINED
+        )
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
@@ -229,7 +236,7 @@ class Tokenizer:
         if add_special and self.add_bos and self.bos_id is not None:
             out.append(self.bos_id)
         prefix = self.add_space_prefix  # a text that follows a special token begins with a space again
-        for fragment in self._cut(text, self._special if parse_special else self._user_defined):
+        for fragment in (self._special if parse_special else self._user_defined).cut(text):
             if isinstance(fragment, int):
                 out.append(fragment)
                 prefix = self.add_space_prefix
@@ -239,23 +246,6 @@ class Tokenizer:
         if add_special and self.add_eos and self.eos_id is not None:
             out.append(self.eos_id)
         return out
-
-    @staticmethod
-    def _cut(text: str, special: list[tuple[str, int]]) -> list[str | int]:
-        """The text with each special token in it replaced by its id."""
-        fragments: list[str | int] = [text] if text else []
-        for token, token_id in special:
-            if token not in text:
-                continue
-            cut: list[str | int] = []
-            for fragment in fragments:
-                if isinstance(fragment, int):
-                    cut.append(fragment)
-                    continue
-                for i, part in enumerate(fragment.split(token)):
-                    cut += ([token_id] if i else []) + ([part] if part else [])
-            fragments = cut
-        return fragments
 
     # ---- ids to text ----
 

@@ -1,0 +1,127 @@
+"""Special tokens in a text: which parts of it are tokens as they stand, before anything is merged.
+
+As in llama.cpp the longest token (in bytes, the lower id among equals) is cut out of the whole text first,
+from left to right, then the next one out of what is left. Done token by token that takes tokens x characters.
+Here the text is read once, and each place where a token can begin asks for the longest one that fits, in
+O(log tokens); only where a better token overlaps one are the places of a stretch put in order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from vkbackend.models.text.prefix import n_common
+
+MAX_LENGTH = 1024  # characters; runs of spaces or dashes in published vocabularies have 256 at most
+
+
+class SpecialTokens:
+    """`tokens`: (text, id) pairs, the texts all different, of 1 to MAX_LENGTH characters."""
+
+    def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
+        ids = dict(tokens)
+        # Sorted, the tokens that a text begins with are the last one not behind it and some that this one
+        # begins with. The first stands for none.
+        texts = self._texts = ["", *sorted(ids)]
+        self._ids = [-1, *(ids[text] for text in texts[1:])]
+        self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
+        self._rank = [0] * len(texts)
+        self._best = dict[str, int]()  # by its first character, the rank of the first token to be cut out
+        for rank, i in enumerate(self._by_rank):
+            self._rank[i] = rank
+            self._best.setdefault(texts[i][0], rank)
+        self._longest = max(map(len, texts))
+        self._begin = re.compile(f"[{''.join(map(re.escape, sorted(self._best)))}]") if ids else None
+        self._link()
+
+    def _link(self) -> None:
+        """For every token the longest other one that it begins with, and one further up that chain, so that
+        a place in it is found in logarithmically many steps (Myers 1983)."""
+        self._prefix, self._jump, depth = [0], [0], [0]
+        for text in self._texts[1:]:
+            i = len(self._prefix) - 1
+            while not text.startswith(self._texts[i]):
+                i = self._prefix[i]
+            near, far = self._jump[i], self._jump[self._jump[i]]
+            self._prefix.append(i)
+            self._jump.append(far if depth[i] - depth[near] == depth[near] - depth[far] else i)
+            depth.append(depth[i] + 1)
+
+    def cut(self, text: str) -> list[str | int]:
+        """The text with each special token in it replaced by its id."""
+        out: list[str | int] = []
+        done = 0
+        for at, i in self._find(text):
+            out += (text[done:at], self._ids[i]) if done < at else (self._ids[i],)
+            done = at + len(self._texts[i])
+        return [*out, text[done:]] if done < len(text) else out
+
+    def _find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where the tokens are that are cut out, and which."""
+        at = 0
+        while self._begin and (match := self._begin.search(text, at)):
+            at = match.start()
+            if not (i := self._fitting(text, at, len(text))):
+                at += 1
+            elif self._yields(text, at, i):
+                taken, at = self._settle(text, at)
+                yield from taken
+            else:
+                yield at, i
+                at += len(self._texts[i])
+
+    def _fitting(self, text: str, at: int, end: int) -> int:
+        """The longest token that stands at a place and ends in time; 0 for none."""
+        part = text[at : min(end, at + self._longest)]
+        i = bisect_right(self._texts, part) - 1
+        if part.startswith(self._texts[i]):
+            return i
+        if not self._prefix[i]:
+            return 0
+        n = n_common(part, self._texts[i])
+        while len(self._texts[i]) > n:
+            i = self._jump[i] if len(self._texts[self._jump[i]]) > n else self._prefix[i]
+        return i
+
+    def _yields(self, text: str, at: int, i: int) -> bool:
+        """Whether a token that comes first in rank begins inside the one at a place."""
+        assert self._begin
+        rank = self._rank[i]
+        for match in self._begin.finditer(text, at + 1, at + len(self._texts[i])):
+            if self._best[match[0]] < rank and (other := self._fitting(text, match.start(), len(text))):
+                if self._rank[other] < rank:
+                    return True
+        return False
+
+    def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
+        """The tokens cut out of the stretch from a place up to where none reaches over, and its end.
+
+        Each place offers its longest token, and the best offer of all is taken; a place where the token does
+        not fit any more offers its next one. It makes O(log length) offers: each is longer than the next two
+        together.
+        """
+        assert self._begin
+        n, end, offers = len(text), begin + 1, list[int]()
+        for match in self._begin.finditer(text, begin):
+            if (at := match.start()) >= end:
+                break
+            if i := self._fitting(text, at, n):
+                offers.append(self._rank[i] * n + at)
+                end = max(end, at + len(self._texts[i]))
+        heapq.heapify(offers)
+        covered, taken = bytearray(end - begin), list[tuple[int, int]]()
+        while offers:
+            rank, at = divmod(heapq.heappop(offers), n)
+            i = self._by_rank[rank]
+            size = len(self._texts[i])
+            first = at - begin
+            blocked = covered.find(1, first, first + size)
+            if blocked < 0:
+                covered[first : first + size] = bytes([1]) * size
+                taken.append((at, i))
+            elif blocked > first and (i := self._fitting(text, at, begin + blocked)):
+                heapq.heappush(offers, self._rank[i] * n + at)
+        return sorted(taken), end
