@@ -34,7 +34,7 @@ class Chat:
             if text is not None:
                 text_of(name, text)
         special = (self._tokenizer.bos_id, self._tokenizer.eos_id)
-        bos, eos = ("" if i is None else self._tokenizer.piece(i).decode() for i in special)
+        bos, eos = ("" if i is None else self._tokenizer.piece(i).decode(errors="replace") for i in special)
         source = required(llm.chat_template if template is None else template)
         self._template = ChatTemplate(source, bos, eos)
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]

@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import fake_runner
 import pytest
-from gguf_files import F32, STRING, array, key, vocabulary
+from gguf_files import F32, STRING, U32, array, key, vocabulary
 from places import ROOT
 
 from vkbackend import LLM
@@ -105,6 +106,17 @@ def test_a_turn_computes_only_what_is_new(model: Path) -> None:
         chat.clear()
         again = list(chat.send("w2. w3.", 6, temperature=0, ignore_eos=True))
         assert [c.token for c in again] == [c.token for c in first]
+
+
+def test_a_beginning_token_need_not_be_text(model: Path) -> None:
+    """A template may write out the texts of the special tokens, and a byte may be one."""
+    raw = model.read_bytes().replace(b"<0x41>", b"<0xFF>")
+    extra = key("tokenizer.ggml.bos_token_id", U32, TOKENS.index("<0x41>"))
+    n_keys = struct.unpack_from("<Q", raw, 16)[0] + 1
+    model.write_bytes(raw[:16] + struct.pack("<Q", n_keys) + extra + raw[24:])
+    with LLM(model, n_ctx=64) as llm:
+        chat = Chat(llm, template="{{ bos_token }}{{ messages[0].content }}")
+        assert chat._template.render([{"role": "user", "content": "a"}]) == "\ufffda"
 
 
 def test_an_answer_that_is_ended_stays_and_a_stop_string_does_not_mix_up_tokens(model: Path) -> None:

@@ -1,0 +1,219 @@
+"""A chat template in a process of its own (template_worker.py), which can be ended: templates come with model
+files, and 119 characters of one can crash an interpreter.
+
+The process stays while the template is used, and another one replaces it where it ended. It is started as a
+program, never forked from here, and has nothing of ours but one socket. Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any
+
+from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
+from vkbackend.models.text.template_frames import ASKED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
+
+WORKER = "vkbackend.models.text.template_worker"
+# As `python -m`, and for packages that are not where an interpreter looks by itself. Its own folders come
+# first: a module beside the program may bear the name of one that the process needs.
+START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
+MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer takes
+CPU_S, WALL_S = 5, 30.0  # of one request; the longest known templates compile in 0.1 s
+START_S = 60.0  # 0.2 s on two cores
+END_S = 5.0  # until a process that was killed is gone
+ANOTHER = "give another one with --chat-template-file (in Python `template`)"
+
+Items = tuple[tuple[str, Any], ...]  # of a message
+
+
+class Ended(Exception):
+    """The process is gone: `code` as Popen's."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        if self.code is None or self.code >= 0:
+            return f"exit code {self.code}"
+        with suppress(ValueError):
+            return signal.Signals(-self.code).name
+        return f"signal {-self.code}"
+
+
+class TemplateProcess:
+    """`source` compiled. Several threads may render; they take turns.
+
+    Raises InvalidArgument for a template that is not valid, does not take a conversation, or reaches a limit,
+    Timeout and VkbackendError where the system does not give it a process.
+    """
+
+    def __init__(self, source: str, bos: str, eos: str, most: int) -> None:
+        self._template = {"source": source, "bos": bos, "eos": eos, "most": most}
+        self._renew()
+        self._ask(None)
+
+    def _renew(self) -> None:
+        self._worker: _Worker | None = None
+        self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self._ask([tuple(message.items()) for message in messages])
+
+    def _ask(self, messages: list[Items] | None) -> str:
+        """The text of a conversation; None compiles the template, where that is to be done."""
+        if self._pid != os.getpid():  # forked: the process and whoever holds the lock are the parent's
+            self._renew()
+        lock, taken = self._lock, False
+        try:
+            taken = lock.acquire(timeout=WALL_S)
+            if not taken:
+                raise Timeout(f"the chat template was busy with others for {WALL_S:.0f} s; try again")
+            worker = self._worker
+            if worker is None or not worker.idle():
+                self._worker = None
+                worker = _Worker()
+                worker.ask(self._template, 0)
+                self._worker = worker
+            return "" if messages is None else worker.render(messages)
+        finally:
+            if taken:
+                lock.release()
+
+
+class _Worker:
+    """The process, started, and killed when nobody uses it any more."""
+
+    def __init__(self) -> None:
+        self._last: tuple[list[Items], str] = [], ""  # the last conversation and its text
+        self._socket, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable or "", "-P", "-c", START, *(path for path in sys.path if path)],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the caller
+                )
+        except OSError as error:
+            self._socket.close()
+            raise VkbackendError(f"no process for the chat template can be started: {error}") from None
+        self.kill = weakref.finalize(self, _end, self._process, self._socket, os.getpid())
+        try:
+            self._exchange(b"", START_S, READY)
+        except TimeoutError:
+            raise Timeout(f"the process for the chat template did not start in {START_S:.0f} s") from None
+        except Ended as ended:
+            raise VkbackendError(
+                f"the process for the chat template did not start ({ended}); `{sys.executable} -m {WORKER} "
+                "</dev/null` shows why"
+            ) from None
+
+    def idle(self) -> bool:
+        """Whether it waits for a request: it is there and says nothing."""
+        try:
+            self._socket.setblocking(False)
+            self._socket.recv(1)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        self.kill()
+        return False
+
+    def render(self, messages: list[Items]) -> str:
+        before, text = self._last
+        self._last = [], ""  # until it has answered: neither side holds anything
+        n = sum(1 for _ in takewhile(_same, zip(messages, before, strict=False)))
+        kept, rest = self.ask({"messages": messages[n:], "held": len(text)}, n)
+        self._last = messages, text[:kept] + rest
+        return self._last[1]
+
+    def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
+        """Send a request behind the `kept` first of the last messages; returns how many characters of the
+        last text the answer begins with, and what follows."""
+        try:
+            text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"a conversation of texts is expected: {error}") from None
+        body = text.encode("utf-8", "surrogatepass")
+        if len(body) > MAX_REQUEST:
+            raise InvalidArgument(f"the conversation has {len(body)} bytes, at most {MAX_REQUEST} are taken")
+        try:
+            kind, kept, text = self._exchange(HEAD.pack(len(body), kept, ASKED) + body, WALL_S, TEXT)
+        except TimeoutError:
+            raise InvalidArgument(f"the chat template took more than {WALL_S:.0f} s; {ANOTHER}") from None
+        except Ended as ended:
+            if ended.code == -signal.SIGXCPU:
+                raise InvalidArgument(f"the chat template computed for {CPU_S} s; {ANOTHER}") from None
+            raise InvalidArgument(
+                f"the chat template ended the process that ran it ({ended}); {ANOTHER}"
+            ) from None
+        if kind == REFUSED:
+            raise InvalidArgument(text)
+        return kept, text
+
+    def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
+        """Send a frame and return the next one: what is expected, or why it is not there. Whatever goes wrong
+        ends the process: what it might still say would answer another request."""
+        deadline = time.monotonic() + limit_s
+        try:
+            self._socket.settimeout(limit_s)
+            self._socket.sendall(frame, socket.MSG_NOSIGNAL)
+            n_bytes, kept, kind = HEAD.unpack(self._receive(HEAD.size, deadline))
+            most = {expected: MAX_REQUEST, REFUSED: 4 * MAX_ERROR}
+            if n_bytes > most.get(kind, -1):
+                raise EOFError
+            return kind, kept, self._receive(n_bytes, deadline).decode("utf-8", "surrogatepass")
+        except TimeoutError:
+            self.kill()
+            raise
+        except (OSError, EOFError, UnicodeDecodeError):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)  # its own exit code says more than that of our kill
+            code = self._process.returncode
+            self.kill()
+            raise Ended(code) from None
+        except BaseException:
+            self.kill()
+            raise
+
+    def _receive(self, n_bytes: int, deadline: float) -> bytearray:
+        found = bytearray(n_bytes)
+        left = memoryview(found)
+        while left:
+            if (seconds := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._socket.settimeout(seconds)
+            n = self._socket.recv_into(left)
+            if not n:
+                raise EOFError
+            left = left[n:]
+        return found
+
+
+def _same(pair: tuple[Items, Items]) -> bool:
+    """Whether a message is the one that the process has; other values than texts may have changed since."""
+    return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
+
+
+def _end(process: subprocess.Popen[bytes], ours: socket.socket, pid: int) -> None:
+    """End the process; one that was forked from us lets go of it."""
+    ours.close()
+    if pid != os.getpid():
+        process.returncode = 0  # not ours to wait for
+        return
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)

@@ -1,0 +1,175 @@
+"""The process that compiles a chat template and renders it, under limits; template_process.py is its other
+side.
+
+A program with a socket as its stdin, with which it ends: the first request is a template, all others are
+conversations. It imports jinja2 and little else, so that it starts soon and its limit of memory is left to
+the template.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import signal
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from vkbackend.models.text.prefix import n_common
+from vkbackend.models.text.template_frames import ASKED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
+
+MAX_MEMORY = 512 << 20  # bytes of address space; 25 MB of it are the interpreter and jinja2
+SOCKET = 0
+
+
+class Refused(Exception):
+    """Why there is no text."""
+
+
+# ---- the template ----
+
+
+class Generation(Extension):
+    """`{% generation %}` marks what the model said, for training: its body alone counts here."""
+
+    tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    """Without jinja2's escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def compiled(source: str, bos: str, eos: str) -> Template:
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    env.filters["tojson"] = to_json
+    env.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "bos_token": bos,
+        "eos_token": eos,
+    }
+    try:
+        return env.from_string(source)
+    except MemoryError:
+        raise
+    except Exception as error:  # Python's own compiler has limits that jinja2 does not know
+        raise Refused(f"the chat template is not valid: {first_line(error)}") from None
+
+
+def rendered(template: Template, messages: list[Any], most: int) -> str:
+    """The text of at most `most` characters."""
+    pieces: list[str] = []
+    room = most
+    try:
+        for piece in template.generate(
+            messages=messages, add_generation_prompt=True, tools=None, documents=None
+        ):
+            pieces.append(piece)
+            room -= len(piece)
+            if room < 0:
+                break
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a template can do wrong: any operator on any value
+        raise Refused(f"the chat template does not take this conversation: {first_line(error)}") from None
+    if room < 0:
+        raise Refused(f"the chat template makes more than {most} characters")
+    return "".join(pieces)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+# ---- the process ----
+
+
+def limit(what: int, most: int) -> None:
+    """Where the system allows less, that stays."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def limit_cpu(seconds: float) -> None:
+    """From now on; SIGXCPU ends the process, also inside a long call."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
+
+
+def receive(n_bytes: int) -> bytearray:
+    """Exactly so many bytes; ends the process where nobody sends them any more."""
+    found = bytearray()
+    while len(found) < n_bytes:
+        piece = os.read(SOCKET, n_bytes - len(found))
+        if not piece:
+            os._exit(0)
+        found += piece
+    return found
+
+
+def send(kind: int, text: str, kept: int = 0) -> None:
+    body = text.encode("utf-8", "surrogatepass")
+    left = memoryview(HEAD.pack(len(body), kept, kind) + body)
+    while left:
+        left = left[os.write(SOCKET, left) :]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked decides
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # programs pass on what they ignore or block
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_AS, MAX_MEMORY)
+    try:
+        serve()
+    except OSError:  # nobody is there to hear an answer
+        os._exit(0)
+
+
+def serve() -> None:
+    template: Template | None = None
+    messages: list[Any] = []
+    last, most = "", 0
+    send(READY, "")
+    while True:
+        n_bytes, kept, kind = HEAD.unpack(receive(HEAD.size))
+        assert kind == ASKED
+        request = json.loads(receive(n_bytes))
+        limit_cpu(request["cpu_s"])
+        try:
+            if template is None:
+                template, most = compiled(request["source"], request["bos"], request["eos"]), request["most"]
+                send(TEXT, "")
+            else:
+                messages[kept:] = map(dict, request["messages"])
+                text = rendered(template, messages, most)
+                kept = n_common(text, last[: request["held"]])
+                send(TEXT, text[kept:], kept)
+                last = text
+        except Refused as error:
+            send(REFUSED, str(error)[:MAX_ERROR])
+        except MemoryError:
+            send(REFUSED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
+            os._exit(1)  # what it left behind is not known
+
+
+if __name__ == "__main__":
+    main()
