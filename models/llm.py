@@ -61,7 +61,8 @@ class LLM:
     n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), prediction (of measured devices)
     and notes say what was opened.
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
-    UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout.
+    UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout, and ForkedProcess in a process that
+    was forked after the model was made.
     """
 
     @takes(Keywords, Options)

@@ -122,6 +122,9 @@ class Engine:
                 if isinstance(error, DeviceLost | Timeout):
                     self._broken = ErrorData.of(error)
                 self._events.append(Event(request.id, error=ErrorData.of(error)))
+            except MemoryError as error:  # of numpy, for a copy of the state
+                message = f"slot {request.slot}: the host has too little memory for its state ({error})"
+                self._events.append(Event(request.id, error=ErrorData("StateError", message)))
         else:
             try:
                 if self._broken:
