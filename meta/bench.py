@@ -64,7 +64,7 @@ def time_reduce(
     try:
         chain = _Chain(devices, nbytes // 4, length or chain_length(nbytes))
         mesh.prepare(chain.build, StepShape(1, 0, ((0, 0),) * len(devices)))
-        step = mesh.step(1, 0)
+        step = mesh.recorded_step(1, 0)
         seconds: list[float] = []
         mesh.run(step)
         while len(seconds) < repeats and sum(seconds) * chain.length < LIMIT_S:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from vkbackend.buffer import View, Virtual, aligned
 from vkbackend.errors import PlanError
 from vkbackend.meta import sums
-from vkbackend.meta.reduce import Provider, Reduce, Slots, wire_of
+from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.ops import Recorder
@@ -128,7 +128,7 @@ class Graph:
         else:
             [d] = readers
             share = x.on(d)
-            slots = {d: Slots(share.buffer, share.offset, x.rows * x.width, 1, None, 1)}
+            slots = {d: ReduceSlots(share.buffer, share.offset, x.rows * x.width, 1, None, 1)}
         h = self.new(x.rows, x.width, MIRRORED, "h", readers)
         y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
         for d in readers:
@@ -140,7 +140,7 @@ class Graph:
     def _add_partials(
         self,
         d: int,
-        slots: Slots,
+        slots: ReduceSlots,
         base: View | None,
         own: View | None,
         norm: View | None,
@@ -172,7 +172,7 @@ class Graph:
         self.on(d, "fold").add(x.on(d), x.base.on(d), folded.on(d))
         return folded
 
-    def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, Slots]:
+    def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, ReduceSlots]:
         """Every writer puts its share into its slot; the devices meet; this is what each reader then sums."""
         provider = self.provider
         assert provider is not None

@@ -165,7 +165,7 @@ class Mesh:
 
     # ---- steps ----
 
-    def step(self, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> Step:
+    def recorded_step(self, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> Step:
         """The recorded step for this many rows and output rows, made on first use and kept until those used
         later fill the place. With `top_k` it ends with that many candidates of each output row instead of all
         logits; with `halves` it is two half micro-batches in turn, the output rows in the second."""

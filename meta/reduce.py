@@ -54,7 +54,7 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class ReduceSlots:
     """What a device sums: slots `stride` words apart, where its own share goes, a bit per slot in use, the
     format."""
 
@@ -76,7 +76,7 @@ class Slots:
 
 
 class Provider(ABC):
-    """Slots for partial sums of up to `slot_nbytes` bytes."""
+    """ReduceSlots for partial sums of up to `slot_nbytes` bytes."""
 
     name: str
     pages_nbytes: int = 0  # of host memory that all devices share
@@ -86,7 +86,7 @@ class Provider(ABC):
         """Where `device` writes its partial, u32 words to the end of its slot."""
 
     @abstractmethod
-    def readable(self, device: int, reduce: Reduce) -> Slots:
+    def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         """What `device` sums after the exchange."""
 
     def scatters(self, elements: int) -> bool:
@@ -141,13 +141,13 @@ class ImportedPages(Provider):
         offset = reduce.parity * self._per_parity + index * self._slot + lane
         return View(self._buffers[device], offset, ((self._slot - lane) // 4,), "u32")
 
-    def readable(self, device: int, reduce: Reduce) -> Slots:
+    def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         buffer, stride, n = self._buffers[device], self._slot // 4, len(self._devices)
         if reduce.gather:
-            return Slots(buffer, self.gathered(device, reduce).offset, stride, 1, None, 1)
+            return ReduceSlots(buffer, self.gathered(device, reduce).offset, stride, 1, None, 1)
         own = device if device in reduce.writers else None
         mask = sum(1 << w for w in reduce.writers)
-        return Slots(buffer, self._view(device, reduce, 0).offset, stride, n, own, mask, reduce.wire)
+        return ReduceSlots(buffer, self._view(device, reduce, 0).offset, stride, n, own, mask, reduce.wire)
 
     def scatters(self, elements: int) -> bool:
         return self._scatter_from is not None and 4 * elements >= self._scatter_from
@@ -180,9 +180,9 @@ class HostSum(Provider):
         offset = reduce.parity * self._slot + lane
         return View(self._buffers[device], offset, ((self._slot - lane) // 4,), "u32")
 
-    def readable(self, device: int, reduce: Reduce) -> Slots:
+    def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         offset = (2 + reduce.parity) * self._slot + reduce.lane * self._slot // 2
-        return Slots(self._buffers[device], offset, self._slot // 4, 1, None, 1)
+        return ReduceSlots(self._buffers[device], offset, self._slot // 4, 1, None, 1)
 
     def _host(self, device: int, at: int, dtype: type, reduce: Reduce) -> np.ndarray:
         """The reduce's elements in region `at` of a device: shares are in 0 and 1, sums in 2 and 3."""

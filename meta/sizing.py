@@ -13,7 +13,7 @@ from vkbackend import env
 from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.reduce import Provider, Reduce, Slots
+from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
@@ -192,10 +192,10 @@ class Sizing(Provider):
     def slot(self, device: int, reduce: Reduce) -> View:
         return View(self._buffer, 0, (1 << 30,), "u32")
 
-    def readable(self, device: int, reduce: Reduce) -> Slots:
+    def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         own = device if device in reduce.writers else None
         mask = sum(1 << w for w in reduce.writers)
-        return Slots(self._buffer, 0, reduce.elements, self._n, own, mask, reduce.wire)
+        return ReduceSlots(self._buffer, 0, reduce.elements, self._n, own, mask, reduce.wire)
 
     def exchange(self, reduce: Reduce) -> None:
         raise AssertionError("a sizing graph never runs")

@@ -16,7 +16,7 @@ from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.mesh import Mesh
-from vkbackend.meta.sizing import bucket
+from vkbackend.meta.sizing import StepShape, bucket
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.saved_state import fingerprint
@@ -80,6 +80,23 @@ def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Devi
         raise UnsupportedFeature(no_device_message())
     info = select(spec, present)
     return open_device(info, f"Vulkan{info.index}" + ("" if copy is None else f".{copy}"), runtime)
+
+
+class _Told:
+    """Progress of loading, told again while devices compile: whoever waits with a deadline hears of it."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None) -> None:
+        self._progress, self._last = progress, (0, 0)
+        self._lock = Lock()  # devices compile side by side
+
+    def tell(self, done: int, total: int) -> None:
+        self._last = done, total
+        if self._progress:
+            self._progress(done, total)
+
+    def again(self) -> None:
+        with self._lock:
+            self.tell(*self._last)
 
 
 class Runner:
@@ -166,23 +183,23 @@ class Runner:
                 self.prediction = predict(mesh.devices, options.shares, cost, budgets_of(mesh.devices))
         env.log(1, "plan\n" + layout.table())
         check_fit(mesh.devices, options, sizes, model.n_layer)
-        told = 0, 0
-
-        def tell(done: int, total: int) -> None:
-            nonlocal told
-            told = done, total
-            if progress:
-                progress(done, total)
-
-        compiling = Lock()
-
-        def still_there() -> None:
-            with compiling:  # devices compile side by side
-                tell(*told)  # whoever waits with a deadline hears that it goes on
-
-        mesh.load(layout.loads, FileSource(gguf, model.weights()), tell)
+        told = _Told(progress)
+        mesh.load(layout.loads, FileSource(gguf, model.weights()), told.tell)
         self.kv = KVCache(mesh, layout, options)
-        self._ropes = model.ropes(self.n_ctx)
+        self._make_tables(shape)
+        weights = Weights(mesh.weights)
+        mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
+        for device in mesh.devices:
+            device.drop_upload()
+            device.compiled = told.again
+        # Compiles what decode needs now, rather than in front of the first token.
+        mesh.recorded_step(1, 1, self.max_top_k)
+        for device in mesh.devices:
+            device.compiled = None
+
+    def _make_tables(self, shape: StepShape) -> None:
+        """What steps write: parameters, RoPE rows (all positions at once where that takes little), logits."""
+        self._ropes = self.model.ropes(self.n_ctx)
         self._params, self._second = StepParams(), StepParams()
         self._rope_rows = {
             name: np.zeros((shape.n_rows, t.n_rot // 2, 2), np.float32) for name, t in self._ropes.items()
@@ -192,15 +209,6 @@ class Runner:
             for name, t in self._ropes.items()
         }
         self._logits = np.empty((self.max_outputs, self.n_vocab), np.float32)
-        weights = Weights(mesh.weights)
-        mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
-        for device in mesh.devices:
-            device.drop_upload()
-            device.compiled = still_there
-        # Compiles what decode needs now, rather than in front of the first token.
-        mesh.step(1, 1, self.max_top_k)
-        for device in mesh.devices:
-            device.compiled = None
 
     # ---- steps ----
 
@@ -232,7 +240,7 @@ class Runner:
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
         half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
-        step = self.mesh.step(rows, bucket(n_outputs), top_k, halves=bool(half))
+        step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, halves=bool(half))
         if self.kv.states:
             runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
         second = self._second if half else None
@@ -263,7 +271,7 @@ class Runner:
     def resume_at(self, slot: int, position: int) -> int:
         """The last position up to `position` from which the slot can go on: recurrent state is there for some
         alone."""
-        return self.kv.states.slots.resumable(slot, position) if self.kv.states else position
+        return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
     # ---- reports ----
 

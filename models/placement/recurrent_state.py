@@ -84,13 +84,13 @@ class SlotStates:
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # whether the last step had several rows
 
-    def resumable(self, slot: int, position: int) -> int:
+    def resume_at(self, slot: int, position: int) -> int:
         """The last position up to `position` from which the slot can go on; 0 where it must begin anew."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """The cell of the state after `position` positions, one that `resumable` names."""
+        """The cell of the state after `position` positions, one that `resume_at` names."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         return self._snapshots[slot][position]
@@ -103,7 +103,7 @@ class SlotStates:
             self._drop(slot, -1)
             read = self._cells[slot]
         else:
-            assert self.resumable(slot, at) == at, f"slot {slot} has no state at position {at}"
+            assert self.resume_at(slot, at) == at, f"slot {slot} has no state at position {at}"
             read = self.cell(slot, at)
             self._drop(slot, at)
         if read == self._cells[slot] and at and self._most and (run.n_rows > 1 or self._was_long[slot]):

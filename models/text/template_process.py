@@ -22,7 +22,7 @@ from itertools import takewhile
 from typing import Any
 
 from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
-from vkbackend.models.text.template_frames import ASKED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
+from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
 # As `python -m`, and for packages that are not where an interpreter looks by itself. Its own folders come
@@ -65,7 +65,7 @@ class TemplateProcess:
 
     def _renew(self) -> None:
         self._worker: _Worker | None = None
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock, self._pid = threading.RLock(), os.getpid()
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._ask([tuple(message.items()) for message in messages])
@@ -74,21 +74,26 @@ class TemplateProcess:
         """The text of a conversation; None compiles the template, where that is to be done."""
         if self._pid != os.getpid():  # forked: the process and whoever holds the lock are the parent's
             self._renew()
-        lock, taken = self._lock, False
+        lock = self._lock
         try:
-            taken = lock.acquire(timeout=WALL_S)
-            if not taken:
+            if not lock.acquire(timeout=WALL_S):
                 raise Timeout(f"the chat template was busy with others for {WALL_S:.0f} s; try again")
-            worker = self._worker
+            worker, self._worker = self._worker, None  # an interrupt ends it, with what it might still say
             if worker is None or not worker.idle():
-                self._worker = None
                 worker = _Worker()
                 worker.ask(self._template, 0)
+            try:
+                text = "" if messages is None else worker.render(messages)
+            except InvalidArgument:
                 self._worker = worker
-            return "" if messages is None else worker.render(messages)
+                raise
+            self._worker = worker
+            return text
         finally:
-            if taken:
+            try:
                 lock.release()
+            except RuntimeError:  # not taken; the lock knows, where an interrupt may have come before a note
+                pass
 
 
 class _Worker:
@@ -160,7 +165,9 @@ class _Worker:
             raise InvalidArgument(
                 f"the chat template ended the process that ran it ({ended}); {ANOTHER}"
             ) from None
-        if kind == REFUSED:
+        if kind == ENDED:
+            self.kill()  # before the next request finds it ending
+        if kind != TEXT:
             raise InvalidArgument(text)
         return kept, text
 
@@ -172,7 +179,7 @@ class _Worker:
             self._socket.settimeout(limit_s)
             self._socket.sendall(frame, socket.MSG_NOSIGNAL)
             n_bytes, kept, kind = HEAD.unpack(self._receive(HEAD.size, deadline))
-            most = {expected: MAX_REQUEST, REFUSED: 4 * MAX_ERROR}
+            most = {expected: MAX_REQUEST, REFUSED: 4 * MAX_ERROR, ENDED: 4 * MAX_ERROR}
             if n_bytes > most.get(kind, -1):
                 raise EOFError
             return kind, kept, self._receive(n_bytes, deadline).decode("utf-8", "surrogatepass")

@@ -23,8 +23,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vkbackend.models.text.prefix import n_common
-from vkbackend.models.text.template_frames import ASKED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
+from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
+READ_S = 60  # to read a request: what is left of the one before must not end it
 MAX_MEMORY = 512 << 20  # bytes of address space; 25 MB of it are the interpreter and jinja2
 SOCKET = 0
 
@@ -150,6 +151,7 @@ def serve() -> None:
     last, most = "", 0
     send(READY, "")
     while True:
+        limit_cpu(READ_S)
         n_bytes, kept, kind = HEAD.unpack(receive(HEAD.size))
         assert kind == ASKED
         request = json.loads(receive(n_bytes))
@@ -167,7 +169,7 @@ def serve() -> None:
         except Refused as error:
             send(REFUSED, str(error)[:MAX_ERROR])
         except MemoryError:
-            send(REFUSED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
+            send(ENDED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
             os._exit(1)  # what it left behind is not known
 
 

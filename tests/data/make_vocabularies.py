@@ -19,7 +19,7 @@ from oracles import llama_cpp
 from oracles.make_tokenizers import PROSE, SPACE, texts
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from vkbackend.models.pre_tokenizers import PRE_TOKENIZERS
+from vkbackend.models.text.pre_tokenizers import PRE_TOKENIZERS
 from vkbackend.tools.train_demo import tell_story
 
 FOLDER = Path(__file__).resolve().parent / "vocab"

@@ -151,7 +151,7 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing(models: Path, devices: li
     before = [device.counts.copy() for device in runner.mesh.devices]
     fault = faults.Fault("Vulkan0.1", "vkAllocateCommandBuffers", 1, "VK_ERROR_OUT_OF_HOST_MEMORY")
     with faults.inject(fault), pytest.raises(OutOfDeviceMemory):
-        runner.mesh.step(4, 1)
+        runner.mesh.recorded_step(4, 1)
     kinds = ("VkDescriptorPool", "VkCommandBuffer", "kp.Sequence")
     after = [device.counts for device in runner.mesh.devices]
     assert [[c[kind] for kind in kinds] for c in after] == [[c[kind] for kind in kinds] for c in before]

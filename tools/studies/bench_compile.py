@@ -29,7 +29,7 @@ CACHED = "one, from the cache file"
 
 def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
     """What the first device runs for a token and for a prompt."""
-    steps = [runner.mesh.step(1, 1), runner.mesh.step(n_rows, 1)]
+    steps = [runner.mesh.recorded_step(1, 1), runner.mesh.recorded_step(n_rows, 1)]
     commands = (c for step in steps for c in step.executables[0].recording.accesses())
     return [c for c in commands if isinstance(c, Dispatch)]
 

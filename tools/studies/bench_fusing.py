@@ -72,11 +72,11 @@ def per_step(path: str, devices: Sequence[str], repeats: int) -> None:
             with variable(env.FUSE, value):  # until the steps are recorded
                 runner = Runner(options)
                 stack.callback(runner.close)
-                runner.mesh.step(1, 1), runner.mesh.step(PROMPT, 1)
+                runner.mesh.recorded_step(1, 1), runner.mesh.recorded_step(PROMPT, 1)
             runners[name] = runner
         rows: list[list[object]] = []
         for name, runner in runners.items():
-            recording = runner.mesh.step(1, 1).executables[0].recording
+            recording = runner.mesh.recorded_step(1, 1).executables[0].recording
             one = layer(recording, min(1, runner.model.n_layer - 1))
             pipelines = {(c.op, c.variant, c.consts) for c in recording.accesses() if isinstance(c, Dispatch)}
             rows.append([name, *counts(recording), len(pipelines), *counts(one)])

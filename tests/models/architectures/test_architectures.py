@@ -113,7 +113,7 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
         n_ubatch = N_CTX if way == "at once" else 16
         with opened(model(folder, name), devices, n_ubatch=n_ubatch, **options) as runner:
             logits = prefill(runner) if way == "at once" else stepped(runner)
-            steps = {rows: runner.mesh.step(rows, rows).reduces for rows in (1, n_ubatch)}
+            steps = {rows: runner.mesh.recorded_step(rows, rows).reduces for rows in (1, n_ubatch)}
             exchanges = {rows: sum(not r.gather for r in found) for rows, found in steps.items()}
             _made[key] = Result(logits, exchanges, runner.model.n_layer)
     return _made[key]
@@ -197,7 +197,9 @@ def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: l
     with opened(model(folder, name), devices, keep_values=True) as runner:
         prefill(runner)
         rows = 1 << (N - 1).bit_length()
-        chosen = {k: v for k, v in runner.mesh.step(rows, rows).values.items() if k.endswith("moe_ids")}
+        chosen = {
+            k: v for k, v in runner.mesh.recorded_step(rows, rows).values.items() if k.endswith("moe_ids")
+        }
         if not runner.model.n_used:
             pytest.skip("no experts")
         assert len(chosen) >= runner.model.n_layer - 1

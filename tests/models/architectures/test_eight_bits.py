@@ -47,7 +47,7 @@ def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ops_of(runner: Runner, rows: int) -> set[str]:
-    recordings = [executable.recording for executable in runner.mesh.step(rows, 1).executables]
+    recordings = [executable.recording for executable in runner.mesh.recorded_step(rows, 1).executables]
     return {getattr(c, "op", "copy") for recording in recordings for c in recording.commands}
 
 

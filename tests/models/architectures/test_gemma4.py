@@ -42,7 +42,7 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[i
             for arena in runner.mesh._arenas:
                 arena.host[:] = 0xFF
         assert np.array_equal(*both)
-        return both[0], [r.writers for r in runner.mesh.step(16, 16).reduces]
+        return both[0], [r.writers for r in runner.mesh.recorded_step(16, 16).reduces]
     finally:
         runner.close()
 

@@ -54,7 +54,7 @@ def run(
                 for device, view in zip(runner.mesh.devices, views, strict=True)
                 if view is not None
             ]
-            for label, views in runner.mesh.step(ROWS, ROWS).values.items()
+            for label, views in runner.mesh.recorded_step(ROWS, ROWS).values.items()
             if label.endswith("moe_ids")
         }
         if export:

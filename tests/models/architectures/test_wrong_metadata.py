@@ -22,7 +22,8 @@ from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.gguf import reader
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.placement.layout import Options, lay_out
+from vkbackend.models.options import Options
+from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
 from vkbackend.models.text.tokenizer import Tokenizer, chat_template, end_ids
 
@@ -43,7 +44,7 @@ def lay_out_model(gguf: GGUF) -> None:
     for table in model.ropes(64).values():
         table.rows(np.arange(64))
     for n_devices in (1, 2):
-        lay_out(model, types, n_devices, Options(n_ctx=64))
+        lay_out(model, types, n_devices, Options("any.gguf", n_ctx=64))
 
 
 def read_text(gguf: GGUF) -> None:

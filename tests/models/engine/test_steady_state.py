@@ -16,7 +16,8 @@ from runners import load_runner
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-pytestmark = pytest.mark.own_process
+# 23 models are opened: 15 s on two idle cores.
+pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
 def rss_bytes() -> int:

@@ -122,7 +122,7 @@ def test_no_exchange_is_added(tmp_path: Path) -> None:
     counts = []
     for files in ([], [(str(file), 1.0)]):
         runner = load_runner(path, devices=["numpy"] * 3, n_ctx=32, n_ubatch=8, control_vectors=files)
-        counts.append([len(runner.mesh.step(rows, 1).reduces) for rows in (1, 8)])
+        counts.append([len(runner.mesh.recorded_step(rows, 1).reduces) for rows in (1, 8)])
         runner.close()
     assert counts[0] == counts[1] == [2 * N_LAYER] * 2
 

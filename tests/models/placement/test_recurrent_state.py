@@ -53,9 +53,9 @@ def test_a_run_reads_what_its_sequence_left(data: st.DataObject, n_snapshots: in
     for number in range(data.draw(st.integers(1, 25))):
         slot, n = data.draw(st.integers(0, 1)), data.draw(st.sampled_from([1, 1, 1, 2, 5]))
         wanted = data.draw(st.integers(0, len(held[slot])))
-        at = slots.resumable(slot, wanted)
-        assert at <= wanted and slots.resumable(slot, at) == at
-        assert slots.resumable(slot, len(held[slot])) == len(held[slot])  # going on needs no snapshot
+        at = slots.resume_at(slot, wanted)
+        assert at <= wanted and slots.resume_at(slot, at) == at
+        assert slots.resume_at(slot, len(held[slot])) == len(held[slot])  # going on needs no snapshot
         read, written = slots.advance(Run(slot, 0, n, at))
         if at:
             assert cells[read] == held[slot][:at]
@@ -72,7 +72,7 @@ def test_the_ends_of_a_prompt_and_of_its_steps_are_kept() -> None:
     for n in (16, 16, 5, 1, 1, 1):
         slots.advance(Run(0, 0, n, at))
         at += n
-    assert [slots.resumable(0, position) for position in (40, 39, 37, 36, 32, 31)] == [40, 37, 37, 32, 32, 0]
+    assert [slots.resume_at(0, position) for position in (40, 39, 37, 36, 32, 31)] == [40, 37, 37, 32, 32, 0]
 
 
 # ---- in the engine ----

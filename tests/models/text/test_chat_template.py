@@ -22,6 +22,7 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.chat import Chat
 from vkbackend.models.text import template_process
 from vkbackend.models.text.chat_template import ChatTemplate
+from vkbackend.models.text.template_worker import READ_S
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -130,21 +131,31 @@ def test_after_an_attack_the_next_conversation_is_rendered() -> None:
         assert template.render(said("b", "c")) == "[b][c]"
 
 
+def cpu_limit_s(pid: int) -> int:
+    """Of all the time that a process ever uses; it would end there."""
+    found = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text())
+    assert found
+    return int(found[1])
+
+
 def test_time_is_counted_anew_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while one is read: what the last one used of its time is nothing to the next."""
     monkeypatch.setattr(template_process, "CPU_S", 0.9)
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
     pid = pid_of(template)
-
-    def limit_s() -> int:
-        """Of all the time that the process ever uses; it would end there."""
-        found = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text())
-        assert found
-        return int(found[1])
-
-    first = limit_s()
-    while limit_s() == first:
+    first = cpu_limit_s(pid)
+    assert first >= READ_S
+    while cpu_limit_s(pid) == first:
         template.render(said("a"))
-    assert limit_s() == first + 1 and pid_of(template) == pid
+    assert cpu_limit_s(pid) == first + 1 and pid_of(template) == pid
+
+
+def test_a_process_that_ends_with_its_answer_is_not_asked_again() -> None:
+    template = ChatTemplate("{% if messages %}{{ [0] * 10 ** 10 }}{% endif %}")
+    pid = pid_of(template)
+    with pytest.raises(InvalidArgument, match="512 MB"):
+        template.render(said("a"))
+    assert not Path(f"/proc/{pid}").exists() and template.render([]) == ""
 
 
 def test_what_is_no_conversation() -> None:

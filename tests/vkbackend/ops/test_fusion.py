@@ -34,7 +34,7 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
     try:
         first = runner.step(TOKENS[:-1], [Run(0, 0, 10, 0)], [9]).copy()
         second = runner.step(TOKENS[-1:], [Run(0, 0, 1, 10)], [0]).copy()
-        recording = runner.mesh.step(1, 1).executables[0].recording
+        recording = runner.mesh.recorded_step(1, 1).executables[0].recording
         assert all(hazard.kind == "in-place" for hazard in check(recording))  # biases of experts
         return np.concatenate([first, second]), [
             c.op for c in recording.accesses() if isinstance(c, Dispatch)

@@ -34,7 +34,8 @@ print(json.dumps(instance.validation_messages))
 """
 
 USED = """
-for executable in [*runner.mesh.step(32, 2).executables, *runner.mesh.step(2, 2).executables]:
+steps = runner.mesh.recorded_step(32, 2), runner.mesh.recorded_step(2, 2)
+for executable in [executable for step in steps for executable in step.executables]:
     used = {getattr(c, "op", "copy") for c in executable.recording.commands}
     assert {"quantize_q8", "mat_dot"} <= used, used
 """
