@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import pytest
 from device_sets import device_infos
 from fake_runner import FakeRunner, continuation
 from gguf_files import U32, gguf_bytes, key
+from struck import everywhere
 from tiny_models import Tiny, write_tiny
 
 from vkbackend import LLM
@@ -50,41 +51,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def strike(n: int, call: Callable[[], object]) -> bool:
-    """Run `call`, raise KeyboardInterrupt before bytecode `n` of the callers' side; False if it has fewer."""
-    left = n
-
-    def count(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if event == "opcode":
-            left -= 1
-            if left == -1:
-                raise KeyboardInterrupt
-        return count
-
-    def enter(frame: FrameType, _: str, __: Any) -> Any:
-        frame.f_trace_opcodes = frame.f_code.co_filename in CALLERS
-        return count if frame.f_trace_opcodes else None
-
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return left < 0
-
-
-def everywhere(call: Callable[[], object], after: Callable[[], object], stride: int) -> int:
-    """Strike `call` at every stride-th bytecode, with `after` behind each; returns how often."""
-    n = 0
-    while strike(n, call):
-        after()
-        n += stride
-    assert n >= 20 * stride, f"{call} is over after {n} bytecodes"
-    return n
+def by_callers(code: CodeType) -> bool:
+    return code.co_filename in CALLERS
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
@@ -112,9 +80,9 @@ def test_generate_and_stream(model: Path) -> None:
             assert llm.generate([1, 9], 3, **options).tokens == continuation([1, 9], 3)  # type: ignore[arg-type]
             assert not llm._mailbox.channel.engine._engine.busy  # type: ignore[union-attr]
 
-        everywhere(lambda: llm.generate(PROMPT, 3, **options), after, 1)  # type: ignore[arg-type]
-        everywhere(stream, after, 1)
-        everywhere(lambda: llm.logits(PROMPT), after, 1)
+        everywhere(lambda: llm.generate(PROMPT, 3, **options), after, by_callers)  # type: ignore[arg-type]
+        everywhere(stream, after, by_callers)
+        everywhere(lambda: llm.logits(PROMPT), after, by_callers)
 
 
 @pytest.fixture
@@ -126,7 +94,8 @@ def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("silent_finalizers")
 def test_load(model: Path) -> None:
     """What was made so far is released, at once or soon."""
-    everywhere(lambda: LLM(model).close(), lambda: wait_until(all_released, "something is left"), 2)
+    released = "something is left"
+    everywhere(lambda: LLM(model).close(), lambda: wait_until(all_released, released), by_callers, stride=2)
     with LLM(model) as llm:
         assert llm.generate(PROMPT, 3, temperature=0).tokens == continuation(PROMPT, 3)
 
@@ -143,7 +112,7 @@ def test_close(model: Path) -> None:
         opened.append(LLM(model))
 
     opened.append(LLM(model))
-    everywhere(lambda: opened[-1].close(), close_again, 1)
+    everywhere(lambda: opened[-1].close(), close_again, by_callers)
 
 
 @pytest.mark.usefixtures("silent_finalizers")
@@ -156,7 +125,7 @@ def test_drop(model: Path) -> None:
         opened.append(LLM(model))
 
     opened.append(LLM(model))
-    everywhere(opened.clear, after, 1)
+    everywhere(opened.clear, after, by_callers)
 
 
 def test_an_exception_of_progress_ends_the_loading(model: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from struck import SIGNALLED, everywhere
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
@@ -234,8 +235,56 @@ def test_threads_take_turns() -> None:
 def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(ECHO)
     monkeypatch.setattr(template_process, "WALL_S", 0.05)
-    with template._process._lock, pytest.raises(Timeout, match="busy"):
-        template.render(said("a"))
+    taken, over = threading.Event(), threading.Event()
+
+    def keep() -> None:
+        with template._process._lock:
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        assert taken.wait(10)
+        with pytest.raises(Timeout, match="busy"):
+            template.render(said("a"))
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they can strike who takes and gives back the process: the next text is right, and soon."""
+
+    class Worker:
+        def idle(self) -> bool:
+            return True
+
+        def ask(self, template: dict[str, Any], kept: int) -> None:
+            pass
+
+        def render(self, messages: list[Any]) -> str:
+            return f"[{dict(messages[0])['content']}]"
+
+    monkeypatch.setattr(template_process, "_Worker", Worker)
+    template = template_process.TemplateProcess(ECHO, "", "", 100)
+
+    def from_another_thread() -> None:
+        texts: list[str] = []
+        thread = threading.Thread(target=lambda: texts.append(template.render(said("b"))))
+        thread.start()
+        thread.join()
+        assert texts == ["[b]"]
+
+    monkeypatch.setattr(template_process, "WALL_S", 0.5)  # a lock that is not given back is told
+    ask = template_process.TemplateProcess._ask.__code__
+    everywhere(
+        lambda: template.render(said("a")),
+        from_another_thread,
+        lambda code: code is ask,
+        behind=SIGNALLED,
+        least=5,
+    )
 
 
 # ---- the process ----

@@ -1,0 +1,62 @@
+"""KeyboardInterrupt before a chosen bytecode of a call."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+Where = Callable[[CodeType], bool]
+ANYWHERE = ("",)
+SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # behind these CPython looks for signals
+
+
+def strike(n: int, call: Callable[[], object], where: Where, behind: tuple[str, ...] = ANYWHERE) -> bool:
+    """Run `call`, raise KeyboardInterrupt before bytecode `n` of the functions `where`, of those that stand
+    `behind` others alone; False if there are fewer. What `call` raises otherwise is raised."""
+    left, last = n, dict[FrameType, str]()
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if event == "opcode":
+            left -= last.get(frame, "").startswith(behind)
+            last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if left == -1:
+                left -= 1
+                last.clear()
+                raise KeyboardInterrupt
+        return count
+
+    def enter(frame: FrameType, _: str, __: Any) -> Any:
+        frame.f_trace_opcodes = where(frame.f_code)
+        return count if frame.f_trace_opcodes else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+        last.clear()  # frames, and with them what they hold
+    return left < 0
+
+
+def everywhere(
+    call: Callable[[], object],
+    after: Callable[[], object],
+    where: Where,
+    *,
+    behind: tuple[str, ...] = ANYWHERE,
+    stride: int = 1,
+    least: int = 20,
+) -> None:
+    """Strike `call` at every stride-th of these bytecodes, at `least` so many times, `after` behind each."""
+    n = 0
+    while strike(n * stride, call, where, behind):
+        after()
+        n += 1
+    assert n >= least, f"{call} was struck {n} times"
