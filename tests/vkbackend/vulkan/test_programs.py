@@ -38,7 +38,6 @@ def programs(device: Any, caches: Path) -> Iterator[Any]:
     """Those of a device, with nothing compiled; whatever a test does to them, they leave nothing."""
     from vkbackend.vulkan.program import Programs
 
-    device.programs.layout(1, False)  # codebooks take it of their device
     before = dict(device.counts)
     made = Programs(device, device.memory, device.transfers)
     yield made
@@ -216,6 +215,7 @@ def test_a_layout_that_fails_leaves_nothing(
     "call", ["vkCreateBuffer", "vkAllocateMemory", "vkCreateDescriptorPool", "vkAllocateDescriptorSets"]
 )
 def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: str) -> None:
+    programs.layout(1, False)  # that of codebooks, which stays
     before, nbytes = dict(device.counts), dict(device.nbytes)
     with faults.inject(faults.Fault(device.name, call, 1, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
