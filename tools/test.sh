@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what is missing, unpacks the test drivers, then ruff, mypy and pytest, without arguments also with the
 # kompute runtime. Arguments go to pytest:
-# bash tools/test.sh tests/ops -k rope      bash tools/test.sh --all (the wide sweeps)
+# bash tools/test.sh tests/vkbackend/ops -k rope      bash tools/test.sh --all (the wide sweeps)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
@@ -83,7 +83,7 @@ if [ "$kompute" ]; then
     case $made in
         0)
             .venv-kompute/bin/pytest --runtime kompute -m runtimes </dev/null || status=$?
-            [ $# = 0 ] || .venv-kompute/bin/pytest --runtime kompute tests/ops </dev/null || status=$?
+            [ $# = 0 ] || .venv-kompute/bin/pytest --runtime kompute tests/vkbackend/ops </dev/null || status=$?
             ;;
         3) echo "test: the kompute runtime is NOT tested: see above" ;;
         *) status=1 && echo "test: FAILED to set up the kompute runtime: see above" >&2 ;;
