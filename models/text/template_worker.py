@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vkbackend.models.text.prefix import n_common
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
-READ_S = 60  # to read a request: what is left of the one before must not end it
+READ_S = 60  # to answer and to read the next request: what is left of this one's time must not end it
 MAX_MEMORY = 512 << 20  # bytes of address space; 25 MB of it are the interpreter and jinja2
 SOCKET = 0
 
@@ -127,6 +127,7 @@ def receive(n_bytes: int) -> bytearray:
 
 
 def send(kind: int, text: str, kept: int = 0) -> None:
+    limit_cpu(READ_S)
     body = text.encode("utf-8", "surrogatepass")
     left = memoryview(HEAD.pack(len(body), kept, kind) + body)
     while left:
@@ -151,7 +152,6 @@ def serve() -> None:
     last, most = "", 0
     send(READY, "")
     while True:
-        limit_cpu(READ_S)
         n_bytes, kept, kind = HEAD.unpack(receive(HEAD.size))
         assert kind == ASKED
         request = json.loads(receive(n_bytes))
