@@ -267,12 +267,16 @@ def test_verify_says_why_variants_were_skipped(capsys: Any, monkeypatch: pytest.
 def test_verify_finds_a_wrong_twin(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkbackend import twins
 
-    twin = twins.add
+    twin = twins.elementwise.add
 
     def off_by_one(a: np.ndarray, b: np.ndarray, y: np.ndarray, **push: Any) -> None:
         twin(a, b, y, **push)
         y.flat[0] += 1
 
-    monkeypatch.setattr(twins, "add", off_by_one)
-    assert main(["verify", "-dev", "0", "-c", "^Add\\("]) == 1
+    monkeypatch.setattr(twins.elementwise, "add", off_by_one)
+    twins.twin_of.cache_clear()
+    try:
+        assert main(["verify", "-dev", "0", "-c", "^Add\\("]) == 1
+    finally:
+        twins.twin_of.cache_clear()
     assert "FAIL" in capsys.readouterr().out

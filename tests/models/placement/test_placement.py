@@ -331,7 +331,7 @@ def test_automatic_split_gives_equal_devices_equal_shares(
     models: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
-    runner = same(models, ["0", "0"], auto_split=True)
+    runner = same(models, ["0", "0"], tensor_split="auto")
     assert runner.options.tensor_split == (16, 16)
     assert runner.prediction is not None and runner.prediction.n_reduces == 2 * runner.model.n_layer
 

@@ -43,11 +43,11 @@ def opened(models: Path, **options: Any) -> Runner:
 
 
 def test_scratch_counts_in_the_automatic_split(models: Path, budgets: list[int]) -> None:
-    free = opened(models, auto_split=True)
+    free = opened(models, tensor_split="auto")
     first, second = free.options.tensor_split or ()
     free.close()
     budgets[0] = BUDGET
-    tight = opened(models, auto_split=True)
+    tight = opened(models, tensor_split="auto")
     fewer, others = tight.options.tensor_split or ()
     held = tight.memory()[0]
     tight.close()

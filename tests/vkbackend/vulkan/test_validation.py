@@ -35,9 +35,9 @@ print(json.dumps(instance.validation_messages))
 
 USED = """
 steps = runner.mesh.recorded_step(32, 2), runner.mesh.recorded_step(2, 2)
-for executable in [executable for step in steps for executable in step.executables]:
-    used = {getattr(c, "op", "copy") for c in executable.recording.commands}
-    assert {"quantize_q8", "mat_dot"} <= used, used
+executables = [executable for step in steps for executable in step.executables]
+used = {getattr(c, "op", "copy") for executable in executables for c in executable.recording.commands}
+assert {"quantize_q8", "mat_dot"} <= used, used
 """
 
 UNORDERED = """
