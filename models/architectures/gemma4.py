@@ -55,9 +55,7 @@ class Model(gemma3.Model):
         self.n_owners = self.n_layer - n_shared
         self.n_embd_layer = int(gguf.u32("gemma4.embedding_length_per_layer_input", 0))
         if not {layer.rope for layer in self.config.layers[: self.n_owners]} >= set(self.rope_tables):
-            raise GGUFError(
-                f"{gguf.paths[0]}: the first {self.n_owners} layers alone own k and v, of one kind"
-            )
+            raise GGUFError(f"{gguf.paths[0]}: only the first {self.n_owners} layers have k and v")
         names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
         self.factors = [float(_vector(gguf, n, 1)[0]) if n in gguf.tensors else 1.0 for n in names]
         self.router_norms = {  # what the router reads is the norm of the residual, scaled, over sqrt(n_embd)
