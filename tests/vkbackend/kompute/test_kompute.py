@@ -48,6 +48,7 @@ import sys
 import numpy as np
 from vkbackend.vulkan import instance
 from vkbackend.buffer import Home, View
+from vkbackend.ops import Recorder
 from vkbackend.recording import Recording
 from vkbackend.open_device import open_device
 device = open_device(instance.devices()[0], runtime="kompute")
