@@ -30,7 +30,7 @@ from vkbackend.models.arguments import (
     stop_strings,
     unlike,
 )
-from vkbackend.models.engine.sampling import SamplingKeywords, SamplingParams
+from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams
 from vkbackend.open_device import RUNTIMES
 from vkbackend.ops import CACHE_TYPES
 from vkbackend.options import check_fields, option

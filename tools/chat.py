@@ -22,8 +22,8 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import token_limit
 from vkbackend.models.chat import Chat
 from vkbackend.models.engine.completion import Chunk, total
-from vkbackend.models.engine.sampling import MAX_SEED, SamplingParams
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
 from vkbackend.models.text.chat_template import required
 from vkbackend.models.text.tokenizer import chat_template
 from vkbackend.tools.console import console, tell_notes

@@ -1,1 +1,1 @@
-"""The engine: requests in, events out; the runner that replays steps, sampling, saved states."""
+"""The engine: requests in, events out; the runner that replays steps, saved states."""

@@ -34,10 +34,11 @@ from vkbackend.models.engine.messages import (
     check_slot,
     check_tokens,
 )
-from vkbackend.models.engine.sampling import Sampler
 from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.engine.slot_copy import copy_slot
 from vkbackend.models.options import Options
+from vkbackend.models.sampling.rows import Choice, choose_rows
+from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.step import Run
 
 if TYPE_CHECKING:
@@ -274,15 +275,14 @@ class Engine:
             self._fail(batch, error)
             return
         results: list[tuple[_Sequence, int, dict[str, Any]]] = []
+        choices = self._choose(batch, ids, logits)
         row = 0
-        for sequence, n in batch:
+        for (sequence, n), choice in zip(batch, choices, strict=True):
             n_outputs = self._n_outputs(sequence, n)
             sequence.n_stored += n
             sequence.served = self._n_steps
             own = slice(row, row + n_outputs)
-            results.append(
-                (sequence, n, self._advance(sequence, logits[own], None if ids is None else ids[own]))
-            )
+            results.append((sequence, n, self._advance(sequence, logits[own], choice)))
             row += n_outputs
         self._n_steps += 1
         step_s, (reduces_now, reduce_s_now) = time.perf_counter() - began, self.runner.reduce_stats()
@@ -306,9 +306,32 @@ class Engine:
             return 0
         return max(wanted)
 
-    def _advance(self, sequence: _Sequence, logits: np.ndarray, ids: np.ndarray | None) -> dict[str, Any]:
-        """What the output rows [n, n_vocab] of a step, or their candidates `ids` [n, k] with `logits` [n, k],
-        mean for one sequence: fields of its event, {} for none.
+    def _choose(
+        self, batch: list[tuple[_Sequence, int]], ids: np.ndarray | None, logits: np.ndarray
+    ) -> list[Choice | None]:
+        """The next token of each sequence of a step, None where it wants none."""
+        choices: list[Choice | None] = [None] * len(batch)
+        drawing, rows, row = [], [], 0
+        for place, (sequence, n) in enumerate(batch):
+            n_outputs = self._n_outputs(sequence, n)
+            if n_outputs and isinstance(sequence.request, Generate) and sequence.request.max_tokens != 0:
+                drawing.append(place)
+                rows.append(row)
+            row += n_outputs
+        if drawing:
+            if len(rows) < len(logits):
+                ids, logits = None if ids is None else ids[rows], logits[rows]
+            sequences = [batch[place][0] for place in drawing]
+            samplers = [s.sampler for s in sequences if s.sampler]
+            for place, choice in zip(
+                drawing, choose_rows(samplers, [s.tokens for s in sequences], ids, logits), strict=True
+            ):
+                choices[place] = choice
+        return choices
+
+    def _advance(self, sequence: _Sequence, logits: np.ndarray, choice: Choice | None) -> dict[str, Any]:
+        """What the output rows of a step mean for one sequence, whose next token is `choice`: fields of its
+        event, {} for none.
         """
         request, n_ctx = sequence.request, self.runner.n_ctx
         if isinstance(request, Logits):
@@ -317,21 +340,16 @@ class Engine:
             return {}
         if request.max_tokens == 0:
             return {"finish_reason": "length", "done": True}
-        assert sequence.sampler is not None
-        try:
-            if ids is None:
-                token = sequence.sampler.sample(logits[0], sequence.tokens)
-            else:
-                token = sequence.sampler.choose(ids[0], logits[0], self.runner.n_vocab)
-        except VkbackendError as error:
-            return {"error": ErrorData.of(error), "done": True}
-        sequence.tokens.append(token)
+        if isinstance(choice, VkbackendError):
+            return {"error": ErrorData.of(choice), "done": True}
+        assert choice is not None
+        sequence.tokens.append(choice)
         reason = None
-        if token in request.stop_ids:
+        if choice in request.stop_ids:
             reason = "stop"
         elif sequence.n_generated == request.max_tokens or sequence.n_stored >= n_ctx:
             reason = "length"
-        return {"token": token, "finish_reason": reason, "done": reason is not None}
+        return {"token": choice, "finish_reason": reason, "done": reason is not None}
 
     def _fail(self, batch: list[tuple[_Sequence, int]], error: VkbackendError) -> None:
         """A step failed: its requests end; after a lost device or a timeout nothing can run any more."""

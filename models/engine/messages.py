@@ -14,7 +14,7 @@ import numpy as np
 
 from vkbackend import errors
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.sampling.params import SamplingParams
 
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
 

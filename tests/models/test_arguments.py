@@ -17,8 +17,9 @@ from gguf_files import F32, array, vocabulary
 from vkbackend import LLM, Chat
 from vkbackend.checks import MAX_SHOWN, shown
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.sampling import Sampler, SamplingParams
 from vkbackend.models.options import Options
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.tools import cli
 
 pytestmark = pytest.mark.no_vulkan

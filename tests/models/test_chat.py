@@ -23,7 +23,7 @@ from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.models.chat import Chat
 from vkbackend.models.engine.completion import total
-from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.text.chat_template import ChatTemplate
 from vkbackend.tools.chat import FRESH, Conversation, interrupts
 from vkbackend.tools.console import console

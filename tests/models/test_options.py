@@ -15,7 +15,6 @@ from runners import load_runner
 from vkbackend import LLM, Chat
 from vkbackend.errors import InvalidArgument, UnknownArgument
 from vkbackend.meta.options import ReduceKeywords, ReduceOptions
-from vkbackend.models.engine.sampling import SamplingKeywords, SamplingParams
 from vkbackend.models.options import (
     AnswerKeywords,
     GenerateKeywords,
@@ -25,6 +24,7 @@ from vkbackend.models.options import (
     _ModelKeywords,
     with_a_share,
 )
+from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams
 from vkbackend.tools import cli
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.text import sampling_of

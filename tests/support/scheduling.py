@@ -11,7 +11,7 @@ from vkbackend.models.engine.messages import (
     Event,
     Request,
 )
-from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 

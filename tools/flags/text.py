@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from vkbackend.models.arguments import HOST
-from vkbackend.models.engine.sampling import SamplingParams
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
+from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
 from vkbackend.tools.devices import device_table, present
 from vkbackend.tools.flags.control_vectors import add_control_arguments

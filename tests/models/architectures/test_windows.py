@@ -29,10 +29,10 @@ from vkbackend.models.engine import runner as runner_module
 from vkbackend.models.engine.engine import Engine, saved_state
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.engine.sampling import SamplingParams
 from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.placement.cache_plan import blocks_of_owners
 from vkbackend.models.placement.layout import largest_cache, sizes
+from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.recording import Dispatch
 from vkbackend.step import Run
 

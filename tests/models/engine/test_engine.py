@@ -33,8 +33,8 @@ from vkbackend.models.engine.messages import (
     Progress,
     Request,
 )
-from vkbackend.models.engine.sampling import SamplingParams
 from vkbackend.models.options import Options
+from vkbackend.models.sampling.params import SamplingParams
 
 # ---- scheduling ----
 
@@ -296,7 +296,7 @@ from fake_runner import SLOW, open_fake
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.hosting import RemoteEngine
-from vkbackend.models.engine.sampling import SamplingParams
+from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.options import Options
 
 if __name__ == "__main__":
