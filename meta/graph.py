@@ -15,11 +15,20 @@ from vkbackend.meta import sums
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
-from vkbackend.ops import Recorder
+from vkbackend.ops import MAX_VEC_ROWS, Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
+from vkbackend.step import Mix
 
 PART = 1024  # elements: parts of a scattered reduce are whole multiples of it, where they are that large
+
+
+def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
+    """What a step of so many rows is, of whose runs the first `n_single` have one row each. Few rows decode,
+    whatever they belong to: kernels for them read K and V once for all heads of a group."""
+    if n_rows <= MAX_VEC_ROWS or n_single == n_runs:
+        return Mix.DECODE
+    return Mix.BOTH if n_single else Mix.PREFILL
 
 
 @dataclass(slots=True)
@@ -35,6 +44,7 @@ class Graph:
     wire: str = "f32"
     lane: int = 0  # which half of the slots its reduces use, where two graphs share a step
     top_k: int = 0  # of each output row only the logits of this many candidates go to the host; 0: all
+    mix: Mix | None = None  # None: that of one long run
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
@@ -42,6 +52,7 @@ class Graph:
     _section: str = ""  # the outermost scope
 
     def __post_init__(self) -> None:
+        self.mix = self.mix or mix_of(self.n_rows)
         name = f"step rows={self.n_rows} outputs={self.n_outputs}"
         self.recordings = [Recording(f"{name} {device.name}") for device in self.devices]
 

@@ -32,7 +32,7 @@ from vkbackend.pages import Pages
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable
-from vkbackend.step import STEP_NBYTES, StepParams
+from vkbackend.step import STEP_NBYTES, Mix, StepParams
 
 WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
 SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
@@ -165,11 +165,14 @@ class Mesh:
 
     # ---- steps ----
 
-    def recorded_step(self, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> Step:
+    def recorded_step(
+        self, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False, mix: Mix | None = None
+    ) -> Step:
         """The recorded step for this many rows and output rows, made on first use and kept until those used
         later fill the place. With `top_k` it ends with that many candidates of each output row instead of all
-        logits; with `halves` it is two half micro-batches in turn, the output rows in the second."""
-        kind = StepKind(n_rows, n_outputs, top_k, halves)
+        logits; with `halves` it is two half micro-batches in turn, the output rows in the second. `mix`: what
+        the rows are (None: those of one long run)."""
+        kind = StepKind(n_rows, n_outputs, top_k, halves, mix)
         step = self._steps.get(kind)
         if step is None:
             step = self._record(kind)

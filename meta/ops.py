@@ -22,6 +22,7 @@ from vkbackend.meta.sums import add as add
 from vkbackend.meta.sums import each, holders_of, latest, whole
 from vkbackend.meta.sums import together as together
 from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.step import Mix
 
 
 def embed(graph: Graph, table: Weight) -> Tensor:
@@ -220,17 +221,20 @@ def attention(
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
-        if rows > device_ops.MAX_VEC_ROWS:
+        if graph.mix is not Mix.PREFILL:
+            # Of a mixed step the leading rows, one of each slot at most; attn_prefill then writes the others.
+            n = rows if graph.mix is Mix.DECODE else min(rows, caches[2].shape[0])
+            n_kv = caches[0].shape[1] // head_dim_k
+            n_splits = device_ops.attn_splits(on.limits, n, local, n_kv, caches[2].shape[1], window)
+            q_n, out_n = q_view.rows(0, n), out.rows(0, n)
+            if n_splits == 1:
+                on.attn_decode(q_n, *caches, out_n, step, sinks=own_sinks, **how)
+            else:
+                part = graph.scratch((n, local, n_splits, head_dim_v + 2), "attention parts")
+                on.attn_decode(q_n, *caches, part, step, **how)
+                on.attn_combine(part, out_n, sinks=own_sinks)
+        if graph.mix is not Mix.DECODE:
             on.attn_prefill(q_view, *caches, out, step, sinks=own_sinks, **how)
-            continue
-        n_kv = caches[0].shape[1] // head_dim_k
-        n_splits = device_ops.attn_splits(on.limits, rows, local, n_kv, caches[2].shape[1], window)
-        if n_splits == 1:
-            on.attn_decode(q_view, *caches, out, step, sinks=own_sinks, **how)
-            continue
-        part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
-        on.attn_decode(q_view, *caches, part, step, **how)
-        on.attn_combine(part, out, sinks=own_sinks)
     return y
 
 

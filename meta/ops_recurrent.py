@@ -10,7 +10,8 @@ from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor, Weight
-from vkbackend.ops import MAX_VEC_ROWS, Recorder, delta_work
+from vkbackend.ops import Recorder, delta_work
+from vkbackend.step import Mix
 
 
 def ssm_conv(x: Tensor, w: Weight, state: Weight) -> Tensor:
@@ -85,9 +86,9 @@ def _rule(
     graph: Graph, d: int, on: Recorder, q: View, k: View, v: View, g: View, beta: View, cells: View,
     out: View, *, n_k: int, tiled: bool, q_stride: int, v_stride: int,
 ) -> None:  # fmt: skip
-    """Row by row for a few rows, in chunks for many."""
+    """Row by row for runs of a few rows, in chunks for longer ones."""
     step, (rows, n_heads, size) = graph.inputs[d].step, out.shape
-    if rows <= MAX_VEC_ROWS:
+    if graph.mix is Mix.DECODE:
         on.delta_net(
             q, k, v, g, beta, cells, out, step, n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride
         )

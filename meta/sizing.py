@@ -12,7 +12,7 @@ from itertools import zip_longest
 from vkbackend import env
 from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.graph import Graph
+from vkbackend.meta.graph import Graph, mix_of
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.tensor import Inputs
@@ -21,7 +21,7 @@ from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Recording, interleave
 from vkbackend.runtime import Device
 from vkbackend.schedule import by_depth
-from vkbackend.step import STEP_NBYTES
+from vkbackend.step import STEP_NBYTES, Mix
 
 Build = Callable[[Graph], None]
 
@@ -90,12 +90,18 @@ def second_half(inputs: Inputs, n_rows: int) -> Inputs:
 
 @dataclass(frozen=True, slots=True)
 class StepKind:
-    """What distinguishes recorded steps: rows, output rows, candidates per output row, two halves or one."""
+    """What distinguishes recorded steps: rows, output rows, candidates per output row, two halves or one,
+    what its rows are (None: those of one long run)."""
 
     n_rows: int
     n_outputs: int
     top_k: int = 0
     halves: bool = False
+    mix: Mix | None = None
+
+    def __post_init__(self) -> None:
+        if self.mix is None:
+            object.__setattr__(self, "mix", mix_of(self.n_rows // 2 if self.halves else self.n_rows))
 
 
 Built = tuple[list[Recording], list[Reduce | None], dict[str, list[View | None]]]
@@ -118,7 +124,16 @@ def build_step(
 
     def graph(inputs: Sequence[Inputs], n_rows: int, n_outputs: int, lane: int) -> Graph:
         made = Graph(
-            devices, inputs, provider, n_rows, n_outputs, active, reduce_type, lane=lane, top_k=kind.top_k
+            devices,
+            inputs,
+            provider,
+            n_rows,
+            n_outputs,
+            active,
+            reduce_type,
+            lane=lane,
+            top_k=kind.top_k,
+            mix=kind.mix,
         )
         made.begin()
         build(made)
@@ -170,6 +185,7 @@ def measure(
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
         kinds |= {StepKind(rows, most), StepKind(rows, one), StepKind(rows, most, shape.top_k)}
+        kinds |= {StepKind(rows, most, shape.top_k, mix=mix) for mix in Mix}
     if shape.halves and shape.n_rows >= shape.halves:
         kinds.add(StepKind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
     for kind in kinds:

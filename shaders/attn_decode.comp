@@ -3,7 +3,8 @@
 // Attention of one row over one split of its keys by online softmax, for up to HEADS q heads of one kv head, so that K
 // and V are read once for all of them. Workgroup (tile of heads, split, row). It takes blocks of 32 keys: LOCAL / 32
 // threads dot a key with every q, then each thread owns four of V's dimensions.
-// FINAL: the only split; writes the result, else part = (sum of p * v, max, sum of p). No keys give zeros.
+// FINAL: the only split; writes the result, else part = (sum of p * v, max, sum of p). No keys give zeros, and so do rows
+// that are attn_prefill's, which runs later.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -61,7 +62,7 @@ void main() {
     const uint begin_head = uint(max(-first_head, 0));
     const uint end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(HEADS, group - first_in_group))));
 
-    const uint n_keys = row < step_n_rows() ? step_params.rows[row].x + 1 : 0;
+    const uint n_keys = row < step_n_decode() ? step_params.rows[row].x + 1 : 0;
     const uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
     const uint n_blocks = (n_keys + CELL_BLOCK - 1) / CELL_BLOCK;
     const uint per_split = (n_blocks - first_key / CELL_BLOCK + n_splits - 1) / n_splits;

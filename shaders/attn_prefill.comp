@@ -62,7 +62,7 @@ void main() {
     const uint kv_head = (q_first + head) / group;
 
     uint tile = gl_WorkGroupID.x;
-    uint r = 0;
+    uint r = step_n_decode(); // those before have one row each, and are attn_decode's
     for (; r < step_n_runs(); ++r) {
         const uint n_tiles = (step_params.runs[r].z + TQ - 1) / TQ;
         if (tile < n_tiles) break;

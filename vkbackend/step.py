@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
@@ -33,6 +34,19 @@ class Run:
     states: tuple[int, int] | None = None
 
 
+class Mix(Enum):
+    """What the rows of a step are, which decides the kernels that take them."""
+
+    DECODE = "decode"  # few rows, or runs of one row each
+    PREFILL = "prefill"  # longer runs
+    BOTH = "both"  # runs of one row each, and longer ones behind them
+
+
+def n_single(runs: Sequence[Run]) -> int:
+    """How many runs of one row each come first."""
+    return next((i for i, run in enumerate(runs) if run.n_rows > 1), len(runs))
+
+
 def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
     """The runs of the rows before `at`, and those from there on with rows counted from 0; one that crosses is
     in both, and goes on from the state that its first part leaves."""
@@ -54,7 +68,7 @@ class StepParams:
 
     def __init__(self, words: np.ndarray | None = None) -> None:
         self.words = np.zeros(STEP_WORDS, np.uint32) if words is None else words
-        self.header = self.words[_HEADER:_RUNS]  # n_rows, n_runs, n_outputs, 0
+        self.header = self.words[_HEADER:_RUNS]  # n_rows, n_runs, n_outputs, n_decode
         self.runs = self.words[_RUNS:_ROWS].reshape(MAX_RUNS, 4)  # slot, first_row, n_rows, first_pos
         self.rows = self.words[_ROWS:_OUTPUTS].reshape(MAX_ROWS, 4)  # position, slot, token, states
         self.outputs = self.words[_OUTPUTS:]  # row index of each output row
@@ -71,18 +85,32 @@ class StepParams:
     def n_outputs(self) -> int:
         return int(self.header[2])
 
-    def fill(self, tokens: Sequence[int] | np.ndarray, runs: Sequence[Run], outputs: Sequence[int]) -> None:
+    @property
+    def n_decode(self) -> int:
+        return int(self.header[3])
+
+    def fill(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        runs: Sequence[Run],
+        outputs: Sequence[int],
+        mix: Mix = Mix.DECODE,
+    ) -> None:
         """Describe one step: `tokens` of all rows, the runs that tile them in order, the rows whose logits
-        are wanted."""
-        n_rows = len(tokens)
-        assert n_rows <= MAX_ROWS and len(runs) <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, len(runs))
-        self.header[:] = n_rows, len(runs), len(outputs), 0
-        self.rows[:n_rows, 2] = tokens
-        for i, run in enumerate(runs):
-            self.runs[i] = run.slot, run.first_row, run.n_rows, run.first_pos
-            rows = self.rows[run.first_row : run.first_row + run.n_rows]
-            rows[:, 0] = np.arange(run.first_pos, run.first_pos + run.n_rows)
-            rows[:, 1] = run.slot
-            read, written = run.states or (run.slot, run.slot)
-            rows[:, 3] = read | written << 16
+        are wanted. With BOTH the runs of one row each that come first are decoded."""
+        n_rows, n_runs = len(tokens), len(runs)
+        assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
+        n_decode = {Mix.DECODE: n_rows, Mix.PREFILL: 0}.get(mix)
+        self.header[:] = n_rows, n_runs, len(outputs), n_single(runs) if n_decode is None else n_decode
+        table = np.array([(run.slot, run.first_row, run.n_rows, run.first_pos) for run in runs], np.uint32)
+        states = [run.states or (run.slot, run.slot) for run in runs]
+        cells = np.array([read | written << 16 for read, written in states], np.uint32)
+        self.runs[:n_runs] = table
+        rows = self.rows[:n_rows]
+        if n_rows > n_runs:
+            table, cells = table.repeat(table[:, 2], axis=0), cells.repeat(table[:, 2])
+            rows[:, 0] = table[:, 3] + np.arange(n_rows, dtype=np.uint32) - table[:, 1]
+        else:
+            rows[:, 0] = table[:, 3]
+        rows[:, 1], rows[:, 2], rows[:, 3] = table[:, 0], tokens, cells
         self.outputs[: len(outputs)] = outputs

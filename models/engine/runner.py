@@ -15,6 +15,7 @@ from vkbackend import env
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.balance import Prediction, auto_split, predict
+from vkbackend.meta.graph import mix_of
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.sizing import StepShape, bucket
 from vkbackend.models.architectures.base import Weights
@@ -31,7 +32,7 @@ from vkbackend.models.placement.tensors import FileSource, check_weights, notes,
 from vkbackend.open_device import open_device, runtime_of
 from vkbackend.ops import MAX_SLOTS
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs
+from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs, n_single
 from vkbackend.twins.device import NumpyDevice
 
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
@@ -240,16 +241,17 @@ class Runner:
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
         half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
-        step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, halves=bool(half))
+        mix = mix_of(half or rows, n_single(runs), len(runs))
+        step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, bool(half), mix)
         if self.kv.states:
             runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
         second = self._second if half else None
         if second:
             front, back = cut_runs(runs, half)
-            self._params.fill(tokens[:half], front, [])
-            second.fill(tokens[half:], back, [i - half for i in outputs])
+            self._params.fill(tokens[:half], front, [], mix)
+            second.fill(tokens[half:], back, [i - half for i in outputs], mix)
         else:
-            self._params.fill(tokens, runs, outputs)
+            self._params.fill(tokens, runs, outputs, mix)
         for name, table in self._rope_rows.items():
             every = self._rope_all[name]
             for run in runs:

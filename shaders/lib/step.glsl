@@ -4,7 +4,7 @@
 const uint CELL_BLOCK = 32; // positions per entry of the cell table
 
 layout(set = 0, binding = STEP_BINDING, std140) uniform StepParams {
-    uvec4 header; // n_rows, n_runs, n_outputs, 0
+    uvec4 header; // n_rows, n_runs, n_outputs, n_decode
     uvec4 runs[128]; // slot, first_row, n_rows, first_pos
     uvec4 rows[512]; // position, slot, token, state cells: read | written << 16
     uvec4 outputs[128]; // row index of output i at [i / 4][i % 4]
@@ -15,5 +15,8 @@ uint step_n_rows() { return step_params.header.x; }
 uint step_n_runs() { return step_params.header.y; }
 
 uint step_n_outputs() { return step_params.header.z; }
+
+// Rows from the first on that attn_decode takes: all, or runs of one row each, and attn_prefill takes the others.
+uint step_n_decode() { return step_params.header.w; }
 
 uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }

@@ -54,7 +54,7 @@ def test_fill_describes_runs_rows_and_outputs() -> None:
     step = StepParams(np.full(STEP_WORDS, 0xDEADBEEF, np.uint32))
     step.fill([11, 12, 13, 14], [Run(2, 0, 3, 7), Run(0, 3, 1, 40)], [2, 3])
     assert (step.n_rows, step.n_runs, step.n_outputs) == (4, 2, 2)
-    assert step.header.tolist() == [4, 2, 2, 0]
+    assert step.header.tolist() == [4, 2, 2, 4]
     assert step.runs[:2].tolist() == [[2, 0, 3, 7], [0, 3, 1, 40]]
     assert step.rows[:4, :3].tolist() == [[7, 2, 11], [8, 2, 12], [9, 2, 13], [40, 0, 14]]
     assert step.outputs[:2].tolist() == [2, 3]

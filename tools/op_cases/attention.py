@@ -10,6 +10,7 @@ import numpy as np
 from vkbackend import ops
 from vkbackend.formats import block_of, dequantize
 from vkbackend.ops import Recorder
+from vkbackend.step import Mix
 from vkbackend.tools.op_cases.setup import (
     Case,
     RunSpec,
@@ -136,7 +137,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """As AttnDecode; `pad` rows of the bucket belong to no run."""
+    """As AttnDecode; `pad` rows of the bucket belong to no run. With `both` attn_decode takes the runs of one
+    row that come first, and meets the rows behind them, too."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -153,6 +155,7 @@ class AttnPrefill(Case):
     softcap: float = 0.0
     sinks: bool = False
     ring: int | None = None
+    both: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
         rows = n_rows_of(self.runs) + self.pad
@@ -162,10 +165,14 @@ class AttnPrefill(Case):
             tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
 
         def record(r: Recorder, v: Views) -> None:
-            args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            r.attn_prefill(*args, sinks=v.get("sinks"), **_attention_options(self))
+            q, *caches, y, step = (v[name] for name in ("q", "k", "v", "cells", "y", "step"))
+            how = {"sinks": v.get("sinks"), **_attention_options(self)}
+            if self.both:
+                n = min(rows, len(self.runs) + 1)
+                r.attn_decode(q.rows(0, n), *caches, y.rows(0, n), step, **how)
+            r.attn_prefill(q, *caches, y, step, **how)
 
-        return Setup(tensors, record, step_of(rng, self.runs))
+        return Setup(tensors, record, step_of(rng, self.runs, mix=Mix.BOTH if self.both else Mix.PREFILL))
 
 
 def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
@@ -264,6 +271,8 @@ def quick() -> list[Case]:
         AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
         AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
         AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
+        AttnPrefill(((2, 30, 1), (0, 0, 1), (3, 95, 21), (1, 4, 1)), 4, 2, 64, 64, 3, sinks=True, both=True),
+        AttnPrefill(((1, 64, 1), (0, 31, 10)), 2, 1, 16, 24, 1, "f32", "f16", window=20, both=True),
     ]
 
 

@@ -20,7 +20,7 @@ from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
-from vkbackend.step import STEP_WORDS, Run, StepParams
+from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
 
 GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
 CELL_BLOCK = ops.CELL_BLOCK
@@ -181,7 +181,11 @@ def output(*shape: int, dtype: str = "f32") -> Tensor:
 
 
 def step_of(
-    rng: np.random.Generator, runs: tuple[RunSpec, ...], n_vocab: int = 1, outputs: tuple[int, ...] = ()
+    rng: np.random.Generator,
+    runs: tuple[RunSpec, ...],
+    n_vocab: int = 1,
+    outputs: tuple[int, ...] = (),
+    mix: Mix = Mix.DECODE,
 ) -> StepParams:
     """A step of the runs, its unused entries full of values that a shader must not use."""
     step = StepParams(np.full(STEP_WORDS, 0x7FFFFFFF, np.uint32))
@@ -189,7 +193,7 @@ def step_of(
     for slot, first_pos, n_rows in runs:
         table.append(Run(slot, row, n_rows, first_pos))
         row += n_rows
-    step.fill(rng.integers(0, n_vocab, row), table, outputs)
+    step.fill(rng.integers(0, n_vocab, row), table, outputs, mix)
     return step
 
 

@@ -101,7 +101,7 @@ def attn_decode(
     queries = f64(q, n_rows, n_heads, head_k)
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE
-    for row in range(min(n_rows, step.n_rows)):
+    for row in range(min(n_rows, step.n_decode)):
         at = _cells_of(step, row, cells, blocks_per_slot)
         first = _first_key(len(at), window)
         start = first // CELL_BLOCK * CELL_BLOCK
@@ -145,10 +145,12 @@ def attn_prefill(
     n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, scale: float,
     softcap: float, head_k: int, head_v: int, has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run."""
+    """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run. Those
+    of attn_decode stay as they are."""
     queries = f64(q, n_rows, n_heads, head_k)
-    out = np.zeros((n_rows, n_heads, head_v))
-    for row in range(min(n_rows, step.n_rows)):
+    out = y.reshape(n_rows, n_heads, head_v).copy()
+    out[step.n_decode :] = 0
+    for row in range(step.n_decode, min(n_rows, step.n_rows)):
         at = _cells_of(step, row, cells, blocks_per_slot)
         at = at[_first_key(len(at), window) :]
         score, values = _scores(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)

@@ -10,7 +10,7 @@ import pytest
 
 from vkbackend import twins
 from vkbackend.ops.elementwise import ACTS
-from vkbackend.step import Run, StepParams
+from vkbackend.step import Mix, Run, StepParams
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -22,9 +22,11 @@ def f32(*shape: int, span: float = 1.0) -> np.ndarray:
     return RNG.uniform(-span, span, shape).astype(np.float32)
 
 
-def step_of(runs: list[Run], outputs: list[int] | None = None, n_vocab: int = 9) -> StepParams:
+def step_of(
+    runs: list[Run], outputs: list[int] | None = None, n_vocab: int = 9, mix: Mix = Mix.DECODE
+) -> StepParams:
     step = StepParams()
-    step.fill(RNG.integers(0, n_vocab, sum(run.n_rows for run in runs)), runs, outputs or [])
+    step.fill(RNG.integers(0, n_vocab, sum(run.n_rows for run in runs)), runs, outputs or [], mix)
     return step
 
 
@@ -158,6 +160,7 @@ def test_attention(
     heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)
+    alone = step_of(runs, mix=Mix.PREFILL)
     q = f32(rows, heads, head_k, span=2)
     k, v = f32(160, n_kv * head_k), f32(160, n_kv * head_v).astype(np.float16)
     common = {"n_heads": heads, "n_rows": rows}
@@ -174,7 +177,7 @@ def test_attention(
     }
     sinks = f32(heads, span=2)
     prefill = np.full((rows, heads, head_v), np.nan, np.float32)
-    twins.attention.attn_prefill(q, k, v, CELLS, sinks, prefill, step, **common, **kv, has_sinks=has_sinks)
+    twins.attention.attn_prefill(q, k, v, CELLS, sinks, prefill, alone, **common, **kv, has_sinks=has_sinks)
     part = np.full((rows, heads, n_splits, head_v + 2), np.nan, np.float32)
     twins.attention.attn_decode(q, k, v, CELLS, sinks, part, step, **common, **kv, n_splits=n_splits)
     decode = np.full_like(prefill, np.nan)
