@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Attention of one row over one split of its keys by online softmax, for up to HEADS q heads of one kv head, so that K
 // and V are read once for all of them. Workgroup (tile of heads, split, row). It takes blocks of 32 keys: LOCAL / 32
-// threads dot a key with every q, then each thread owns four of V's dimensions.
+// threads dot a key with every q, or a thread 32 / LOCAL keys, then each thread owns four of V's dimensions.
 // FINAL: the only split; writes the result, else part = (sum of p * v, max, sum of p). No keys give zeros, and so do rows
 // that are attn_prefill's, which runs later.
 #include "lib/types.glsl"
@@ -33,7 +33,8 @@ layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/tanh.glsl"
 
-const uint LANES = LOCAL / CELL_BLOCK; // threads per key
+const uint LANES = LOCAL > CELL_BLOCK ? LOCAL / CELL_BLOCK : 1; // threads per key
+const uint KEYS = LOCAL < CELL_BLOCK ? CELL_BLOCK / LOCAL : 1; // keys per thread
 const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1; // sets of threads that share out a block's keys
@@ -96,19 +97,31 @@ void main() {
         const uint n_valid = min(n_keys - block * CELL_BLOCK, CELL_BLOCK);
         const uint first_valid = max(first_key, block * CELL_BLOCK) - block * CELL_BLOCK;
 
-        float s[HEADS];
-        [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
-        const bool valid = key >= first_valid && key < n_valid;
-        if (valid) {
-            const uint base = ((cell + key) * n_kv + kv_head) * K_QUADS;
-            // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
-            for (uint at = base + lane; at < base + K_QUADS; at += LANES) {
-                const vec4 value = k_quad(at);
-                [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] += dot(value, q_tile[a * K_QUADS + at - base]);
+        float top[HEADS]; // of the keys of this thread
+        [[unroll]] for (uint a = 0; a < HEADS; ++a) top[a] = NEG_LARGE;
+        for (uint at_key = key; at_key < CELL_BLOCK; at_key += LOCAL) {
+            float s[HEADS];
+            [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
+            const bool valid = at_key >= first_valid && at_key < n_valid;
+            if (valid) {
+                const uint base = ((cell + at_key) * n_kv + kv_head) * K_QUADS;
+                // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
+                for (uint at = base + lane; at < base + K_QUADS; at += LANES) {
+                    const vec4 value = k_quad(at);
+                    [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] += dot(value, q_tile[a * K_QUADS + at - base]);
+                }
+            }
+            [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+                if (LANES > 1) {
+                    dots[a * LOCAL + thread] = s[a];
+                } else {
+                    s[a] = valid ? soft_cap(s[a], softcap) : NEG_LARGE;
+                    score[a * CELL_BLOCK + at_key] = s[a];
+                    top[a] = max(top[a], s[a]);
+                }
             }
         }
         if (LANES > 1) {
-            [[unroll]] for (uint a = 0; a < HEADS; ++a) dots[a * LOCAL + thread] = s[a];
             barrier();
             for (uint e = thread; e < SCORES; e += LOCAL) {
                 const uint j = e % CELL_BLOCK;
@@ -117,9 +130,7 @@ void main() {
                 score[e] = j >= first_valid && j < n_valid ? soft_cap(sum, softcap) : NEG_LARGE;
             }
         } else {
-            [[unroll]] for (uint a = 0; a < HEADS; ++a) {
-                score[a * CELL_BLOCK + key] = valid ? soft_cap(s[a], softcap) : NEG_LARGE;
-            }
+            [[unroll]] for (uint a = 0; a < HEADS; ++a) dots[a * LOCAL + thread] = top[a];
         }
         barrier();
 
@@ -127,7 +138,11 @@ void main() {
             const uint a = e / CELL_BLOCK;
             const float m = head_max[now * HEADS + a];
             float m_new = m;
-            for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[a * CELL_BLOCK + j]);
+            if (KEYS > 1) {
+                for (uint i = a * LOCAL; i < (a + 1) * LOCAL; ++i) m_new = max(m_new, dots[i]);
+            } else {
+                for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[a * CELL_BLOCK + j]);
+            }
             prob[e] = exp(score[e] - m_new);
             if (e % CELL_BLOCK == 0) {
                 head_max[(1 - now) * HEADS + a] = m_new;

@@ -165,12 +165,12 @@ class AttnPrefill(Case):
             tensors["sinks"] = uniform(rng, self.n_heads, span=8.0)
 
         def record(r: Recorder, v: Views) -> None:
-            q, *caches, y, step = (v[name] for name in ("q", "k", "v", "cells", "y", "step"))
-            how = {"sinks": v.get("sinks"), **_attention_options(self)}
+            q, k, c, cells, y, step = (v[name] for name in ("q", "k", "v", "cells", "y", "step"))
+            how: dict[str, Any] = {"sinks": v.get("sinks"), **_attention_options(self)}
             if self.both:
                 n = min(rows, len(self.runs) + 1)
-                r.attn_decode(q.rows(0, n), *caches, y.rows(0, n), step, **how)
-            r.attn_prefill(q, *caches, y, step, **how)
+                r.attn_decode(q.rows(0, n), k, c, cells, y.rows(0, n), step, **how)
+            r.attn_prefill(q, k, c, cells, y, step, **how)
 
         return Setup(tensors, record, step_of(rng, self.runs, mix=Mix.BOTH if self.both else Mix.PREFILL))
 

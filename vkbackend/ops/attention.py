@@ -192,7 +192,7 @@ class AttentionOps(Target):
             (q, k, v, cells, sinks or q, part),
             {**push, "n_splits": n_splits, "window": window, "scale": scale, "softcap": softcap},
             {
-                "LOCAL": 32 if self.limits.is_cpu else 128,  # a multiple of CELL_BLOCK
+                "LOCAL": 8 if self.limits.is_cpu else 128,  # a multiple or a part of CELL_BLOCK
                 "HEAD_K": head_k,
                 "HEAD_V": head_v,
                 "HEADS": tile_heads,

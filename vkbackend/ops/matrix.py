@@ -141,10 +141,14 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
-    """A thread has a row of w and up to MAX_VEC_ROWS rows of x."""
-    local, per_thread = 32, min(size.n_rows, MAX_VEC_ROWS)
-    consts = {"LOCAL": local, "N": per_thread, "SUBGROUP": min(limits.subgroup_size, local)}
-    return Grid(consts, -(-size.n // local), -(-size.n_rows // per_thread))
+    """A thread has a row of w and up to MAX_VEC_ROWS rows of x, of which all threads have equally many."""
+    local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
+    consts = {
+        "LOCAL": local,
+        "N": -(-size.n_rows // tiles),
+        "SUBGROUP": min(limits.subgroup_size, local),
+    }
+    return Grid(consts, -(-size.n // local), tiles)
 
 
 def tiles_of_64(limits: Limits, size: Size) -> Grid:
