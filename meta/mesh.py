@@ -75,6 +75,7 @@ class Mesh:
         self.devices, self.options = list(devices), options or ReduceOptions()
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s, self.load_s = 0, 0.0, 0.0
+        self.n_recorded = 0
         self._ahead, self._keep_values = self.options.submit_ahead, keep_values or env.debug() >= 5
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._provider: Provider | None = None
@@ -143,9 +144,12 @@ class Mesh:
         self.update(weight, values)
         return weight
 
-    def update(self, weight: Weight, values: np.ndarray) -> None:
+    def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
+        """Write all of a `constant`, or values that follow each other from a place of its on."""
+        at = 4 * (row * weight.shape[1] + column) if row or column or values.ndim < 2 else 0
         for d, device in enumerate(self.devices):
-            device.write(weight.whole(d), values)
+            whole = weight.whole(d)
+            device.write(View(whole.buffer, whole.offset + at, values.shape, whole.dtype), values)
 
     def prepare(self, build: Build, shape: StepShape, sizes: StepSizes | None = None) -> None:
         """Allocate what steps up to `shape` need: `sizes`, or what building the largest of them shows."""
@@ -176,6 +180,7 @@ class Mesh:
         step = self._steps.get(kind)
         if step is None:
             step = self._record(kind)
+            self.n_recorded += 1
             self._make_place(step.n_commands)
             self._steps[kind] = step
         self._n_asked += 1

@@ -8,11 +8,11 @@ threads may use one `LLM`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 
@@ -20,35 +20,29 @@ from vkbackend.checks import refused, switch, whole_number
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.arguments import path_string, text_of, token_ids, token_limit
 from vkbackend.models.engine.answers import Answers, Mailbox
-from vkbackend.models.engine.completion import Chunk, Completion, report
+from vkbackend.models.engine.completion import Chunk, Completion
 from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
 from vkbackend.models.engine.messages import (
     CopySlot,
-    Generate,
     LoadState,
     Logits,
     Memory,
     Progress,
     Request,
     SaveState,
+    Stats,
     check_tokens,
 )
+from vkbackend.models.generation import Batch, Generation, are_prompts, arun_all, astream, run_all, stream
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOptions, Keywords, Options
-from vkbackend.models.text.stop_text import StopText
 from vkbackend.models.text.tokenizer import Tokenizer, chat_template, end_ids
 from vkbackend.options import takes
 
 PROMPT = "expected a text or a sequence of token ids"
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A generation that was asked for, checked."""
-
-    ids: tuple[int, ...]
-    max_tokens: int | None
-    options: GenerateOptions
+MAX_CONTINUATIONS = 1024
+Prompt = str | Sequence[int]
+Prompts = list[str] | list[list[int]]
 
 
 class LLM:
@@ -128,85 +122,113 @@ class LLM:
         ids = self._prompt(tokens)
         result = np.empty((len(ids), self.n_vocab), np.float32)
         n_rows = 0
-        for event in self._ask(lambda id_: Logits(id_, ids)):
+        for event in self._ask(lambda id_: Logits(id_, ids)).events():
             assert event.logits is not None
             result[n_rows : n_rows + len(event.logits)] = event.logits
             n_rows += len(event.logits)
         return result
 
+    @overload
+    def generate(
+        self, prompt: Prompt, max_tokens: int | None = None, *, n: None = None,
+        **options: Unpack[GenerateKeywords],
+    ) -> Completion: ...  # fmt: skip
+
+    @overload
+    def generate(
+        self, prompt: Prompt, max_tokens: int | None = None, *, n: int, **options: Unpack[GenerateKeywords]
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompts, max_tokens: int | None = None, *, n: None = None,
+        **options: Unpack[GenerateKeywords],
+    ) -> list[Completion]: ...  # fmt: skip
+
+    @overload
+    def generate(
+        self, prompt: Prompts, max_tokens: int | None = None, *, n: int,
+        **options: Unpack[GenerateKeywords],
+    ) -> list[list[Completion]]: ...  # fmt: skip
+
     @takes(GenerateKeywords, GenerateOptions)
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt | Prompts,
         max_tokens: int | None = None,
+        *,
+        n: int | None = None,
         **options: Unpack[GenerateKeywords],
-    ) -> Completion:
-        """Continue a text or token ids, as `stream` does, and wait for the end."""
-        request = self._request(prompt, max_tokens, options)
-        # Without stop strings every token is wanted, so the engine need not wait to be asked for the next.
-        chunks = list(self._stream(request, eager=not request.options.stop))
-        last, seed = chunks[-1], request.options.seed
-        assert last.finish_reason is not None and last.timings is not None and seed is not None
-        return Completion(
-            text="".join(chunk.text for chunk in chunks),
-            tokens=[chunk.token for chunk in chunks if chunk.token is not None],
-            finish_reason=last.finish_reason,
-            timings=last.timings,
-            prompt_tokens=list(request.ids),
-            seed=seed,
-            slot=last.slot,
-        )
+    ) -> Completion | list[Completion] | list[list[Completion]]:
+        """Continue a text or token ids, as `stream` does, and wait for the end.
+
+        A list of prompts gives a list, in their order; as many run together as there are slots. With `n` each
+        prompt gives a list of n continuations, which share what is computed of the prompt; with a seed the
+        i-th has seed + i. Where one fails, its error is raised and the others end.
+        """
+        batch = self._batch(prompt, max_tokens, n, options)
+        done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
+        return batch.shaped(done)
+
+    @takes(GenerateKeywords, GenerateOptions)
+    async def agenerate(
+        self,
+        prompt: Prompt | Prompts,
+        max_tokens: int | None = None,
+        *,
+        n: int | None = None,
+        **options: Unpack[GenerateKeywords],
+    ) -> Completion | list[Completion] | list[list[Completion]]:
+        """`generate` for asyncio: other tasks run meanwhile, and a cancelled task ends its generations."""
+        batch = self._batch(prompt, max_tokens, n, options)
+        done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
+        return batch.shaped(done)
 
     @takes(GenerateKeywords, GenerateOptions)
     def stream(
-        self,
-        prompt: str | Sequence[int],
-        max_tokens: int | None = None,
-        **options: Unpack[GenerateKeywords],
+        self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[Chunk, None, None]:
         """Yield a Chunk per token as it is made; their texts joined are `Completion.text`.
 
         max_tokens: None or -1 goes on until a stop token or the end of the context. The other keywords
-        (sampling, stop, ignore_eos, slot) are described in `GenerateKeywords`. Streams that are read in turn
-        are computed together; closing one frees its slot. Arguments are checked here, before the first token:
-        InvalidArgument, and UnsupportedModel for text without a tokenizer.
+        (sampling, stop, ignore_eos, slot, priority, deadline_s) are described in `GenerateKeywords`. Streams
+        that are read in turn are computed together; closing one frees its slot. Arguments are checked here,
+        before the first token: InvalidArgument, and UnsupportedModel for text without a tokenizer.
         """
-        return self._stream(self._request(prompt, max_tokens, options))
+        generation = self._generation(prompt, max_tokens, options)
+        return stream(self._open_mailbox(), generation, self._tokenizer)
 
-    def _request(
-        self, prompt: str | Sequence[int], max_tokens: int | None, options: GenerateKeywords
-    ) -> _Request:
+    @takes(GenerateKeywords, GenerateOptions)
+    def astream(
+        self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
+    ) -> AsyncGenerator[Chunk, None]:
+        """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
+        generation = self._generation(prompt, max_tokens, options)
+        return astream(self._open_mailbox(), generation, self._tokenizer)
+
+    def _batch(
+        self,
+        prompt: Prompt | Prompts,
+        max_tokens: int | None,
+        n: int | None,
+        options: GenerateKeywords,
+    ) -> Batch:
+        several = None if n is None else whole_number("n", n, 1, MAX_CONTINUATIONS)
+        is_list = not isinstance(prompt, str) and are_prompts(prompt)
+        prompts: Sequence[Prompt] = prompt if is_list else [prompt]  # type: ignore[assignment,list-item]
+        if len(prompts) * (several or 1) > 1 and options.get("slot") is not None:
+            raise refused("slot", options["slot"], "one slot has room for one text; leave it out")
+        made = [self._generation(one, max_tokens, options) for one in prompts]
+        return Batch([one for all_ in made for one in all_.several(several or 1)], is_list, several)
+
+    def _generation(self, prompt: Prompt, max_tokens: int | None, options: GenerateKeywords) -> Generation:
         most, checked = token_limit("max_tokens", max_tokens), GenerateOptions.of(**options)
         if checked.stop:
             self.tokenize("")  # raises where there is no tokenizer
         if checked.slot is not None:
             checked = replace(checked, slot=self._slot(checked.slot))
-        return _Request(self._prompt(prompt), most, checked)
-
-    def _stream(self, request: _Request, *, eager: bool = False) -> Generator[Chunk, None, None]:
-        ids, max_tokens, options = request.ids, request.max_tokens, request.options
-        stop_ids = frozenset[int]() if options.ignore_eos else self._stop_ids
-        text = StopText(options.stop)
-        decoder = self._tokenizer.stream(at_start=False) if self._tokenizer else None
-        slot = options.slot
-        events = self._ask(lambda id_: Generate(id_, ids, max_tokens, options, stop_ids, slot), eager=eager)
-        try:
-            for event in events:
-                piece = ""
-                # A table of embeddings may have more rows than the vocabulary has tokens: those stand for no
-                # text.
-                if decoder and event.token is not None and event.token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
-                    piece = decoder.push(event.token)
-                if decoder and event.done:
-                    piece += decoder.flush()
-                piece = text.push(piece, last=event.done)
-                reason = "stop" if text.found else event.finish_reason
-                timings = report(event.timings) if reason else None
-                yield Chunk(piece, event.token, reason, timings, event.slot or 0)
-                if text.found:
-                    return
-        finally:
-            events.close()
+        stop_ids = frozenset[int]() if checked.ignore_eos else self._stop_ids
+        return Generation(self._prompt(prompt), most, checked, stop_ids)
 
     # ---- what a slot holds ----
 
@@ -235,7 +257,7 @@ class LLM:
         what it had; InvalidArgument where a sequence is at work in it.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
-        (event,) = self._ask(lambda id_: LoadState(id_, path, slot))
+        (event,) = self._ask(lambda id_: LoadState(id_, path, slot)).events()
         assert event.tokens is not None
         return list(event.tokens)
 
@@ -246,7 +268,7 @@ class LLM:
         InvalidArgument where a sequence is at work in the target.
         """
         source, target = self._slot(source), self._slot(target)
-        (event,) = self._ask(lambda id_: CopySlot(id_, source, target))
+        (event,) = self._ask(lambda id_: CopySlot(id_, source, target)).events()
         assert event.tokens is not None
         return list(event.tokens)
 
@@ -258,19 +280,32 @@ class LLM:
         the file, pages that the system may drop), "kv", "scratch", "host" (slices and caches placed there),
         "shared" (tables that all devices read, counted for the first), "staging", and what was "free_before"
         loading and is "free" now (None: the driver does not tell)."""
-        (event,) = self._ask(Memory)
+        (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory
 
-    def _prompt(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    def stats(self) -> dict[str, Any]:
+        """What the engine does now and has done: requests that wait, run and decode, slots, cells in all,
+        used, cached (kept for requests with the same beginning) and shared (used by several), tokens of
+        prompts and how many of them were not computed again (and the rate), preemptions, steps, and
+        milliseconds (median, 99th percentile) and rows of the last 256 of these."""
+        (event,) = self._ask(Stats).events()
+        assert event.stats is not None
+        return event.stats
+
+    def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
         self._check_open()
         ids = tuple(self.tokenize(prompt)) if isinstance(prompt, str) else token_ids("prompt", prompt, PROMPT)
         check_tokens(ids, self.n_vocab, self.n_ctx)
         return ids
 
     def _ask(self, make: Callable[[int], Request], *, eager: bool = True) -> Answers:
+        return self._open_mailbox().ask(make, eager=eager)
+
+    def _open_mailbox(self) -> Mailbox:
+        self._check_open()
         assert self._mailbox is not None
-        return self._mailbox.ask(make, eager=eager)
+        return self._mailbox
 
     def _check_open(self) -> None:
         assert self._mailbox is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 from vkbackend import env
-from vkbackend.checks import choice, plain, refused, switch, whole
+from vkbackend.checks import choice, finite, optional, plain, refused, switch, whole
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.options import ReduceKeywords, ReduceOptions
 from vkbackend.meta.plan import normalise
@@ -37,6 +37,8 @@ from vkbackend.options import check_fields, option
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24
+MAX_QUEUE = 1 << 20
+MAX_PRIORITY, MAX_DEADLINE_S = 1000, 1e7
 MAX_GPU = 1 << 16
 SPLIT_MODES = ("none", "layer", "tensor")
 
@@ -64,8 +66,15 @@ class _ModelKeywords(TypedDict, total=False):
     n_ubatch: int
     """Rows of one step, tokens of a prompt computed at once: 1 to 512 (default)."""
     n_snapshots: int
-    """States of recurrent layers that a slot keeps to go back to (default: 2), where a request shares only
-    the beginning of what is there."""
+    """States of recurrent layers that are kept to go back to, for each slot (default: 2), where a request
+    shares only the beginning of what is there."""
+    kv_cells: int | None
+    """Cells of the KV cache, each for one position, that all slots share: at least n_ctx. None (default):
+    n_ctx for each slot. Where they run out, the youngest request waits and is computed again."""
+    prefix_cache: bool
+    """True (default): a request computes only what no other has computed of the beginning of its tokens."""
+    n_queue: int
+    """Requests that may wait for a slot (default: 4096); one more is refused with QueueFull."""
     type_k: str
     """Type of the K cache: "f16" (default), "f32", "bf16", "q8_0" or "q4_0"."""
     type_v: str
@@ -125,6 +134,9 @@ class Options(ReduceOptions):
     n_slots: int = option(1, whole(1, MAX_RUNS))
     n_ubatch: int = option(512, whole(1, MAX_ROWS))
     n_snapshots: int = option(2, whole(0, MAX_SNAPSHOTS))
+    kv_cells: int | None = option(None, optional(whole(1, MAX_CONTEXT * MAX_RUNS, " (None: n_ctx a slot)")))
+    prefix_cache: bool = option(True, switch)
+    n_queue: int = option(4096, whole(1, MAX_QUEUE))
     type_k: str = option("f16", cache_type)
     type_v: str = option("f16", cache_type)
     n_gpu_layers: int | Literal["auto"] | None = option(None, layer_count)
@@ -216,9 +228,15 @@ class GenerateKeywords(AnswerKeywords, total=False):
     `GenerateOptions`."""
 
     slot: int | None
-    """Run in that slot (waiting for it), and compute only what it does not hold already: the longest common
-    beginning of the prompt and what ran or was loaded there is kept. None (default): the lowest free slot,
-    and all is computed."""
+    """Run in that slot (waiting for it), whose content stays there until another sequence needs the slot or
+    its cells. None (default): in any, the one that holds most of the prompt first. What is held already is
+    not computed again, wherever it is (see `prefix_cache`)."""
+    priority: int
+    """Who goes first among those that wait: the lower the earlier (default: 0). A request of priority 1 is
+    treated as one that came ten seconds later, so none waits for ever."""
+    deadline_s: float | None
+    """Seconds in which it must be done, waiting included; it then ends with DeadlineExceeded. None (default):
+    no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +246,8 @@ class GenerateOptions(SamplingParams):
     stop: tuple[str, ...] = option((), stop_strings)
     ignore_eos: bool = option(False, switch)
     slot: int | None = None  # checked by who knows how many there are
+    priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
+    deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))
 
     @classmethod
     def of(cls, **options: Unpack[GenerateKeywords]) -> GenerateOptions:

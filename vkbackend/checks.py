@@ -8,12 +8,13 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from vkbackend.errors import InvalidArgument
 
+T = TypeVar("T")
 MAX_SHOWN = 200  # characters of a value in a message
 
 
@@ -81,6 +82,11 @@ def items(name: str, value: Any, expected: str) -> list[Any]:
 
 def whole(low: int, high: int, hint: str = "") -> Callable[[str, Any], int]:
     return lambda name, value: whole_number(name, value, low, high, hint)
+
+
+def optional(check: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
+    """None, or what the check allows."""
+    return lambda name, value: None if plain(value) is None else check(name, value)
 
 
 def finite(low: float, high: float, hint: str = "") -> Callable[[str, Any], float]:

@@ -54,6 +54,14 @@ class Timeout(VkbackendError):
     """A wait reached its deadline; the message names what was waited for."""
 
 
+class QueueFull(VkbackendError):
+    """As many requests wait for a slot as may."""
+
+
+class DeadlineExceeded(VkbackendError):
+    """A request was not done within the time it was given."""
+
+
 class PlanError(VkbackendError):
     """No plan exists: split states without a rule, or shares that cannot be satisfied."""
 

@@ -20,9 +20,9 @@ from weakref import ref
 from vkbackend import env, forks
 from vkbackend.errors import Timeout, VkbackendError
 from vkbackend.models.engine import hosting
-from vkbackend.models.engine.channel import Abandoned, Channel, Letter, Mail, Next
+from vkbackend.models.engine.channel import Abandoned, Channel, Letter, Next
 from vkbackend.models.engine.hosting import WAIT_SLICE_S, Hosted
-from vkbackend.models.engine.messages import Close, EngineInfo, ErrorData, Event, Progress, Request
+from vkbackend.models.engine.messages import Answer, Close, EngineInfo, ErrorData, Event, Progress, Request
 
 Host = Callable[[Channel], Hosted]  # opens an engine, in the thread that will have it
 
@@ -62,9 +62,13 @@ class Mailbox:
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
         """Post the request that `make` builds from its id; the answers are iterated once. With `eager` the
         engine goes on to the last of them by itself, else to the next one when that is asked for."""
+        return Answers(self, *self.make(make), eager)
+
+    def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
+        """The next id, and the request of it."""
         self.check_open()
         id_ = next(self._ids)
-        return Answers(self, id_, make(id_), eager)
+        return id_, make(id_)
 
     def check_open(self) -> None:
         """Raise what ended the engine, or that it is closed."""
@@ -106,34 +110,45 @@ class Answers:
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
-        mail: Mail = SimpleQueue()
-        self._mail: Mail | None = mail
+        mail: SimpleQueue[Answer | None] = SimpleQueue()
+        self._mail: SimpleQueue[Answer | None] | None = mail
         mailbox.channel.inbox.put(Letter(id_, request, mail, eager))
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[Answer]:
+        """What came, in order: events, and tokens alone."""
         try:
             while True:
-                event = self._next()
-                if event.error:
-                    raise event.error.exception()
-                yield event
-                if event.done:
+                answer = self._next()
+                if isinstance(answer, int):
+                    yield answer
+                    continue
+                if answer.error:
+                    raise answer.error.exception()
+                yield answer
+                if answer.done:
                     return
         finally:
             self.close()
 
-    def _next(self) -> Event:
+    def events(self) -> Iterator[Event]:
+        """The same of a request that brings events alone."""
+        for answer in self:
+            assert isinstance(answer, Event), answer
+            yield answer
+
+    def _next(self) -> Answer:
         self._mailbox.check_open()
         assert self._mail is not None, "read on after close()"
-        if self._mail.empty() and not self._eager:
-            self._mailbox.channel.inbox.put(Next(self._id))
+        channel = self._mailbox.channel
+        if self._mail.empty() and (not self._eager or self._id in channel.paused):
+            channel.inbox.put(Next(self._id))
         while True:
             try:
-                event = self._mail.get(timeout=WAIT_SLICE_S)
+                answer = self._mail.get(timeout=WAIT_SLICE_S)
             except Empty:
-                event = None
-            if event is not None:
-                return event
+                answer = None
+            if answer is not None:
+                return answer
             self._mailbox.check_open()
 
     def close(self) -> None:

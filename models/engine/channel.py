@@ -8,18 +8,37 @@ from. Everything else belongs to the engine's threads, in which no signal raises
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
-from vkbackend.models.engine.messages import Cancel, Close, EngineInfo, ErrorData, Event, Request
+from vkbackend.models.engine.messages import (
+    Answer,
+    Cancel,
+    Close,
+    EngineInfo,
+    ErrorData,
+    News,
+    Pause,
+    Request,
+    Resume,
+)
 
 END_SLICE_S = 0.05  # an interrupt can lose the news of an end, which is then seen this much later
 
-Mail: TypeAlias = SimpleQueue[Event | None]  # None: look what has happened to the engine
+
+class Mail(Protocol):
+    """Where the answers to a request go; None: look what has happened to the engine."""
+
+    def put(self, answer: Answer | None, /) -> None: ...
+
+    def qsize(self) -> int: ...
+
+
+# Answers that nobody has read yet: a request waits with so many until its caller asks again.
+MOST_UNREAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +67,7 @@ class Reader(ref[Mail]):
 
 
 # What comes into the inbox. A dead reference that is no Reader is that of the owner of the engine.
-Word: TypeAlias = Letter | Next | Close | ref[Any]
+Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
 class Abandoned(BaseException):
@@ -68,6 +87,7 @@ class Channel:
         self.closing = False  # the engine's threads have read that it shall end
         self.failed: ErrorData | None = None
         self.ended = False  # everything is released
+        self.paused: set[int] = set()  # requests whose callers do not read
         self._awaited: set[int] = set()  # requests whose callers wait
         self._eager: set[int] = set()
         self._ends: SimpleQueue[None] = SimpleQueue()
@@ -92,7 +112,12 @@ class Channel:
         if isinstance(word, Next):
             if word.id in self.readers:
                 self._awaited.add(word.id)
+                if word.id in self.paused:
+                    self.paused.discard(word.id)
+                    return Resume(word.id)
             return None
+        if isinstance(word, Pause):
+            return word if word.id in self.paused else None
         if isinstance(word, Reader):
             return Cancel(word.id) if self._forget(word.id) else None
         self.closing = True
@@ -102,19 +127,37 @@ class Channel:
         """Whether a caller waits for an event."""
         return bool(self._awaited or self._eager)
 
-    def deliver(self, events: Sequence[Event]) -> None:
+    def deliver(self, news: News) -> None:
         """To those who wait last: one that wakes up finds what came for its other requests."""
-        for event in sorted(events, key=lambda event: event.id in self._awaited):
-            reader = self.readers.get(event.id)
-            self._awaited.discard(event.id)
-            if event.done:
-                self._forget(event.id)
-            if reader is not None and (mail := reader()) is not None:
-                mail.put(event)
+        awaited: list[tuple[int, Answer]] = []
+        for id_, token in zip(news.ids, news.tokens, strict=True):
+            if id_ in self._awaited:
+                awaited.append((id_, token))
+            else:
+                self._put(id_, token)
+        for event in news.events:
+            if event.id in self._awaited:
+                awaited.append((event.id, event))
+            else:
+                self._put(event.id, event)
+        for id_, answer in awaited:
+            self._awaited.discard(id_)
+            self._put(id_, answer)
+
+    def _put(self, id_: int, answer: Answer) -> None:
+        reader = self.readers.get(id_)
+        if not isinstance(answer, int) and answer.done:
+            self._forget(id_)
+        if reader is not None and (mail := reader()) is not None:
+            mail.put(answer)
+            if mail.qsize() >= MOST_UNREAD and id_ in self.readers and id_ not in self.paused:
+                self.paused.add(id_)
+                self.inbox.put(Pause(id_))
 
     def _forget(self, id_: int) -> bool:
         self._awaited.discard(id_)
         self._eager.discard(id_)
+        self.paused.discard(id_)
         return self.readers.pop(id_, None) is not None
 
     def end(self) -> None:

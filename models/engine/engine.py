@@ -1,21 +1,20 @@
-"""The engine: requests in, events out. Continuous batching of many sequences over the slots of one runner.
+"""The engine: requests in, news out. Continuous batching of many sequences over the slots of one runner.
 
 It speaks in messages (messages.py) and shares no object with its caller, so it runs in the caller's process
-or in its own (remote.py). It knows tokens, slots and sampling; no text, no device.
+or in its own (hosting.py). It knows tokens, slots and sampling; no text, no device. scheduler.py says what a
+step computes.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vkbackend.errors import DeviceLost, InvalidArgument, Timeout, VkbackendError
+from vkbackend.errors import DeadlineExceeded, DeviceLost, InvalidArgument, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.messages import (
     Cancel,
     Close,
@@ -27,65 +26,62 @@ from vkbackend.models.engine.messages import (
     LoadState,
     Logits,
     Memory,
+    News,
+    Pause,
     Progress,
     Request,
+    Resume,
     SaveState,
-    Timings,
+    Stats,
     check_slot,
     check_tokens,
 )
+from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.saved_state import SlotContent
-from vkbackend.models.engine.slot_copy import copy_slot
+from vkbackend.models.engine.scheduler import Scheduler
+from vkbackend.models.engine.sequence import Sequence
+from vkbackend.models.engine.statistics import StepTimes
+from vkbackend.models.engine.waiting import Deadlines
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.rows import Choice, choose_rows
 from vkbackend.models.sampling.sampler import Sampler
+from vkbackend.ops import CELL_BLOCK
 from vkbackend.step import Run
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner import Runner
 
-
-@dataclass(slots=True)
-class _Sequence:
-    """A request in work: `tokens[:n_stored]` are in the cache of its slot."""
-
-    request: Generate | Logits
-    number: int  # order of submission
-    tokens: list[int]
-    sampler: Sampler | None
-    slot: int = -1
-    n_stored: int = 0
-    resumable: int = 0  # as in SlotContent
-    served: int = -1  # number of the last step it had rows in
-    timings: Timings = field(default_factory=Timings)
-
-    @property
-    def n_wanted(self) -> int:
-        """Rows not computed yet: 1 while decoding."""
-        return len(self.tokens) - self.n_stored
-
-    @property
-    def n_generated(self) -> int:
-        return len(self.tokens) - len(self.request.tokens)
-
-    @property
-    def wanted_slot(self) -> int | None:
-        return self.request.slot if isinstance(self.request, Generate) else None
+Batch = list[tuple[Sequence, int]]  # sequences and their rows
 
 
 class Engine:
-    """Runs requests on a runner. `submit` never blocks; each `step` runs one micro-batch and returns its
-    events.
+    """Runs requests on a runner. `submit` never blocks; each `step` runs one micro-batch and returns what it
+    brought.
     """
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._free = list(range(runner.n_slots))
-        self._contents = [SlotContent() for _ in self._free]  # of free slots: what their last sequence left
-        self._events: list[Event] = []
+    def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
+        self.runner, states = runner, runner.states
+        share = runner.options.prefix_cache
+        self.cache = PrefixCache(runner.pools, runner.n_slots, runner.set_block, states, share=share)
+        if states:
+            states.spare = self.cache.spare_state
+        self.scheduler = Scheduler(
+            self.cache,
+            runner.n_slots,
+            runner.n_ubatch,
+            runner.max_outputs,
+            resume_at=runner.resume_at,
+            copy_blocks=runner.copy_blocks,
+            is_recurrent=states is not None,
+            share=share,
+            budget=budget,
+        )
+        self._windowed = any(pool.window for pool in runner.pools)
+        self._by_id: dict[int, Sequence] = {}
+        self._deadlines, self._times = Deadlines(), StepTimes()
+        self._news = News()
         self._n_submitted = self._n_steps = 0
+        self.is_stuck = False  # the last step had no rows
         self._broken: ErrorData | None = None
 
     @classmethod
@@ -106,261 +102,346 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do or to say."""
-        return bool(self._events or self._running or self._waiting)
+        return bool(self._news) or bool(self._by_id)
+
+    # ---- requests ----
 
     def submit(self, request: Request) -> None:
         """Take a request; what is wrong with it comes as its error event."""
-        if isinstance(request, Close):
-            self.close()
-        elif isinstance(request, Cancel):
-            self._cancel(request.id)
-        elif isinstance(request, Memory):
-            self._events.append(Event(request.id, memory=self.runner.memory()))
-        elif isinstance(request, SaveState | LoadState | CopySlot):
+        if isinstance(request, Generate | Logits):
             try:
-                self._events.append(Event(request.id, slot=request.slot, tokens=self._state(request)))
+                self._add(request)
+            except VkbackendError as error:
+                self._tell(Event(request.id, error=ErrorData.of(error)))
+        elif isinstance(request, Cancel):
+            if (sequence := self._by_id.get(request.id)) is not None:
+                self._end(sequence)
+        elif isinstance(request, Pause | Resume):
+            if (sequence := self._by_id.get(request.id)) is not None:
+                sequence.is_paused = isinstance(request, Pause)
+        elif isinstance(request, Memory):
+            self._tell(Event(request.id, memory=self.runner.memory()))
+        elif isinstance(request, Stats):
+            self._tell(Event(request.id, stats=self.stats()))
+        elif isinstance(request, Close):
+            self.close()
+        else:
+            try:
+                self._tell(Event(request.id, slot=request.slot, tokens=self._state(request)))
             except VkbackendError as error:
                 if isinstance(error, DeviceLost | Timeout):
                     self._broken = ErrorData.of(error)
-                self._events.append(Event(request.id, error=ErrorData.of(error)))
+                self._tell(Event(request.id, error=ErrorData.of(error)))
             except MemoryError as error:  # of numpy, for a copy of the state
                 message = f"slot {request.slot}: the host has too little memory for its state ({error})"
-                self._events.append(Event(request.id, error=ErrorData("StateError", message)))
-        else:
-            try:
-                if self._broken:
-                    raise self._broken.exception()
-                check_tokens(request.tokens, self.runner.n_vocab, self.runner.n_ctx)
-                if isinstance(request, Generate) and request.slot is not None:
-                    check_slot(request.slot, self.runner.n_slots)
-            except VkbackendError as error:
-                self._events.append(Event(request.id, error=ErrorData.of(error)))
-                return
-            sampler = Sampler(request.sampling) if isinstance(request, Generate) else None
-            self._waiting.append(_Sequence(request, self._n_submitted, list(request.tokens), sampler))
-            self._n_submitted += 1
+                self._tell(Event(request.id, error=ErrorData("StateError", message)))
 
-    def step(self) -> list[Event]:
-        """Give free slots to waiting requests, run one micro-batch, return what is new."""
-        self._waiting = deque([sequence for sequence in self._waiting if not self._start(sequence)])
-        if batch := self._compose():
-            self._run(batch)
-        events, self._events = self._events, []
-        return events
+    def _add(self, request: Generate | Logits) -> None:
+        runner, waiting = self.runner, self.scheduler.waiting
+        if self._broken:
+            raise self._broken.exception()
+        check_tokens(request.tokens, runner.n_vocab, runner.n_ctx)
+        if isinstance(request, Generate) and request.slot is not None:
+            check_slot(request.slot, runner.n_slots)
+        if len(waiting) >= runner.options.n_queue:
+            raise QueueFull(
+                f"{len(waiting)} requests wait for one of {runner.n_slots} slots, and no more may (n_queue); "
+                "try again later, or open the model with more slots (n_slots)"
+            )
+        sampler = Sampler(request.sampling) if isinstance(request, Generate) else None
+        now = time.monotonic()
+        sequence = Sequence(request, self._n_submitted, now, list(request.tokens), sampler)
+        self._n_submitted += 1
+        self._by_id[request.id] = sequence
+        waiting.add(sequence)
+        if request.deadline_s is not None:
+            self._deadlines.add(sequence, now + request.deadline_s)
+
+    def _tell(self, event: Event) -> None:
+        self._news.events.append(event)
+
+    def _end(self, sequence: Sequence) -> None:
+        """A request is over, wherever it is."""
+        sequence.is_over = True
+        del self._by_id[sequence.request.id]
+        if sequence.slot >= 0:
+            self.scheduler.release(sequence)
+        else:
+            self.scheduler.waiting.forget()
 
     def close(self) -> None:
         """Release the runner; requests in work get no further event. May be called twice."""
-        self._waiting.clear()
-        self._running.clear()
-        self._events.clear()
+        self._by_id.clear()
+        self.scheduler.running.clear()
+        self.scheduler.waiting.clear()
+        self._news = News()
         self._broken = ErrorData("VkbackendError", "the engine is closed")
         self.runner.close()
 
-    def _cancel(self, request_id: int) -> None:
-        self._waiting = deque(s for s in self._waiting if s.request.id != request_id)
-        for sequence in [s for s in self._running if s.request.id == request_id]:
-            self._release(sequence)
+    def stats(self) -> dict[str, Any]:
+        """What it does now, and has done so far."""
+        usage, scheduler = self.cache.usage(), self.scheduler
+        decoding = sum(s.n_wanted == 1 for s in scheduler.running)
+        return {
+            "n_waiting": len(scheduler.waiting),
+            "n_running": len(scheduler.running),
+            "n_decoding": decoding,
+            "n_slots": self.runner.n_slots,
+            "n_slots_free": len(scheduler.free),
+            "cells": usage.n_blocks * CELL_BLOCK,
+            "cells_used": (usage.n_blocks - usage.free - usage.cached) * CELL_BLOCK,
+            "cells_cached": usage.cached * CELL_BLOCK,
+            "cells_shared": usage.shared * CELL_BLOCK,
+            "prompt_tokens": usage.prompt_tokens,
+            "prompt_tokens_cached": usage.shared_tokens,
+            "hit_rate": usage.shared_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0,
+            "n_requests": self._n_submitted,
+            "n_preempted": scheduler.n_preempted,
+            "n_steps": self._n_steps,
+            **self._times.report(),
+        }
 
-    def _start(self, sequence: _Sequence) -> bool:
-        """Give a waiting sequence the slot it wants, or the lowest free one; False if there is none."""
-        wanted = sequence.wanted_slot
-        if not self._free or (wanted is not None and wanted not in self._free):
-            return False
-        sequence.slot = self._free[0] if wanted is None else wanted
-        self._free.remove(sequence.slot)
-        self._running.append(sequence)
-        if wanted is not None:
-            held = self._contents[wanted]
-            same = (a == b for a, b in zip(held.tokens[: held.n_stored], sequence.tokens, strict=False))
-            n_common = min(sum(takewhile(bool, same)), len(sequence.tokens) - 1)  # the last one must run
-            n_common = self.runner.resume_at(wanted, n_common)
-            if n_common >= held.resumable:
-                sequence.n_stored, sequence.resumable = n_common, held.resumable
-        return True
-
-    def _content(self, slot: int) -> SlotContent:
-        """What a slot holds, whether a sequence is at work in it or not."""
-        for sequence in self._running:
-            if sequence.slot == slot:
-                return SlotContent(
-                    sequence.tokens[: sequence.n_stored + 1], sequence.n_stored, sequence.resumable
-                )
-        return self._contents[slot]
+    # ---- what slots hold ----
 
     def _state(self, request: SaveState | LoadState | CopySlot) -> tuple[int, ...] | None:
         """Save, or load or copy and return the tokens of the slot; at once, between two steps."""
         if self._broken:
             raise self._broken.exception()
         check_slot(request.slot, self.runner.n_slots)
-        content = self._content(request.slot)
+        content = self.scheduler.content(request.slot)
         if isinstance(request, SaveState):
             saved_state.save(self.runner, request.path, request.slot, content, request.first, request.last)
             return None
         if isinstance(request, CopySlot):
             self._check_free(request.target)
             if request.target != request.slot:
-                # What the target held is gone even where a device fails in the middle.
-                self._contents[request.target] = SlotContent([], 0, 0)
-                copied = copy_slot(self.runner, request.slot, content, request.target)
-                self._contents[request.target] = copied
+                self._copy(request.slot, content, request.target)
             return tuple(content.tokens)
         self._check_free(request.slot)
-        saved_state.load(self.runner, request.path, request.slot, content)
+        self._load(request, content)
         return tuple(content.tokens)
+
+    def _copy(self, source: int, content: SlotContent, target: int) -> None:
+        # What the target held is gone even where a device fails in the middle.
+        self.scheduler.put(target, SlotContent())
+        copies = self.cache.copy(source, target)
+        if copies is None:
+            raise InvalidArgument(
+                f"slot {source} cannot be copied: no blocks of the KV cache are left; wait for a request to "
+                "end, or open the model with more cells (kv_cells)"
+            )
+        self.runner.copy_blocks(copies)
+        self.runner.copy_state(source, target, content.n_stored)
+        resumable = content.n_stored if self.runner.states else self.cache.resumable(target)
+        self.scheduler.put(target, SlotContent(list(content.tokens), content.n_stored, resumable))
+
+    def _load(self, request: LoadState, content: SlotContent) -> None:
+        slot, cache = request.slot, self.cache
+
+        def place(first: int, last: int) -> dict[int, int]:
+            copies = cache.cut(slot, first)
+            room = None if copies is None else cache.place(slot, last)
+            if room is None:
+                self.scheduler.put(slot, SlotContent())
+                raise InvalidArgument(
+                    f"slot {slot} cannot take {last} positions: no blocks of the KV cache are left; wait for "
+                    "a request to end, or open the model with more cells (kv_cells)"
+                )
+            self.runner.copy_blocks(copies or [])
+            return room
+
+        try:
+            saved_state.load(self.runner, request.path, slot, content, place)
+        finally:  # a device may have failed in the middle
+            self.scheduler.put(slot, content)
+        cache.stored(slot, content.tokens, content.n_stored)
+        content.resumable = max(content.resumable, cache.resumable(slot))
 
     def _check_free(self, slot: int) -> None:
         """Raises InvalidArgument where a sequence is at work in the slot, or waits for it."""
         check_slot(slot, self.runner.n_slots)
-        if slot in {s.wanted_slot for s in self._waiting} or slot not in self._free:
+        if slot not in self.scheduler.free or self.scheduler.waiting.waits_for(slot):
             raise InvalidArgument(
                 f"slot {slot} is in work, so nothing can be put into it; end what runs there "
                 "(close its stream) or take another slot"
             )
 
-    def _release(self, sequence: _Sequence) -> None:
-        self._contents[sequence.slot] = self._content(sequence.slot)
-        self._running.remove(sequence)
-        self._free.append(sequence.slot)
-        self._free.sort()  # the lowest slot first, so that equal requests in equal order get equal slots
+    # ---- steps ----
 
-    def _compose(self) -> list[tuple[_Sequence, int]]:
-        """The rows of the next step: (sequence, rows), who waited longest first.
+    def step(self) -> News:
+        """End what is late, give free slots to waiting requests, run one micro-batch, return what is new."""
+        for sequence in self._deadlines.passed(time.monotonic()):
+            self._fail_one(sequence, DeadlineExceeded(_late(sequence)))
+        try:
+            self.scheduler.admit()
+            batch = self.scheduler.compose()
+        except VkbackendError as error:  # of a device that copies a block
+            self._fail([], error)
+            batch = []
+        self.is_stuck = not batch
+        if batch:
+            self._run(batch)
+        news, self._news = self._news, News()
+        return news
 
-        One row is kept for each sequence that wants just one (decoding), the rest goes to prompts; neither
-        the rows nor the outputs of the runner are exceeded, and the first in line always gets something.
-        """
-        line = sorted(self._running, key=lambda s: (s.served, s.number))
-        n_ones = sum(s.n_wanted == 1 for s in line)
-        rows, outputs = self.runner.n_ubatch, self.runner.max_outputs
-        batch = []
-        for sequence in line:
-            wanted = sequence.n_wanted
-            n_ones -= wanted == 1
-            n = min(wanted, rows, max(1, rows - n_ones))
-            if isinstance(sequence.request, Logits):
-                n = min(n, outputs, max(1, outputs - n_ones))
-            elif n == wanted and not outputs:
-                n -= 1  # the row that ends a prompt needs an output
-            if n > 0:
-                rows -= n
-                outputs -= self._n_outputs(sequence, n)
-                batch.append((sequence, n))
-        return batch
-
-    @staticmethod
-    def _n_outputs(sequence: _Sequence, n: int) -> int:
-        """Output rows when the next `n` rows of a sequence run: all for logits, else the one that ends its
-        tokens.
-        """
-        return n if isinstance(sequence.request, Logits) else int(n == sequence.n_wanted)
-
-    def _run(self, batch: list[tuple[_Sequence, int]]) -> None:
+    def _run(self, batch: Batch) -> None:
         tokens: list[int] = []
         runs: list[Run] = []
         outputs: list[int] = []
         for sequence, n in batch:
             first, start = len(tokens), sequence.n_stored
             runs.append(Run(sequence.slot, first, n, start))
-            sequence.resumable = max(sequence.resumable, self.runner.resumable(start + n))
-            tokens += sequence.tokens[start : start + n]
-            outputs += range(first + n - self._n_outputs(sequence, n), first + n)
+            if n == 1:
+                tokens.append(sequence.tokens[start])
+            else:
+                tokens += sequence.tokens[start : start + n]
+            if n_outputs := sequence.n_outputs(n):
+                outputs += range(first + n - n_outputs, first + n)
         began, (reduces, reduce_s) = time.perf_counter(), self.runner.reduce_stats()
+        recorded = self.runner.n_recorded
         try:
-            top_k = self._top_k(batch)
-            if top_k:
+            if top_k := self._top_k(batch):
                 ids, logits = self.runner.step_top_k(tokens, runs, outputs, top_k)
             else:
                 ids, logits = None, self.runner.step(tokens, runs, outputs)
         except VkbackendError as error:
             self._fail(batch, error)
             return
-        results: list[tuple[_Sequence, int, dict[str, Any]]] = []
-        choices = self._choose(batch, ids, logits)
-        row = 0
-        for (sequence, n), choice in zip(batch, choices, strict=True):
-            n_outputs = self._n_outputs(sequence, n)
-            sequence.n_stored += n
-            sequence.served = self._n_steps
-            own = slice(row, row + n_outputs)
-            results.append((sequence, n, self._advance(sequence, logits[own], choice)))
-            row += n_outputs
+        step_s = time.perf_counter() - began
+        n_ones = sum(n == 1 for _, n in batch)
+        if recorded == self.runner.n_recorded:
+            self.scheduler.budget.took(n_ones, len(tokens) - n_ones, step_s)
+        self._times.add(step_s, len(tokens))
+        reduces_now, reduce_s_now = self.runner.reduce_stats()
+        self._advance(batch, ids, logits, step_s, reduces_now - reduces, reduce_s_now - reduce_s)
         self._n_steps += 1
-        step_s, (reduces_now, reduce_s_now) = time.perf_counter() - began, self.runner.reduce_stats()
-        for sequence, n, news in results:
-            n_prompt = n if sequence.n_stored <= len(sequence.request.tokens) else 0
-            sequence.timings = sequence.timings.plus(
-                n_prompt, n - n_prompt, step_s, reduces_now - reduces, reduce_s_now - reduce_s
-            )
-            if news:
-                event = Event(sequence.request.id, slot=sequence.slot, timings=sequence.timings, **news)
-                self._events.append(event)
-                if news["done"]:
-                    self._release(sequence)
 
-    def _top_k(self, batch: list[tuple[_Sequence, int]]) -> int:
+    def _top_k(self, batch: Batch) -> int:
         """Candidates per output row that are enough for every sequence of a step; 0: whole rows are."""
-        wanted = [
-            s.sampler.params.n_candidates if s.sampler else 0 for s, n in batch if self._n_outputs(s, n)
-        ]
-        if not wanted or 0 in wanted or max(wanted) > self.runner.max_top_k:
-            return 0
-        return max(wanted)
+        most = 0
+        for sequence, n in batch:
+            if sequence.n_outputs(n):
+                wanted = sequence.sampler.params.n_candidates if sequence.sampler else 0
+                if not 0 < wanted <= self.runner.max_top_k:
+                    return 0
+                most = max(most, wanted)
+        return most
 
-    def _choose(
-        self, batch: list[tuple[_Sequence, int]], ids: np.ndarray | None, logits: np.ndarray
-    ) -> list[Choice | None]:
-        """The next token of each sequence of a step, None where it wants none."""
-        choices: list[Choice | None] = [None] * len(batch)
-        drawing, rows, row = [], [], 0
-        for place, (sequence, n) in enumerate(batch):
-            n_outputs = self._n_outputs(sequence, n)
-            if n_outputs and isinstance(sequence.request, Generate) and sequence.request.max_tokens != 0:
-                drawing.append(place)
+    def _advance(
+        self,
+        batch: Batch,
+        ids: np.ndarray | None,
+        logits: np.ndarray,
+        step_s: float,
+        n_reduces: int,
+        reduce_s: float,
+    ) -> None:
+        """A step has run: note what is stored, choose the next tokens, tell what there is to tell."""
+        drawing: list[Sequence] = []
+        rows: list[int] = []
+        row = 0
+        over: list[Sequence] = []
+        for sequence, n in batch:
+            n_outputs, start = sequence.n_outputs(n), sequence.n_stored
+            sequence.n_stored = stored = start + n
+            sequence.served = self._n_steps
+            if stored <= len(sequence.request.tokens):
+                sequence.prompt_n += n
+                sequence.prompt_s += step_s
+            else:
+                sequence.decode_n += n
+                sequence.decode_s += step_s
+            sequence.n_reduces += n_reduces
+            sequence.reduce_s += reduce_s
+            if stored % CELL_BLOCK < n or n > 1 or self._windowed or self.runner.states:
+                self.cache.stored(sequence.slot, sequence.tokens, stored)
+                if n > 1 or stored <= len(sequence.request.tokens):
+                    self.cache.snapshot(sequence.slot, start)
+            if n_outputs and not self._gives_rows(sequence, logits[row : row + n_outputs], over):
+                drawing.append(sequence)
                 rows.append(row)
             row += n_outputs
         if drawing:
             if len(rows) < len(logits):
                 ids, logits = None if ids is None else ids[rows], logits[rows]
-            sequences = [batch[place][0] for place in drawing]
-            samplers = [s.sampler for s in sequences if s.sampler]
-            for place, choice in zip(
-                drawing, choose_rows(samplers, [s.tokens for s in sequences], ids, logits), strict=True
-            ):
-                choices[place] = choice
-        return choices
+            samplers = [s.sampler for s in drawing if s.sampler]
+            choices = choose_rows(samplers, [s.tokens for s in drawing], ids, logits)
+            for sequence, choice in zip(drawing, choices, strict=True):
+                self._take(sequence, choice, over)
+        for sequence in over:
+            self._end(sequence)
 
-    def _advance(self, sequence: _Sequence, logits: np.ndarray, choice: Choice | None) -> dict[str, Any]:
-        """What the output rows of a step mean for one sequence, whose next token is `choice`: fields of its
-        event, {} for none.
-        """
-        request, n_ctx = sequence.request, self.runner.n_ctx
+    def _gives_rows(self, sequence: Sequence, logits: np.ndarray, over: list[Sequence]) -> bool:
+        """Whether a sequence wants no token but its output rows, or just the end."""
+        request, is_over = sequence.request, sequence.n_wanted == 0
         if isinstance(request, Logits):
-            return {"logits": logits.copy(), "done": sequence.n_wanted == 0}
-        if not len(logits):
-            return {}
-        if request.max_tokens == 0:
-            return {"finish_reason": "length", "done": True}
+            sequence.n_given += len(logits)
+            self._tell(Event(request.id, logits=logits.copy(), done=is_over, slot=sequence.slot))
+        elif request.max_tokens == 0:
+            self._tell(self._last(sequence, None, "length"))
+        else:
+            return False
+        if is_over:
+            over.append(sequence)
+        return True
+
+    def _take(self, sequence: Sequence, choice: Choice, over: list[Sequence]) -> None:
+        """The next token of a sequence, or what is wrong with its logits."""
+        request = sequence.request
+        assert isinstance(request, Generate)
         if isinstance(choice, VkbackendError):
-            return {"error": ErrorData.of(choice), "done": True}
-        assert choice is not None
+            self._tell(Event(request.id, slot=sequence.slot, error=ErrorData.of(choice)))
+            over.append(sequence)
+            return
         sequence.tokens.append(choice)
-        reason = None
         if choice in request.stop_ids:
             reason = "stop"
-        elif sequence.n_generated == request.max_tokens or sequence.n_stored >= n_ctx:
+        elif sequence.n_generated == request.max_tokens or sequence.n_stored >= self.runner.n_ctx:
             reason = "length"
-        return {"token": choice, "finish_reason": reason, "done": reason is not None}
+        elif request.timed:
+            timings = sequence.timings()
+            self._tell(Event(request.id, done=False, token=choice, slot=sequence.slot, timings=timings))
+            return
+        elif sequence.told == sequence.slot:
+            self._news.ids.append(request.id)
+            self._news.tokens.append(choice)
+            return
+        else:
+            sequence.told = sequence.slot
+            self._tell(Event(request.id, done=False, token=choice, slot=sequence.slot))
+            return
+        self._tell(self._last(sequence, choice, reason))
+        over.append(sequence)
 
-    def _fail(self, batch: list[tuple[_Sequence, int]], error: VkbackendError) -> None:
+    def _last(self, sequence: Sequence, token: int | None, reason: str) -> Event:
+        return Event(
+            sequence.request.id,
+            token=token,
+            finish_reason=reason,
+            slot=sequence.slot,
+            timings=sequence.timings(),
+        )
+
+    # ---- what goes wrong ----
+
+    def _fail(self, batch: Batch, error: VkbackendError) -> None:
         """A step failed: its requests end; after a lost device or a timeout nothing can run any more."""
         failed = [sequence for sequence, _ in batch]
         if isinstance(error, DeviceLost | Timeout):
             self._broken = ErrorData.of(error)
-            failed = [*self._running, *self._waiting]
-            self._waiting.clear()
+            failed = list(self._by_id.values())
         for sequence in failed:
-            self._events.append(Event(sequence.request.id, error=ErrorData.of(error)))
-            if sequence in self._running:
+            if sequence.slot >= 0:
                 # The step may have left a recurrent state neither old nor new.
                 sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
-                self._release(sequence)
+            self._fail_one(sequence, error)
+
+    def _fail_one(self, sequence: Sequence, error: VkbackendError) -> None:
+        self._tell(Event(sequence.request.id, slot=sequence.slot, error=ErrorData.of(error)))
+        self._end(sequence)
+
+
+def _late(sequence: Sequence) -> str:
+    request = sequence.request
+    done = f"{sequence.n_generated} tokens were made" if sequence.slot >= 0 else "it still waited for a slot"
+    return f"the request was not done within its deadline of {request.deadline_s:g} s: {done}"

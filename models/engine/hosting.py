@@ -28,6 +28,7 @@ from vkbackend.models.engine.messages import (
     Close,
     EngineInfo,
     ErrorData,
+    News,
     Progress,
     Request,
 )
@@ -36,6 +37,7 @@ from vkbackend.models.options import Options
 ANSWER_MARGIN_S = 15.0  # the engine's own waits end after env.timeout_s(), then it drains and reports
 CLOSE_S = 10.0  # how long the process gets to release everything before it is ended
 WAIT_SLICE_S = 0.5  # a signal is noticed this soon
+STUCK_S = 0.02  # how soon an engine looks again that could compute nothing
 
 Open = Callable[[Options, Progress | None], Engine]
 
@@ -65,7 +67,9 @@ class LocalEngine:
         while True:
             try:
                 idle = not (engine.busy and channel.is_awaited())
-                request = channel.sort(channel.inbox.get(block=idle))
+                # Where no row can run a caller must read, or a deadline pass.
+                timeout = STUCK_S if engine.is_stuck and not idle else None
+                request = channel.sort(channel.inbox.get(idle or timeout is not None, timeout))
             except Empty:
                 channel.deliver(engine.step())
                 continue
@@ -122,10 +126,11 @@ class RemoteEngine:
     def serve(self, channel: Channel) -> None:
         self._writer.start()
         while not channel.closing:
-            events = self._receive("to answer")
-            if isinstance(events, ErrorData):
-                raise events.exception()
-            channel.deliver(events or ())
+            news = self._receive("to answer")
+            if isinstance(news, ErrorData):
+                raise news.exception()
+            if news:
+                channel.deliver(News(*news))
 
     def _write(self) -> None:
         """Hand requests on; ends with Close or with the pipe."""
@@ -204,10 +209,11 @@ def serve(conn: Connection, options: Options, open_: Open = Engine.open) -> None
         conn.send(engine.info)
         while True:
             try:
-                request = inbox.get(block=not engine.busy)
+                timeout = STUCK_S if engine.is_stuck and engine.busy else None
+                request = inbox.get(not engine.busy or timeout is not None, timeout)
             except Empty:
-                if events := engine.step():
-                    conn.send(events)
+                if news := engine.step():
+                    conn.send((news.ids, news.tokens, news.events))
                 continue
             if isinstance(request, Close):
                 break

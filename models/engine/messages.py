@@ -51,6 +51,9 @@ class Generate:
     sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
     slot: int | None = None
+    priority: int = 0  # the lower the earlier
+    deadline_s: float | None = None  # seconds from now on; then it ends with DeadlineExceeded
+    timed: bool = False  # timings come with every token: its caller may end it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,20 @@ class Logits:
 
     id: int
     tokens: tuple[int, ...]
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes per device by purpose."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the engine is doing."""
 
     id: int
 
@@ -105,11 +117,27 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Compute nothing for request `id` until Resume; answered by nothing."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on with request `id`; answered by nothing."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Release everything and stop."""
 
 
-Request = Generate | Logits | Memory | SaveState | LoadState | CopySlot | Cancel | Close
+Request = (
+    Generate | Logits | Memory | Stats | SaveState | LoadState | CopySlot | Cancel | Pause | Resume | Close
+)
 
 
 # ---- answers ----
@@ -159,7 +187,7 @@ class ErrorData:
         return error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
     """One answer to request `id`; `done` on its last. `finish_reason` is "stop" or "length"."""
 
@@ -172,7 +200,24 @@ class Event:
     timings: Timings | None = None
     logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
     memory: list[dict[str, Any]] | None = None
+    stats: dict[str, Any] | None = None
     error: ErrorData | None = None
+
+
+@dataclass(slots=True)
+class News:
+    """What a step brought: `tokens[i]` to request `ids[i]`, which goes on in the slot it is known to be in,
+    and what else there is to say."""
+
+    ids: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.ids or self.events)
+
+
+Answer = Event | int  # an int: the next token, and nothing else
 
 
 # ---- checks that callers make too, so that a bad request fails where it is made ----

@@ -20,7 +20,9 @@ from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.sizing import StepShape, bucket
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.prefix_cache import Copy, Pool
 from vkbackend.models.engine.saved_state import fingerprint
+from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
@@ -28,9 +30,10 @@ from vkbackend.models.placement.cost import cost_function, in_halves, step_shape
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import lay_out
+from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
 from vkbackend.open_device import open_device, runtime_of
-from vkbackend.ops import MAX_SLOTS
+from vkbackend.ops import CELL_BLOCK, MAX_SLOTS
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs, n_single
 from vkbackend.twins.device import NumpyDevice
@@ -187,6 +190,7 @@ class Runner:
         told = _Told(progress)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), told.tell)
         self.kv = KVCache(mesh, layout, options)
+        self._tables = self.kv.groups
         self._make_tables(shape)
         weights = Weights(mesh.weights)
         mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
@@ -243,6 +247,7 @@ class Runner:
         half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
         mix = mix_of(half or rows, n_single(runs), len(runs))
         step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, bool(half), mix)
+        self.kv.flush()
         if self.kv.states:
             runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
         second = self._second if half else None
@@ -265,6 +270,36 @@ class Runner:
         rope = {name: table[:n_rows] for name, table in self._rope_rows.items()}
         self.mesh.write_step(self._params, rope, second)
         self.mesh.run(step)
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Blocks of cells by group of layers, the first that of all positions."""
+        width = -(-self.n_ctx // CELL_BLOCK)
+        tables = self.kv.groups
+        return [Pool(t.n_blocks, t.window) if t else Pool(width * self.n_slots) for t in tables]
+
+    def set_block(self, group: int, slot: int, index: int, block: int) -> None:
+        """Where positions of a slot lie from the next step on."""
+        if (table := self._tables[group]) is not None:
+            table.set(slot, index, block)
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks of the caches. Raises what devices raise."""
+        copy_blocks(self.mesh.devices, self.kv, copies)
+
+    def copy_state(self, source: int, target: int, n_stored: int) -> None:
+        """Copy the recurrent state of a slot behind its first `n_stored` positions."""
+        copy_state(self.mesh.devices, self.kv, source, target, n_stored)
+
+    @property
+    def n_recorded(self) -> int:
+        """How many steps were recorded so far; one that is recorded first takes longer."""
+        return self.mesh.n_recorded
+
+    @property
+    def states(self) -> SlotStates | None:
+        """Which cells hold the recurrent state of the slots, where there is such."""
+        return self.kv.states.slots if self.kv.states else None
 
     def resumable(self, n_stored: int) -> int:
         """The first position at which a sequence can go on after `n_stored` positions of it were written."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -137,8 +137,15 @@ def save(
 # ---- load ----
 
 
-def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotContent) -> None:
-    """Put a saved range of positions into a slot and update its `content`.
+def load(
+    runner: Runner,
+    path: str | os.PathLike[str],
+    slot: int,
+    content: SlotContent,
+    place: Callable[[int, int], dict[int, int]] | None = None,
+) -> None:
+    """Put a saved range of positions into a slot and update its `content`. `place(first, last)` makes room
+    for it, when the file is known to fit, and says by window from which position on there is some.
 
     A range that begins at 0 replaces what is there; any other must continue what the slot holds. Raises
     StateError for a file that is damaged or does not fit, and the slot keeps what it had; where a device
@@ -150,6 +157,7 @@ def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotC
             first, last, tokens, saved = _check(runner, file, path, content)
             if not check(file, path):
                 env.log(0, f"{str(path)!r}: saved without checksums, so damage would not show; save it again")
+            room = place(first, last) if place else {}
             del content.tokens[first:]
             content.n_stored = first
             content.resumable = _resumable(runner, content, first, last, saved)
@@ -161,7 +169,8 @@ def load(runner: Runner, path: str | os.PathLike[str], slot: int, content: SlotC
             for name, cache, _, table, window in _caches(runner):
                 rows = file.get_slice(name)
                 begin = _begin(window, saved, first, last)
-                kept = max(begin, last - table.capacity)  # the ring may be smaller than where it was saved
+                # There may be less room for a window than where it was saved.
+                kept = max(begin, last - table.capacity, room.get(table.window, 0))
                 for at, cell, n in _runs(table, slot, kept, last, cache):
                     at += kept - begin
                     data = np.ascontiguousarray(rows[at : at + n]).reshape(n, -1).view(np.uint8)
@@ -266,7 +275,7 @@ def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], Cell
     """(name in the file, cache, (kv heads, head size in stored elements), cell table, window) of every cache,
     in the order of layers."""
     for plan in runner.kv.plans:
-        layer, table = runner.kv.layers[plan.layer], runner.kv.tables[plan.blocks]
+        layer, table = runner.kv.layers[plan.layer], runner.kv.tables[plan.ring]
         assert isinstance(layer, LayerCache)
         for (name, width, dtype), cache in zip(plan.arrays, (layer.k, layer.v), strict=True):
             shape = plan.spec.n_head_kv, row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize

@@ -1,45 +1,53 @@
-"""Copying what one slot holds into another, on the devices: K and V, and recurrent states. A slot is cheap
-to fork: nothing goes through the host.
+"""Copying what a slot holds on the devices: blocks of K and V, and recurrent states. A slot is cheap to fork:
+nothing goes through the host, and full blocks are shared rather than copied.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from vkbackend.buffer import View
 from vkbackend.meta.tensor import Weight
-from vkbackend.models.engine.runner import Runner
-from vkbackend.models.engine.saved_state import SlotContent
+from vkbackend.models.engine.prefix_cache import Copy
+from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.recording import Recording
+from vkbackend.runtime import Device
 
 
-def copy_slot(runner: Runner, source: int, content: SlotContent, target: int) -> SlotContent:
-    """Put what slot `source` holds, its `content`, into slot `target`; returns what that then holds.
+def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) -> None:
+    """Copy blocks of the caches, by group of layers. Raises what devices raise."""
+    recordings = [Recording("copy blocks") for _ in devices]
+    for group, table in enumerate(kv.groups):
+        pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
+        for plan in kv.plans if table and pairs else ():
+            if kv.tables[plan.ring] is table:
+                layer = kv.layers[plan.layer]
+                for cache in (layer.k, layer.v):  # type: ignore[union-attr]
+                    for begin, other, n in _runs(np.array(pairs).T):
+                        _copy(recordings, cache, CELL_BLOCK * begin, CELL_BLOCK * other, CELL_BLOCK * n)
+    _run(devices, recordings)
 
-    Of the snapshots of recurrent layers only the newest state is copied. Raises what devices raise.
-    """
-    devices = runner.mesh.devices
-    recordings = [Recording(f"slot {source} to {target}") for _ in devices]
-    n_stored, kv = content.n_stored, runner.kv
-    for plan in kv.plans if n_stored else ():
-        layer, table = kv.layers[plan.layer], kv.tables[plan.blocks]
-        n_blocks = min(-(-n_stored // CELL_BLOCK), table.table.shape[1])
-        runs = _runs(table.table[[source, target], :n_blocks].astype(np.int64))
-        for cache in (layer.k, layer.v):  # type: ignore[union-attr]
-            for begin, other, n in runs:
-                _copy(recordings, cache, CELL_BLOCK * begin, CELL_BLOCK * other, CELL_BLOCK * n)
-    if kv.states and n_stored:
-        begin = kv.states.slots.cell(source, n_stored)
-        other = kv.states.slots.put(target, n_stored)
-        for state in kv.states.layers.values():
-            for weight in state.arrays.values():
-                _copy(recordings, weight, begin, other, 1)
+
+def copy_state(devices: Sequence[Device], kv: KVCache, source: int, target: int, n_stored: int) -> None:
+    """Copy the state of recurrent layers behind `n_stored` positions of a slot, and no snapshots."""
+    states = kv.states
+    if not states or not n_stored:
+        return
+    recordings = [Recording(f"state of slot {source} to {target}") for _ in devices]
+    begin, other = states.slots.cell(source, n_stored), states.slots.put(target, n_stored)
+    for state in states.layers.values():
+        for weight in state.arrays.values():
+            _copy(recordings, weight, begin, other, 1)
+    _run(devices, recordings)
+
+
+def _run(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
     for device, recording in zip(devices, recordings, strict=True):
         if recording.commands:
             device.run(recording)
-    resumable = n_stored if kv.states else content.resumable
-    return SlotContent(list(content.tokens), n_stored, resumable)
 
 
 def _runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:

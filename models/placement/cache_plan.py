@@ -1,8 +1,8 @@
 """Which K and V caches a model needs: whose heads lie where, how many cells a slot has, in which memory.
 
-A layer with a window keeps a ring: window + micro-batch - 1 cells hold all that the rows of one step may see
-(the oldest row sees `window` positions back from its own, the newest is a micro-batch further on). A layer
-with an owner has no cache of its own.
+A layer with a window needs window + micro-batch - 1 cells of a slot, which hold all that the rows of one step
+may see (the oldest row sees `window` positions back from its own, the newest is a micro-batch further on),
+and as blocks begin where they like, one block more. A layer with an owner has no cache of its own.
 """
 
 from __future__ import annotations
@@ -29,13 +29,20 @@ class CachePlan:
     spec: KVSpec
     arrays: tuple[tuple[str, int, str], ...]
     heads: Ranges  # kv heads per device
-    blocks: int  # of CELL_BLOCK cells, per slot
+    width: int  # blocks of CELL_BLOCK cells that a slot's positions take
+    ring: int  # those that a slot needs at once
+    n_blocks: int  # of all slots
     n_slots: int
     home: Home
 
     @property
     def n_cells(self) -> int:
-        return self.blocks * CELL_BLOCK * self.n_slots
+        return self.n_blocks * CELL_BLOCK
+
+    @property
+    def window(self) -> int:
+        """Positions that a row sees; 0: all, also where the context is no longer than the window's blocks."""
+        return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
         """Bytes of K and of V on a device."""
@@ -56,7 +63,9 @@ def plan_caches(
             spec,
             _arrays(il, spec, options),
             plans[il].ranges[spec.dim],
-            blocks_per_slot(spec.window, options),
+            blocks_per_slot(0, options),
+            (ring := blocks_per_slot(spec.window, options)),
+            n_blocks(ring, options),
             options.n_slots,
             homes[il],
         )
@@ -77,9 +86,22 @@ def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, st
 
 
 def blocks_per_slot(window: int, options: Options) -> int:
-    """Blocks of cells for one sequence of a layer: the whole context, or the ring of a window."""
-    n_cells = min(options.n_ctx, window + options.n_ubatch - 1) if window else options.n_ctx
-    return -(-n_cells // CELL_BLOCK)
+    """Blocks of cells that one sequence of a layer needs at once: the whole context, or those of a window."""
+    whole = -(-options.n_ctx // CELL_BLOCK)
+    return min(whole, -(-(window + options.n_ubatch - 2) // CELL_BLOCK) + 1) if window else whole
+
+
+def n_blocks(ring: int, options: Options) -> int:
+    """Blocks of a cache that all slots share. Raises InvalidArgument where one sequence may need more."""
+    most, whole = ring * options.n_slots, blocks_per_slot(0, options)
+    if options.kv_cells is None or ring < whole:
+        return most
+    if options.kv_cells < options.n_ctx:
+        raise InvalidArgument(
+            f"a KV cache of {options.kv_cells} cells (kv_cells, --kv-cells) cannot hold one sequence of "
+            f"{options.n_ctx} tokens; give at least {options.n_ctx}, or a smaller context (-c)"
+        )
+    return min(most, -(-options.kv_cells // CELL_BLOCK))
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec | StateSpec]) -> list[Layer]:

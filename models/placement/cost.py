@@ -171,7 +171,7 @@ def _caches(layout: Layout) -> list[LayerMemory]:
         arrays = (_cache(state.n_cells, how, "f32", layout.n_devices) for _, _, how in state.arrays())
         states[state.layer] = LayerState(dict(zip(names, arrays, strict=True)))
     for plan in layout.caches:
-        shape = plan.n_slots, plan.blocks
+        shape = plan.n_slots, plan.width
         cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
         k, v = (
             _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)

@@ -1,8 +1,8 @@
 """The KV cache: cells addressed through tables, so that a slot's positions may lie anywhere.
 
-cell = table[slot][position // B % blocks] * B + position % B, where a slot has `blocks` blocks of B cells.
-With fewer blocks than the context has they are a ring that keeps the newest positions. A table starts as the
-identity: slot s owns the s-th stretch. Layers with equally many blocks share one.
+cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers that need equally many
+blocks of a slot share a table. It starts so that slot s has a stretch of its own, a ring that keeps the
+newest positions where that is shorter than the context; the engine's prefix cache deals blocks out instead.
 """
 
 from __future__ import annotations
@@ -15,28 +15,44 @@ from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.split import split
 from vkbackend.models.architectures.base import LayerCache, LayerMemory
 from vkbackend.models.options import Options
+from vkbackend.models.placement.cache_plan import CachePlan
 from vkbackend.models.placement.layout import Layout
 from vkbackend.models.placement.recurrent_state import RecurrentState
 from vkbackend.ops import CELL_BLOCK
 
 
 class CellTable:
-    """Where the positions of `n_slots` sequences lie; `update` brings a changed `table` to the devices."""
+    """Where the positions of `n_slots` sequences lie; `flush` brings what was `set` to the devices."""
 
-    def __init__(self, mesh: Mesh, n_slots: int, blocks: int) -> None:
-        self._mesh = mesh
-        self.table = np.arange(n_slots * blocks, dtype=np.uint32).reshape(n_slots, blocks)
-        self.cells = mesh.constant(f"cells.{blocks}", self.table)
+    def __init__(self, mesh: Mesh, plan: CachePlan) -> None:
+        self._mesh, self.ring, self.n_blocks = mesh, plan.ring, plan.n_blocks
+        self.window = plan.window  # the widest of its layers
+        index = np.arange(plan.width, dtype=np.uint32) % plan.ring
+        slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
+        self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
+        self.cells = mesh.constant(f"cells.{plan.ring}", self.table)
+        self._changed: dict[int, tuple[int, int]] = {}  # by slot: the entries from one index up to another
 
     @property
     def capacity(self) -> int:
-        """Positions of a slot that are there at once."""
-        return self.table.shape[1] * CELL_BLOCK
+        """Positions of a slot that are there at once, wherever they begin."""
+        return (self.ring - (self.ring < self.table.shape[1])) * CELL_BLOCK
 
     def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
         """The cells of positions."""
-        blocks = self.table[slot].astype(np.int64)[positions // CELL_BLOCK % self.table.shape[1]]
+        blocks = self.table[slot].astype(np.int64)[positions // CELL_BLOCK]
         return blocks * CELL_BLOCK + positions % CELL_BLOCK
+
+    def set(self, slot: int, index: int, block: int) -> None:
+        if self.table[slot, index] != block:
+            self.table[slot, index] = block
+            begin, end = self._changed.get(slot, (index, index + 1))
+            self._changed[slot] = min(begin, index), max(end, index + 1)
+
+    def flush(self) -> None:
+        for slot, (begin, end) in self._changed.items():
+            self._mesh.update(self.cells, self.table[slot, begin:end], slot, begin)
+        self._changed.clear()
 
     def update(self) -> None:
         self._mesh.update(self.cells, self.table)
@@ -48,12 +64,14 @@ class KVCache:
 
     def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
-        self.tables: dict[int, CellTable] = {}  # by blocks per slot
+        self.tables: dict[int, CellTable] = {}  # by blocks that a slot needs at once
         self.states = RecurrentState(mesh, layout.states, options)
         own: dict[int, LayerCache] = {}
         for plan in self.plans:
-            if plan.blocks not in self.tables:
-                self.tables[plan.blocks] = CellTable(mesh, plan.n_slots, plan.blocks)
+            if plan.ring not in self.tables:
+                self.tables[plan.ring] = CellTable(mesh, plan)
+            table = self.tables[plan.ring]
+            table.window = max(table.window, plan.window)
             k, v = (
                 mesh.cache(
                     f"cache_{name}_l{plan.layer}",
@@ -65,17 +83,28 @@ class KVCache:
                 )
                 for name, width, dtype in plan.arrays
             )
-            own[plan.layer] = LayerCache(k, v, self.tables[plan.blocks].cells, plan.spec.window)
+            own[plan.layer] = LayerCache(k, v, table.cells, plan.spec.window)
         self.layers: list[LayerMemory] = [
             self.states.layers.get(il) or (own[il] if owner is None else replace(own[owner], shared=True))
             for il, owner in enumerate(layout.cache_owners)
         ]
+
+    @property
+    def groups(self) -> list[CellTable | None]:
+        """The table of the layers that see all positions, if there are such, and those of windows."""
+        windows = [table for table in self.tables.values() if table.window]
+        return [next((table for table in self.tables.values() if not table.window), None), *windows]
+
+    def flush(self) -> None:
+        """Bring changed tables to the devices."""
+        for table in self.tables.values():
+            table.flush()
 
     def resumable(self, n_stored: int) -> int:
         """The first position at which a sequence can go on after `n_stored` positions were written: what a
         row there sees is still in every ring."""
         first = 0
         for plan in self.plans:
-            if n_stored > (capacity := self.tables[plan.blocks].capacity):
+            if n_stored > (capacity := self.tables[plan.ring].capacity):
                 first = max(first, n_stored - capacity + plan.spec.window - 1)
         return first

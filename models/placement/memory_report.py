@@ -98,8 +98,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
     for cache in layout.memories():
         for nbytes in cache.nbytes(d):
             held.add("kv" if cache.home is Home.KV else "host", "kv", nbytes)
-    for n_slots, blocks in {(cache.n_slots, cache.blocks) for cache in layout.caches}:
-        held.add("kv", "tables", 4 * n_slots * blocks)
+    for cache in {cache.ring: cache for cache in layout.caches}.values():
+        held.add("kv", "tables", 4 * cache.n_slots * cache.width)
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:

@@ -8,7 +8,7 @@ several rows, and the first of a single row behind it, keep the state before the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vkbackend.buffer import Home
@@ -83,10 +83,16 @@ class SlotStates:
         # Cells by position, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # whether the last step had several rows
+        self._lent: dict[int, tuple[int, int]] = {}  # by slot: a position, and whose cell has its state
+        self.spare: Callable[[], int | None] = lambda: (
+            None
+        )  # a cell that was taken from here, if there is one
 
     def resume_at(self, slot: int, position: int) -> int:
         """The last position up to `position` from which the slot can go on; 0 where it must begin anew."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
+        if slot in self._lent:
+            known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
@@ -99,9 +105,13 @@ class SlotStates:
         """The cells that a run reads and writes; what it leaves is known from then on."""
         slot, at = run.slot, run.first_pos
         kept = self._snapshots[slot]
+        lent_at, lent = self._lent.pop(slot, (-1, -1))
         if at == 0:
             self._drop(slot, -1)
             read = self._cells[slot]
+        elif lent_at == at:
+            self._drop(slot, at)
+            read = lent
         else:
             assert self.resume_at(slot, at) == at, f"slot {slot} has no state at position {at}"
             read = self.cell(slot, at)
@@ -109,8 +119,10 @@ class SlotStates:
         if read == self._cells[slot] and at and self._most and (run.n_rows > 1 or self._was_long[slot]):
             if len(kept) == self._most:
                 self._free.append(kept.pop(min(kept)))
-            kept[at] = read
-            self._cells[slot] = self._free.pop()
+            cell = self._free.pop() if self._free else self.spare()
+            if cell is not None:
+                kept[at] = read
+                self._cells[slot] = cell
         self._positions[slot] = at + run.n_rows
         self._was_long[slot] = run.n_rows > 1
         return read, self._cells[slot]
@@ -120,6 +132,28 @@ class SlotStates:
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
+
+    # ---- states that stand for a beginning, whoever made them ----
+
+    def take(self, slot: int, position: int) -> int | None:
+        """The cell of a slot's snapshot, which is the caller's from now on; None where there is no such
+        one."""
+        return self._snapshots[slot].pop(position, None)
+
+    def give_back(self, cell: int) -> None:
+        """Nobody needs a cell that was taken any more."""
+        self._free.append(cell)
+
+    def lend(self, slot: int, position: int, cell: int) -> None:
+        """The slot's next run begins at `position`, and reads a cell that is not the slot's."""
+        self._drop(slot, -1)
+        self._positions[slot], self._lent[slot] = 0, (position, cell)
+
+    def drop(self, slot: int) -> None:
+        """Forget what the slot holds."""
+        self._drop(slot, -1)
+        self._lent.pop(slot, None)
+        self._positions[slot], self._was_long[slot] = 0, False
 
     def _drop(self, slot: int, position: int) -> None:
         """Forget the snapshots behind a position: another sequence goes on from there."""

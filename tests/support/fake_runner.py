@@ -16,7 +16,10 @@ import numpy as np
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Progress
+from vkbackend.models.engine.prefix_cache import Copy, Pool
 from vkbackend.models.options import Options
+from vkbackend.models.placement.recurrent_state import SlotStates
+from vkbackend.ops import CELL_BLOCK
 from vkbackend.step import Run
 
 N_VOCAB = 50
@@ -42,22 +45,64 @@ def continuation(tokens: Sequence[int], n: int) -> list[int]:
 
 
 class FakeRunner:
+    """Its caches hold tokens, one a cell, in which the steps look up what a sequence is: of every group of
+    layers, those with a window and recurrent states too. `blocks`: of all slots (None: enough for all)."""
+
     n_vocab = N_VOCAB
     max_top_k = 0
     prediction = None
     notes: tuple[str, ...] = ()
+    n_recorded = 0
 
-    def __init__(self, *, n_ctx: int = 64, n_slots: int = 1, n_ubatch: int = 16,
-                 max_outputs: int | None = None, keeps: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        n_ctx: int = 64,
+        n_slots: int = 1,
+        n_ubatch: int = 16,
+        max_outputs: int | None = None,
+        blocks: int | None = None,
+        window: int = 0,
+        snapshots: int | None = None,
+        prefix_cache: bool = True,
+        n_queue: int = 4096,
+    ) -> None:
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = max_outputs or n_ubatch
-        self.keeps = keeps  # steps back that a sequence may go on from, 0: all
-        self.slots: list[list[int]] = [[] for _ in range(n_slots)]
+        self.options = SimpleNamespace(prefix_cache=prefix_cache, n_queue=n_queue)
+        width = -(-self.n_ctx // CELL_BLOCK)
+        self.pools = [Pool(blocks or width * n_slots)]
+        ring = min(width, -(-(window + n_ubatch - 2) // CELL_BLOCK) + 1)
+        if window and ring < width:
+            self.pools.append(Pool(ring * n_slots, window))
+        self.tables = [np.full((n_slots, width), -1) for _ in self.pools]
+        self.cells = [np.full((pool.n_blocks, CELL_BLOCK), -1) for pool in self.pools]
+        self.states = None if snapshots is None else SlotStates(n_slots, snapshots)
+        self.state_cells: dict[int, tuple[int, ...]] = {}
         self.steps: list[list[Run]] = []
-        self.closed = 0
+        self.n_rows = self.n_copies = self.closed = 0
 
     def resume_at(self, slot: int, position: int) -> int:
-        return position
+        return self.states.resume_at(slot, position) if self.states else position
+
+    def set_block(self, group: int, slot: int, index: int, block: int) -> None:
+        assert 0 <= block < self.pools[group].n_blocks
+        self.tables[group][slot, index] = block
+
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            self.cells[copy.group][copy.target] = self.cells[copy.group][copy.source]
+            self.n_copies += 1
+
+    def copy_state(self, source: int, target: int, n_stored: int) -> None:
+        if self.states and n_stored:
+            cell = self.states.cell(source, n_stored)
+            self.state_cells[self.states.put(target, n_stored)] = self.state_cells[cell]
+
+    def held(self, group: int, slot: int, first: int, end: int) -> list[int]:
+        """The tokens in a slot's cells of positions first..end."""
+        at = np.arange(first, end)
+        return self.cells[group][self.tables[group][slot, at // CELL_BLOCK], at % CELL_BLOCK].tolist()  # type: ignore[no-any-return]
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
         assert not self.closed
@@ -66,15 +111,31 @@ class FakeRunner:
         assert sum(r.n_rows for r in runs) == len(tokens) and all(r.n_rows for r in runs)
         assert len({r.slot for r in runs}) == len(runs)
         self.steps.append(list(runs))
+        self.n_rows += len(tokens)
         self._misbehave(tokens)
+        for r in runs:  # all are stored before one is read, as by the devices
+            for i, token in enumerate(tokens[r.first_row : r.first_row + r.n_rows]):
+                position = r.first_pos + i
+                assert position < self.n_ctx
+                for table, cells in zip(self.tables, self.cells, strict=True):
+                    cells[table[r.slot, position // CELL_BLOCK], position % CELL_BLOCK] = token
+        return self._logits(tokens, runs, outputs)
+
+    def _logits(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
         rows: list[np.ndarray] = []
         for r in runs:
-            stored = self.slots[r.slot]
-            assert r.first_pos <= len(stored) and r.first_pos + r.n_rows <= self.n_ctx
-            del stored[r.first_pos :]
-            for token in tokens[r.first_row : r.first_row + r.n_rows]:
-                stored.append(token)
-                rows.append(np.full(N_VOCAB, np.nan, np.float32) if token == NAN else row_of(stored))
+            stored = self.held(0, r.slot, 0, r.first_pos + r.n_rows)
+            for group, pool in enumerate(self.pools[1:], 1):
+                first = max(0, r.first_pos - pool.window + 1)
+                assert self.held(group, r.slot, first, len(stored)) == stored[first:], "a window's cells"
+            if self.states:
+                read, written = self.states.advance(r)
+                assert not r.first_pos or self.state_cells[read] == tuple(stored[: r.first_pos]), "a state"
+                self.state_cells[written] = tuple(stored)
+            for n in range(r.first_pos + 1, len(stored) + 1):
+                rows.append(
+                    np.full(N_VOCAB, np.nan, np.float32) if stored[n - 1] == NAN else row_of(stored[:n])
+                )
         return np.array([rows[i] for i in outputs], np.float32).reshape(len(outputs), N_VOCAB)
 
     def _misbehave(self, tokens: Sequence[int]) -> None:
@@ -86,9 +147,6 @@ class FakeRunner:
             raise DeviceLost("device Vulkan7 was lost")
         if SLOW in tokens:
             time.sleep(0.02)
-
-    def resumable(self, n_stored: int) -> int:
-        return max(0, n_stored - self.keeps) if self.keeps else 0
 
     def memory(self) -> list[dict[str, Any]]:
         return [{"device": "fake", "weights": 1, "kv": 2, "scratch": 3, "staging": 4}]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fake_runner import FakeRunner
 
+from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import (
+    Answer,
     Event,
+    News,
     Request,
 )
 from vkbackend.models.sampling.params import SamplingParams
@@ -16,9 +20,16 @@ from vkbackend.models.sampling.params import SamplingParams
 GREEDY = SamplingParams(temperature=0)
 
 
-def make(**options: Any) -> tuple[Engine, FakeRunner]:
+class Everything(PrefillBudget):
+    """All rows for prompts, whatever decodes beside them: no step depends on the clock."""
+
+    def rows(self, n_decode: int, most: int) -> int:
+        return most
+
+
+def make(budget: PrefillBudget | None = None, **options: Any) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(**options)
-    return Engine(runner), runner  # type: ignore[arg-type]
+    return Engine(runner, budget or Everything()), runner  # type: ignore[arg-type]
 
 
 def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[int, list[Event]]:
@@ -29,10 +40,17 @@ def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[i
     for _ in range(limit):
         if not engine.busy:
             return out
-        for event in engine.step():
+        for event in events_of(engine.step()):
             out.setdefault(event.id, []).append(event)
     raise AssertionError(f"still busy after {limit} steps")
 
 
-def tokens_of(events: list[Event]) -> list[int]:
-    return [event.token for event in events if event.token is not None]
+def events_of(news: News) -> list[Event]:
+    """What a step brought, as events of one request each."""
+    pairs = zip(news.ids, news.tokens, strict=True)
+    return [Event(id_, done=False, token=token) for id_, token in pairs] + news.events
+
+
+def tokens_of(answers: Iterable[Answer]) -> list[int]:
+    tokens = (answer if isinstance(answer, int) else answer.token for answer in answers)
+    return [token for token in tokens if token is not None]

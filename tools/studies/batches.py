@@ -1,4 +1,4 @@
-"""How a decode step grows with its sequences: `python -m vkbackend.tools.studies.batches -m model.gguf -dev 0`.
+"""How a decode step grows with its sequences: `python -m vkbackend.tools.studies.batches -m model.gguf`.
 
 Prints a Markdown table: milliseconds of a step of n sequences with one row each, per token, against the best
 of all smaller n, and against a prompt of 64 rows, all in turns; the medians count. Steps are the runner's

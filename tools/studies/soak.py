@@ -160,8 +160,9 @@ def measured() -> dict[str, float]:
         "steps": len(mesh._steps),
         "made": sum(sum(device.counts.values()) for device in mesh.devices),
         "device MiB": sum(sum(device.nbytes.values()) for device in mesh.devices) / MIB,
-        "in work": len(engine._running) + len(engine._waiting),
-        "held": sum(len(content.tokens) for content in engine._contents),
+        "in work": len(engine._by_id),
+        "held": sum(len(content.tokens) for content in engine.scheduler.contents),
+        "cells": engine.stats()["cells_used"],
         "files": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
     }

@@ -17,7 +17,7 @@ from fake_runner import DEATH, HANG, LOST, NAN, FakeRunner, continuation, open_f
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import SUPPORT
-from scheduling import GREEDY, finish, make, tokens_of
+from scheduling import GREEDY, events_of, finish, make, tokens_of
 
 from vkbackend import errors
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, Timeout, VkbackendError
@@ -91,9 +91,9 @@ def test_decoding_goes_on_beside_a_long_prompt() -> None:
     engine.step()
     engine.submit(Generate(1, tuple(range(30)), 5, GREEDY))
     for _ in range(4):  # 7 rows of the prompt and 1 decoded row in each step
-        assert [e.id for e in engine.step() if e.id == 0] == [0]
+        assert [e.id for e in events_of(engine.step()) if e.id == 0] == [0]
         assert sorted(r.n_rows for r in runner.steps[-1]) == [1, 7]
-    assert {e.id for e in engine.step()} == {0, 1}
+    assert {e.id for e in events_of(engine.step())} == {0, 1}
 
 
 def test_with_one_row_per_step_everybody_gets_a_turn() -> None:
@@ -109,7 +109,7 @@ def test_requests_beyond_the_slots_queue_up_in_order() -> None:
     for i in range(6):
         engine.submit(Generate(i, (i,), 3, GREEDY))
     while engine.busy:
-        order += [e.id for e in engine.step() if e.done]
+        order += [e.id for e in events_of(engine.step()) if e.done]
     assert order == [0, 1, 2, 3, 4, 5]
 
 
@@ -131,7 +131,7 @@ def test_cancel_frees_the_slot() -> None:
     engine.submit(Cancel(0))  # running
     engine.submit(Cancel(1))  # waiting
     engine.submit(Cancel(99))  # unknown
-    assert {e.id for e in engine.step()} == {2}
+    assert {e.id for e in events_of(engine.step())} == {2}
 
 
 # ---- ends and errors ----

@@ -1,0 +1,86 @@
+"""The answers to one request for asyncio: as answers.py, but a coroutine waits instead of a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from vkbackend.models.engine.answers import Mailbox
+from vkbackend.models.engine.channel import Letter, Next
+from vkbackend.models.engine.messages import Answer, Request
+
+
+class AsyncMail:
+    """What the engine's thread puts here one coroutine of the loop gets, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._items = loop, deque[Answer | None]()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, answer: Answer | None) -> None:
+        self._items.append(answer)
+        if (waiter := self._waiter) is not None:
+            self._waiter = None
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self._loop.call_soon_threadsafe(_wake, waiter)
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+    def empty(self) -> bool:
+        return not self._items
+
+    async def get(self) -> Answer | None:
+        while not self._items:
+            self._waiter = waiter = self._loop.create_future()
+            if not self._items:  # else the thread may have come before it saw who waits
+                await waiter
+        self._waiter = None
+        return self._items.popleft()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class AsyncAnswers:
+    """As `Answers`, in the running loop: the request is posted now, and cancelled when nobody can read its
+    mail any more."""
+
+    def __init__(self, mailbox: Mailbox, make: Callable[[int], Request], *, eager: bool) -> None:
+        self._mailbox, self._eager = mailbox, eager
+        mail = AsyncMail(asyncio.get_running_loop())
+        self._mail: AsyncMail | None = mail
+        self._id, request = mailbox.make(make)
+        mailbox.channel.inbox.put(Letter(self._id, request, mail, eager))
+
+    async def __aiter__(self) -> AsyncIterator[Answer]:
+        try:
+            while True:
+                answer = await self._next()
+                if isinstance(answer, int):
+                    yield answer
+                    continue
+                if answer.error:
+                    raise answer.error.exception()
+                yield answer
+                if answer.done:
+                    return
+        finally:
+            self.close()
+
+    async def _next(self) -> Answer:
+        assert self._mail is not None, "read on after close()"
+        channel = self._mailbox.channel
+        while True:
+            self._mailbox.check_open()
+            if self._mail.empty() and (not self._eager or self._id in channel.paused):
+                channel.inbox.put(Next(self._id))
+            if (answer := await self._mail.get()) is not None:
+                return answer
+
+    def close(self) -> None:
+        self._mail = None

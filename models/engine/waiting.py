@@ -1,0 +1,82 @@
+"""Requests that wait for a slot, in order of age and priority, and deadlines. What takes a request costs the
+logarithm of how many there are, and a step that finds no free slot nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+from vkbackend.models.engine.sequence import Sequence
+
+Heap = list[tuple[tuple[float, int], Sequence]]
+
+
+class Waiting:
+    """Requests for any slot stand in one line, those for one slot in a line of its own."""
+
+    def __init__(self) -> None:
+        self._any: Heap = []
+        self._by_slot: dict[int, Heap] = {}
+        self._n = self._n_dead = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for heap in (self._any, *self._by_slot.values()):
+            yield from (sequence for _, sequence in heap if not sequence.is_over)
+
+    def add(self, sequence: Sequence) -> None:
+        wanted = sequence.wanted_slot
+        heap = self._any if wanted is None else self._by_slot.setdefault(wanted, [])
+        heappush(heap, (sequence.order, sequence))
+        self._n += 1
+
+    def forget(self) -> None:
+        """A request that stands here is over (`is_over`); it is dropped when its turn comes."""
+        self._n, self._n_dead = self._n - 1, self._n_dead + 1
+        if self._n_dead > 64 + self._n:
+            for heap in (self._any, *self._by_slot.values()):
+                heap[:] = [entry for entry in heap if not entry[1].is_over]
+                heapify(heap)
+            self._n_dead = 0
+
+    def clear(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def waits_for(self, slot: int) -> bool:
+        return self._first(self._by_slot.get(slot, [])) is not None
+
+    def pop(self, free: Iterable[int]) -> Sequence | None:
+        """The request that is next, given the free slots; None where nobody waits for one of them."""
+        heaps = [self._any, *(self._by_slot[slot] for slot in free if slot in self._by_slot)]
+        heads = [(first.order, heap) for heap in heaps if (first := self._first(heap)) is not None]
+        if not heads:
+            return None
+        self._n -= 1
+        heap = min(heads, key=lambda head: head[0])[1]
+        return heappop(heap)[1]
+
+    def _first(self, heap: Heap) -> Sequence | None:
+        while heap and heap[0][1].is_over:
+            heappop(heap)
+            self._n_dead -= 1
+        return heap[0][1] if heap else None
+
+
+class Deadlines:
+    """Who must be done by when."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []
+
+    def add(self, sequence: Sequence, at: float) -> None:
+        heappush(self._heap, (at, sequence.number, sequence))
+
+    def passed(self, now: float) -> Iterator[Sequence]:
+        """Requests whose deadline has passed and that are not over."""
+        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].is_over):
+            sequence = heappop(self._heap)[2]
+            if not sequence.is_over:
+                yield sequence

@@ -1,0 +1,210 @@
+"""From what a caller asks to a request of the engine, and from the engine's answers to chunks of text."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vkbackend.models.engine.answers import Answers, Mailbox
+from vkbackend.models.engine.async_answers import AsyncAnswers
+from vkbackend.models.engine.completion import Chunk, Completion, report
+from vkbackend.models.engine.messages import Answer, Event, Generate
+from vkbackend.models.options import GenerateOptions
+from vkbackend.models.text.stop_text import StopText
+from vkbackend.models.text.tokenizer import Tokenizer
+
+MAX_SEED = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation that was asked for, checked."""
+
+    ids: tuple[int, ...]
+    max_tokens: int | None
+    options: GenerateOptions
+    stop_ids: frozenset[int]
+
+    @property
+    def seed(self) -> int:
+        assert self.options.seed is not None, "the check draws one"
+        return self.options.seed
+
+    def message(self, id_: int) -> Generate:
+        options = self.options
+        return Generate(
+            id_,
+            self.ids,
+            self.max_tokens,
+            options,
+            self.stop_ids,
+            options.slot,
+            options.priority,
+            options.deadline_s,
+            timed=bool(options.stop),
+        )
+
+    def several(self, n: int) -> list[Generation]:
+        """The same `n` times with seeds that follow each other, modulo 2**64."""
+        seeds = [(self.seed + i) & MAX_SEED for i in range(n)]
+        return [replace(self, options=replace(self.options, seed=seed)) for seed in seeds]
+
+
+class Chunks:
+    """Makes a Chunk of each answer; `found` once a stop string ended the text, and nothing more is read."""
+
+    def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
+        self._decoder = tokenizer.stream(at_start=False) if tokenizer else None
+        self._slot = 0
+
+    @property
+    def found(self) -> bool:
+        return self._text.found
+
+    def push(self, answer: Answer) -> Chunk:
+        if isinstance(answer, int):
+            event, token = None, answer
+        else:
+            event, token, self._slot = answer, answer.token, answer.slot or 0  # type: ignore[assignment]
+        done = event is not None and event.done
+        piece = ""
+        # A table of embeddings may have more rows than the vocabulary has tokens: those stand for no text.
+        if self._decoder and token is not None and token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
+            piece = self._decoder.push(token)
+        if self._decoder and done:
+            piece += self._decoder.flush()
+        piece = self._text.push(piece, last=done)
+        reason = "stop" if self._text.found else event.finish_reason if event else None
+        return Chunk(piece, token, reason, _timings(event) if reason else None, self._slot)
+
+
+def _timings(event: Event | None) -> dict[str, float]:
+    return report(event.timings if event else None)
+
+
+def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
+    last = chunks[-1]
+    assert last.finish_reason is not None and last.timings is not None
+    return Completion(
+        text="".join(chunk.text for chunk in chunks),
+        tokens=[chunk.token for chunk in chunks if chunk.token is not None],
+        finish_reason=last.finish_reason,
+        timings=last.timings,
+        prompt_tokens=list(generation.ids),
+        seed=generation.seed,
+        slot=last.slot,
+    )
+
+
+# ---- one ----
+
+
+def stream(
+    mailbox: Mailbox, generation: Generation, tokenizer: Tokenizer | None
+) -> Generator[Chunk, None, None]:
+    answers, chunks = mailbox.ask(generation.message, eager=False), Chunks(generation, tokenizer)
+    try:
+        for answer in answers:
+            yield chunks.push(answer)
+            if chunks.found:
+                return
+    finally:
+        answers.close()
+
+
+async def astream(
+    mailbox: Mailbox, generation: Generation, tokenizer: Tokenizer | None
+) -> AsyncGenerator[Chunk, None]:
+    answers, chunks = AsyncAnswers(mailbox, generation.message, eager=False), Chunks(generation, tokenizer)
+    try:
+        async for answer in answers:
+            yield chunks.push(answer)
+            if chunks.found:
+                return
+    finally:
+        answers.close()
+
+
+# ---- many ----
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Generations that were asked for together: of one prompt or a list, `n` of each (None: one)."""
+
+    generations: list[Generation]
+    is_list: bool
+    n: int | None
+
+    def shaped(self, done: list[Completion]) -> Any:
+        if self.n is None:
+            return done if self.is_list else done[0]
+        rows = [done[i : i + self.n] for i in range(0, len(done), self.n)]
+        return rows if self.is_list else rows[0]
+
+
+def are_prompts(prompt: object) -> bool:
+    """Whether it is a list of prompts, rather than one of token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], str | list | tuple)
+
+
+def run_all(
+    mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
+) -> list[Completion]:
+    """All generations, in order; up to `ahead` more than the one that is read are with the engine."""
+    done: list[Completion] = []
+    posted: deque[tuple[Generation, Answers]] = deque()
+    left = iter(generations)
+    try:
+        while True:
+            while len(posted) <= ahead and (generation := next(left, None)) is not None:
+                # Without stop strings every token is wanted: the engine need not wait to be asked for it.
+                eager = not generation.options.stop or len(generations) > 1
+                posted.append((generation, mailbox.ask(generation.message, eager=eager)))
+            if not posted:
+                return done
+            generation, answers = posted.popleft()
+            chunks, made = Chunks(generation, tokenizer), list[Chunk]()
+            try:
+                for answer in answers:
+                    made.append(chunks.push(answer))
+                    if chunks.found:
+                        break
+            finally:
+                answers.close()
+            done.append(completion(generation, made))
+    finally:
+        for _, answers in posted:
+            answers.close()
+
+
+async def arun_all(
+    mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
+) -> list[Completion]:
+    """As `run_all`."""
+    done: list[Completion] = []
+    posted: deque[tuple[Generation, AsyncAnswers]] = deque()
+    left = iter(generations)
+    try:
+        while True:
+            while len(posted) <= ahead and (generation := next(left, None)) is not None:
+                eager = not generation.options.stop or len(generations) > 1
+                posted.append((generation, AsyncAnswers(mailbox, generation.message, eager=eager)))
+            if not posted:
+                return done
+            generation, answers = posted.popleft()
+            chunks, made = Chunks(generation, tokenizer), list[Chunk]()
+            try:
+                async for answer in answers:
+                    made.append(chunks.push(answer))
+                    if chunks.found:
+                        break
+            finally:
+                answers.close()
+            done.append(completion(generation, made))
+    finally:
+        for _, answers in posted:
+            answers.close()

@@ -1,0 +1,223 @@
+"""Sequences share what they have in common: on a runner whose caches hold tokens, so that a wrong cell shows
+in the next logits."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from fake_runner import continuation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import GREEDY, events_of, finish, make, tokens_of
+
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, Request
+from vkbackend.models.engine.prefix_cache import Pool, PrefixCache
+from vkbackend.ops import CELL_BLOCK
+
+pytestmark = pytest.mark.no_vulkan
+
+KINDS: dict[str, dict[str, Any]] = {
+    "all positions": {},
+    "window": {"window": 40},
+    "recurrent": {"snapshots": 3},
+    "both": {"window": 70, "snapshots": 2},
+}
+
+
+def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(40) for _ in range(n))
+
+
+def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
+    """Of each group: blocks that are free or in the tree unused, and all."""
+    cache = engine.cache
+    free = [len(free) + len(unused) for free, unused in zip(cache._free, cache._unused, strict=True)]
+    return [(n, pool.n_blocks) for n, pool in zip(free, cache.pools, strict=True)]
+
+
+def check_sound(engine: Engine) -> None:
+    """Every block has one owner, and counts are those of the slots that use a node."""
+    cache = engine.cache
+    nodes, stack = [], list(cache._root.children.values())
+    while stack:
+        node = stack.pop()
+        nodes.append(node)
+        stack += node.children.values()
+    for group, pool in enumerate(cache.pools):
+        owners = list(cache._free[group])
+        owners += [node.blocks[group] for node in nodes if node.blocks[group] >= 0]
+        owners += [block for slot in cache._slots for block in slot.own[group].values()]
+        assert sorted(owners) == list(range(pool.n_blocks)), (group, sorted(owners))
+        users = {id(node): 0 for node in nodes}
+        for slot in cache._slots:
+            for index, node in enumerate(slot.nodes):
+                users[id(node)] += node.blocks[group] >= 0 and index >= slot.low[group]
+        assert all(node.users[group] == users[id(node)] for node in nodes if node.blocks[group] >= 0), group
+        unused = {id(node) for node in cache._unused[group]}
+        assert unused == {id(n) for n in nodes if n.blocks[group] >= 0 and not n.users[group]}, group
+
+
+# ---- what is computed ----
+
+
+@pytest.mark.parametrize("kind", ["all positions", "window"])
+def test_a_shared_beginning_is_computed_once(kind: str) -> None:
+    engine, runner = make(n_slots=2, n_ctx=512, n_ubatch=64, **KINDS[kind])
+    shared = prompt(360)
+    first, second = shared + prompt(40, 1), shared + prompt(40, 2)
+    finish(engine, [Generate(0, first, 3, GREEDY)])
+    before = runner.n_rows
+    events = finish(engine, [Generate(1, second, 3, GREEDY)])[1]
+    assert tokens_of(events) == continuation(second, 3)
+    timings = events[-1].timings
+    assert timings is not None and timings.prompt_n == runner.n_rows - before - 2
+    assert timings.prompt_n <= 40 + CELL_BLOCK
+    check_sound(engine)
+
+
+def test_also_while_the_first_still_runs() -> None:
+    engine, runner = make(n_slots=3, n_ctx=512, n_ubatch=64)
+    shared = prompt(360)
+    requests = [shared + prompt(40, i) for i in range(3)]
+    for i, tokens in enumerate(requests):
+        engine.submit(Generate(i, tokens, 8, GREEDY))
+    events = finish(engine, [])
+    for i, tokens in enumerate(requests):
+        assert tokens_of(events[i]) == continuation(tokens, 8)
+    assert runner.n_rows <= 360 + 3 * (40 + CELL_BLOCK) + 3 * 7
+    assert runner.n_copies == 0
+
+
+def test_equal_prompts_at_once_are_read_once() -> None:
+    engine, runner = make(n_slots=4, n_ctx=256, n_ubatch=64)
+    tokens = prompt(200)
+    events = finish(engine, [Generate(i, tokens, 4, GREEDY) for i in range(4)])
+    assert all(tokens_of(events[i]) == continuation(tokens, 4) for i in range(4))
+    assert runner.n_rows <= 200 + 3 * CELL_BLOCK + 4 * 3
+    assert engine.stats()["cells_shared"] == 6 * CELL_BLOCK
+
+
+def test_a_chat_of_a_recurrent_model_goes_on_where_it_was() -> None:
+    engine, runner = make(n_slots=2, n_ctx=512, n_ubatch=64, snapshots=2)
+    turn = prompt(100)
+    for i in range(4):
+        before = runner.n_rows
+        answer = tokens_of(finish(engine, [Generate(i, turn, 20, GREEDY)])[i])
+        assert answer == continuation(turn, 20)
+        assert i == 0 or runner.n_rows - before <= 30 + 1 + 19
+        turn = (*turn, *answer, *prompt(30, i))
+    # Another slot begins where the prompt's last full block ends, though the slot that made it is at work.
+    engine.submit(Generate(9, (*turn, 1), 30, GREEDY))
+    engine.step()
+    before = runner.n_rows
+    events = finish(engine, [Generate(10, (*turn[: len(turn) - 30], 3, 4), 2, GREEDY)])[10]
+    assert tokens_of(events) == continuation((*turn[: len(turn) - 30], 3, 4), 2)
+
+
+def test_switched_off_nothing_is_shared() -> None:
+    engine, runner = make(n_slots=1, n_ctx=256, n_ubatch=64, prefix_cache=False)
+    tokens = prompt(100)
+    for i in range(2):
+        finish(engine, [Generate(i, tokens, 2, GREEDY)])
+    assert runner.n_rows == 2 * 101
+    check_sound(engine)
+
+
+def test_a_slot_goes_on_within_a_shared_block_with_a_copy_of_it() -> None:
+    engine, runner = make(n_slots=2, n_ctx=256, n_ubatch=64)
+    tokens = prompt(100)
+    finish(engine, [Generate(0, tokens, 1, GREEDY, slot=0)])
+    other = (*tokens[:50], *prompt(20, 5))
+    before = runner.n_rows
+    events = finish(engine, [Generate(1, other, 1, GREEDY, slot=0), Generate(2, tokens, 1, GREEDY, slot=1)])
+    assert runner.n_copies == 1 and runner.n_rows - before == 20 + 100 - 3 * CELL_BLOCK
+    assert tokens_of(events[1]) == continuation(other, 1) and tokens_of(events[2]) == continuation(tokens, 1)
+    check_sound(engine)
+
+
+def test_blocks_are_written_to_the_table_once() -> None:
+    written: list[tuple[int, int, int, int]] = []
+    cache = PrefixCache([Pool(8)], 2, lambda *entry: written.append(entry))
+    cache.begin(0, [])
+    for end in (1, 20, 32, 33, 40):
+        assert cache.reserve(0, end)
+    assert [entry[:3] for entry in written] == [(0, 0, 0), (0, 0, 1)]
+
+
+# ---- where blocks run out ----
+
+
+def test_the_youngest_gives_way_and_goes_on_later() -> None:
+    engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=64, blocks=6)
+    tokens = [prompt(40, i) for i in range(4)]
+    events = finish(engine, [Generate(i, t, 80, GREEDY) for i, t in enumerate(tokens)])
+    assert all(tokens_of(events[i]) == continuation(t, 80) for i, t in enumerate(tokens))
+    assert engine.stats()["n_preempted"] > 0
+    assert [i for i in sorted(events, key=lambda i: [e.done for e in events[i]].index(True))][:1] == [0]
+    check_sound(engine)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    engine, runner = make(n_slots=1, n_ctx=128, n_ubatch=64, blocks=8)
+    a, b, c = (prompt(100, i) for i in range(3))
+    for i, tokens in enumerate((a, b, a, c)):  # 3 full blocks each, 4 while it runs
+        finish(engine, [Generate(i, tokens, 1, GREEDY)])
+    before = runner.n_rows
+    finish(engine, [Generate(4, a, 1, GREEDY)])
+    assert runner.n_rows - before == 100 - 3 * CELL_BLOCK, "b was used before a"
+    check_sound(engine)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
+    """Prompts that branch off each other, in few blocks, cancelled, in slots of their choice: the tokens are
+    those that each gets alone, and every block is accounted for."""
+    rng = random.Random(data.draw(st.integers(0, 1 << 30)))
+    n_slots, n_ctx = rng.randint(1, 5), 192
+    engine, _ = make(
+        n_slots=n_slots, n_ctx=n_ctx, n_ubatch=rng.choice([8, 33, 64]),
+        blocks=rng.choice([None, 6, 9, 14]), **KINDS[kind],
+    )  # fmt: skip
+    prompts: list[tuple[int, ...]] = [prompt(rng.randint(1, 150), rng.randrange(99))]
+    events: dict[int, list[Event]] = {}
+    asked: dict[int, tuple[tuple[int, ...], int]] = {}
+    cancelled: set[int] = set()
+    for i in range(rng.randint(4, 16)):
+        base = rng.choice(prompts)
+        tokens = base[: rng.randint(1, len(base))] + prompt(rng.randint(0, 40), rng.randrange(99))
+        tokens = tokens[: n_ctx - 1] or (1,)
+        n = rng.randint(1, 40)
+        slot = rng.choice([None, None, rng.randrange(n_slots)])
+        engine.submit(Generate(i, tokens, n, GREEDY, slot=slot, priority=rng.randint(-1, 1)))
+        asked[i] = tokens, n
+        if rng.random() < 0.1:
+            engine.submit(Logits(100 + i, tokens[:60]))
+        for _ in range(rng.randint(0, 12)):
+            for event in events_of(engine.step()):
+                events.setdefault(event.id, []).append(event)
+                if event.id < 100 and event.done:
+                    prompts.append((*tokens, *tokens_of(events[event.id]))[:150])
+        if rng.random() < 0.15:
+            gone = rng.randrange(i + 1)
+            engine.submit(Cancel(gone))
+            cancelled.add(gone)
+        if rng.random() < 0.15 and n_slots > 1 and len(engine.scheduler.free) > 0:
+            target = rng.choice(sorted(engine.scheduler.free))
+            engine.submit(CopySlot(200 + i, rng.randrange(n_slots), target))
+        check_sound(engine)
+    for id_, more in finish(engine, []).items():
+        events.setdefault(id_, []).extend(more)
+    check_sound(engine)
+    for id_, (tokens, n) in asked.items():
+        want = continuation(tokens, min(n, n_ctx - len(tokens) + 1))
+        got = tokens_of(events.get(id_, []))
+        assert got == want or (id_ in cancelled and got == want[: len(got)]), (id_, tokens)
+    rows: list[Request] = [Logits(999, prompt(70, 3))]
+    assert sum(len(e.logits) for e in finish(engine, rows)[999] if e.logits is not None) == 70
+    assert len(engine.scheduler.free) == n_slots and not engine.scheduler.running
