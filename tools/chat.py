@@ -27,12 +27,12 @@ from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
 from vkbackend.models.text.chat_template import required
 from vkbackend.models.text.tokenizer import chat_template
 from vkbackend.tools.console import console, tell_notes
+from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
     demo_model,
     open_model,
-    sampling_of,
     show_timings,
     write_text,
 )

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import HOST, token_limit
 from vkbackend.tools.console import console, tell_notes, write_json
+from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
     open_model,
-    sampling_of,
     show_timings,
     write_text,
 )
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file, - for stdin")
     add_length_arguments(parser, n_ctx=512, ends="the model ends")
     add("--json", action="store_true",
-        help="print one JSON object instead of the text: text, tokens, prompt_tokens, finish_reason, seed, "
-        "devices, memory (bytes), timings (ms, tokens/s, us per reduce)")  # fmt: skip
+        help="print one JSON object instead of the text: text, tokens, logprobs, prompt_tokens, "
+        "finish_reason, seed, devices, memory (bytes), timings (ms, tokens/s, us per reduce)")  # fmt: skip
     add_shared_arguments(parser)
 
 
@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> None:
         result = {
             "text": "".join(chunk.text for chunk in chunks),
             "tokens": [chunk.token for chunk in chunks if chunk.token is not None],
+            "logprobs": [asdict(chunk.logprobs) for chunk in chunks if chunk.logprobs] or None,
             "prompt_tokens": ids, "finish_reason": chunks[-1].finish_reason, "seed": sampling.seed,
             "devices": [describe(info) for info in infos], "memory": memory, "timings": timings,
         }  # fmt: skip

@@ -6,26 +6,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from vkbackend.models.engine.messages import Timings
+from vkbackend.models.sampling.logprobs import Logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One piece of a stream: the text that `token` completed, maybe empty. The last has finish_reason and
-    timings. `slot` is the one the sequence runs in.
+    timings. `slot` is the one the sequence runs in. `logprobs` where they are asked for. With `echo` or
+    `prompt_logprobs` the first stands for the prompt and has no token.
     """
 
     text: str
-    token: int | None  # None only where max_tokens is 0
+    token: int | None  # None where max_tokens is 0, and of the prompt
     # "stop": a stop token or string; "length": max_tokens or the end of the context.
     finish_reason: str | None = None
     timings: dict[str, float] | None = None
     slot: int = 0
+    logprobs: Logprobs | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished generation. `tokens` are the generated ids, a stop token included; `seed` repeats the run;
-    `slot` holds the sequence until another one runs there.
+    `slot` holds the sequence until another one runs there. `logprobs` of each token, and `prompt_logprobs` of
+    each of the prompt (None of the first, which nothing precedes), where they are asked for.
 
     timings: prompt_n (tokens of the prompt that were computed), prompt_ms, prompt_tokens_per_second,
     decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host time of one all-reduce).
@@ -38,6 +43,8 @@ class Completion:
     prompt_tokens: list[int]
     seed: int
     slot: int = 0
+    logprobs: list[Logprobs] | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
 
 
 def report(timings: Timings | None) -> dict[str, float]:

@@ -1,19 +1,35 @@
 """How the next token is chosen: the values that a request may give, their checks and defaults.
 
-Names, order and meaning are those of llama.cpp's sampler chain.
+Names, order, meaning and defaults are those of llama.cpp's command line and server; `min_tokens` and
+`stop_token_ids` are vLLM's.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from vkbackend.checks import finite, whole, whole_number
+import numpy as np
+
+from vkbackend.checks import finite, items, plain, refused, whole, whole_number
 from vkbackend.options import check_fields, option
 
 MAX_SEED = (1 << 64) - 1
+MAX_TOKEN = (1 << 31) - 1
+MAX_TOKENS = 1 << 31
+MAX_LOGPROBS = 1024
+ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+LETTERS = dict(zip("edskypmxt", ORDER, strict=True))  # of llama.cpp's --sampler-seq
+BREAKERS = ("\n", ":", '"', "*")
+_OTHER_NAMES = {
+    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"
+}  # fmt: skip
+
+
+Processor = Callable[[list[int], np.ndarray], np.ndarray]
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -21,24 +37,149 @@ class SamplingKeywords(TypedDict, total=False):
 
     temperature: float
     """How much chance decides (default: 0.8); 0 takes the most likely token, the lowest id on ties."""
+    dynatemp_range: float
+    """The temperature follows how sure the model is, from temperature - this to temperature + this (default:
+    0.0, which is off)."""
+    dynatemp_exponent: float
+    """How: the entropy over its maximum, to this power (default: 1.0)."""
     top_k: int
     """Candidates that are kept, the most likely ones (default: 40); 0 keeps all."""
     top_p: float
     """Keep the smallest set of tokens whose probabilities reach this sum (default: 0.95); 1 keeps all."""
     min_p: float
     """Keep tokens from this fraction of the best probability upwards (default: 0.05); 0 keeps all."""
+    typical_p: float
+    """Keep the tokens whose surprise is nearest to the expected one, up to this sum of probabilities
+    (default: 1.0, which keeps all)."""
+    top_n_sigma: float
+    """Keep tokens whose logits are at most that many standard deviations below the best (default: -1.0,
+    which keeps all, as 0 does)."""
+    xtc_probability: float
+    """The chance that the most likely candidates are left out (default: 0.0): all but the last of those that
+    have `xtc_threshold`."""
+    xtc_threshold: float
+    """See `xtc_probability` (default: 0.1); above 0.5 it is off."""
     repeat_penalty: float
     """Divides positive and multiplies negative logits of recent tokens (default: 1.0, which changes
     nothing)."""
+    presence_penalty: float
+    """Is subtracted from the logits of recent tokens (default: 0.0)."""
+    frequency_penalty: float
+    """Is subtracted from the logits of recent tokens once for each time that they occur (default: 0.0)."""
     repeat_last_n: int
     """How many recent tokens are penalized, the prompt included (default: 64); 0: none, -1: all."""
+    dry_multiplier: float
+    """DRY lowers tokens that would extend a repetition of n tokens by multiplier * base ** (n - allowed
+    length) (default: 0.0, which is off)."""
+    dry_base: float
+    """See `dry_multiplier` (default: 1.75); below 1 it is off."""
+    dry_allowed_length: int
+    """Repetitions of fewer tokens are not penalized (default: 2)."""
+    dry_penalty_last_n: int
+    """How many recent tokens DRY looks at, the prompt included (default: -1, all); 0: none."""
+    dry_sequence_breakers: Iterable[str | Sequence[int]]
+    """Texts, or sequences of token ids, that repetitions do not reach across (default: newline, colon, double
+    quote, asterisk)."""
+    mirostat: int
+    """1 or 2: that version of Mirostat chooses among all tokens, after logit_bias and temperature, in place
+    of all other samplers (default: 0, none)."""
+    mirostat_tau: float
+    """The surprise that Mirostat aims at, in bits (default: 5.0)."""
+    mirostat_eta: float
+    """How fast Mirostat follows (default: 0.1)."""
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]]
+    """Token id -> what is added to its logit, -inf to forbid it (default: nothing)."""
+    samplers: str | Iterable[str]
+    """The samplers in the order applied, "a;b" or a list; what is not named is not applied (default:
+    "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")."""
+    min_tokens: int
+    """Tokens that end a text are forbidden until that many are generated (default: 0)."""
+    stop_token_ids: Iterable[int]
+    """Tokens that end the text, beside those of the model (default: none)."""
+    logprobs: int | None
+    """Tell how likely each generated token was, and that many of the most likely ones at its place: 0 to
+    1024. Logarithms of the model's own probabilities, before any sampler; they need whole rows of logits on
+    the host, which takes longer. None (default): do not."""
+    logits_processors: Iterable[Processor]
+    """Functions of (tokens so far, float32 logits [n_vocab]) that return other logits, called in this order
+    before all samplers. Slow: for every token the whole row goes to the host, and all sequences wait for
+    Python (default: none)."""
     seed: int | None
     """Seed of the random numbers. None (default) or -1 draws one, which `Completion.seed` tells."""
+
+
+# ---- checks ----
 
 
 def _seed(name: str, value: Any) -> int:
     seed = -1 if value is None else whole_number(name, value, -1, MAX_SEED, " (-1 or None: a random one)")
     return secrets.randbits(32) if seed == -1 else seed
+
+
+def _token(name: str, value: Any) -> int:
+    return whole_number(name, value, 0, MAX_TOKEN, " (a token id)")
+
+
+def _real(name: str, value: Any) -> float:
+    return finite(-math.inf, math.inf)(name, value)
+
+
+def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    expected = "expected {token id: bias} or pairs of them, such as {15043: -1.5, 2: -math.inf}"
+    pairs = value.items() if isinstance(value, Mapping) else items(name, value, expected)
+    found = {}
+    for pair in pairs:
+        try:
+            token, bias = pair
+        except (TypeError, ValueError):
+            raise refused(name, pair, expected) from None
+        forbids = plain(bias) == -math.inf
+        found[_token(name, token)] = -math.inf if forbids else _real(name, bias)
+    return tuple(found.items())
+
+
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_token(name, one) for one in items(name, value, "expected token ids, such as [2]"))
+
+
+def _samplers(name: str, value: Any) -> tuple[str, ...]:
+    given = value.split(";") if isinstance(value, str) else items(name, value, "expected names of samplers")
+    found = []
+    for one in given:
+        word = one.strip().lower().replace("-", "_") if isinstance(one, str) else one
+        word = _OTHER_NAMES.get(word, word)
+        if word == "":
+            continue
+        if word not in ORDER:
+            raise refused(name, one, f"no sampler; there are: {', '.join(ORDER)}")
+        found.append(word)
+    return tuple(found)
+
+
+def _breakers(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
+    expected = "expected a list of texts, or of token ids each"
+    found: list[str | tuple[int, ...]] = []
+    for one in items(name, value, expected):
+        breaker = one if isinstance(one, str) else _tokens(name, one)
+        if breaker and breaker != "none":  # llama.cpp's word for no breaker
+            found.append(breaker)
+    return tuple(found)
+
+
+def logprobs_count(name: str, value: Any) -> int | None:
+    return None if value is None else whole_number(name, value, 0, MAX_LOGPROBS, " (None: none)")
+
+
+def _processors(name: str, value: Any) -> tuple[Processor, ...]:
+    given = tuple(items(name, value, "expected a list of functions of (tokens, logits)"))
+    for one in given:
+        if not callable(one):
+            raise refused(name, one, "expected a function of (tokens, logits)")
+    return given
+
+
+def _sigma(name: str, value: Any) -> float:
+    return max(-1.0, _real(name, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +193,95 @@ class SamplingParams:
     top_p: float = option(0.95, finite(0, 1, " (1: all tokens)"))
     min_p: float = option(0.05, finite(0, 1, " (0: all tokens)"))
     repeat_penalty: float = option(1.0, finite(1e-6, math.inf, " (1: none)"))
-    repeat_last_n: int = option(64, whole(-1, 1 << 31, " (0: no penalty, -1: all tokens)"))
+    repeat_last_n: int = option(64, whole(-1, MAX_TOKENS, " (0: no penalty, -1: all tokens)"))
     seed: int | None = option(None, _seed)
+
+    presence_penalty: float = option(0.0, _real)
+    frequency_penalty: float = option(0.0, _real)
+    dynatemp_range: float = option(0.0, finite(0, math.inf, " (0: off)"))
+    dynatemp_exponent: float = option(1.0, finite(0, math.inf))
+    typical_p: float = option(1.0, finite(0, 1, " (1: all tokens)"))
+    top_n_sigma: float = option(-1.0, _sigma)
+    xtc_probability: float = option(0.0, finite(0, 1, " (0: off)"))
+    xtc_threshold: float = option(0.1, finite(0, 1, " (above 0.5: off)"))
+    dry_multiplier: float = option(0.0, finite(0, math.inf, " (0: off)"))
+    dry_base: float = option(1.75, finite(0, math.inf, " (below 1: off)"))
+    dry_allowed_length: int = option(2, whole(0, MAX_TOKENS))
+    dry_penalty_last_n: int = option(-1, whole(-1, MAX_TOKENS, " (0: off, -1: all tokens)"))
+    dry_sequence_breakers: tuple[str | tuple[int, ...], ...] = option(BREAKERS, _breakers)
+    mirostat: int = option(0, whole(0, 2, " (0: off)"))
+    mirostat_tau: float = option(5.0, finite(0, math.inf))
+    mirostat_eta: float = option(0.1, finite(0, math.inf))
+    logit_bias: tuple[tuple[int, float], ...] = option((), _bias)
+    samplers: tuple[str, ...] = option(ORDER, _samplers)
+    min_tokens: int = option(0, whole(0, MAX_TOKENS))
+    stop_token_ids: tuple[int, ...] = option((), _tokens)
+    logprobs: int | None = option(None, logprobs_count)
+    logits_processors: tuple[Processor, ...] = option((), _processors)
 
     def __post_init__(self) -> None:
         check_fields(self)
 
+    # ---- what of it is at work ----
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the temperature leaves one candidate, without a draw."""
+        heats = self.mirostat or "temperature" in self.samplers
+        return bool(heats and self.temperature == 0 and (self.mirostat or not self.dynatemp_range))
+
+    @property
+    def penalizes(self) -> bool:
+        changed = self.repeat_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return bool(changed and self.repeat_last_n)
+
+    @property
+    def dry(self) -> bool:
+        return bool(self.dry_multiplier and self.dry_base >= 1 and self.dry_penalty_last_n)
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The samplers that change anything, in order. Where the likeliest token is taken in the end, the
+        filters behind the last penalty are left out: they keep it."""
+        if self.mirostat:
+            return ("temperature",)
+        works = {
+            "penalties": self.penalizes, "dry": self.dry, "top_n_sigma": self.top_n_sigma > 0,
+            "top_k": self.top_k > 0, "typ_p": self.typical_p < 1, "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0, "temperature": True,
+            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+        }  # fmt: skip
+        names = [name for name in self.samplers if works[name]]
+        if self.greedy and not {"typ_p", "xtc"} & set(names):
+            n = max((i + 1 for i, name in enumerate(names) if name in ("penalties", "dry")), default=0)
+            names = [*names[:n], "temperature"]
+        return tuple(names)
+
+    @property
+    def n_decisive(self) -> int:
+        """How many of the likeliest tokens decide the choice, beside those that are lowered; 0 where all of
+        them may."""
+        looks = self.logprobs is not None or self.logits_processors
+        if looks or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
+            return 0
+        lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
+        for name in self.chain:
+            if name == "top_k":
+                return self.top_k
+            if name == "temperature" and not self.dynatemp_range:
+                if self.temperature == 0:
+                    return 1
+            elif name != "dry" and not (name == "penalties" and lowers):
+                return 0
+        return 0
+
     @property
     def n_candidates(self) -> int:
-        """How many of the likeliest tokens decide the choice; 0 where all of them may."""
-        if self.repeat_penalty != 1 and self.repeat_last_n:
-            return 0
-        return 1 if self.temperature == 0 else self.top_k
+        """The same whatever the tokens so far, those included that are lowered. One that is may fall out of
+        the best k and let another in."""
+        if {"penalties", "dry"} & set(self.chain):
+            return 0  # `Sampler.n_candidates` knows the tokens
+        lowered = {token for token, _ in self.logit_bias}
+        if self.min_tokens:
+            lowered.update(self.stop_token_ids)
+        return self.n_decisive and self.n_decisive + len(lowered)

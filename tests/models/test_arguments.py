@@ -196,7 +196,10 @@ def test_repeat_last_n_of_minus_one_is_the_whole_text() -> None:
 
     def chosen(last: int) -> int:
         params = SamplingParams(temperature=0, repeat_penalty=10.0, repeat_last_n=last)
-        assert params.n_candidates == (1 if last == 0 else 0)
-        return Sampler(params).sample(logits, history)
+        sampler = Sampler(params)
+        assert sampler.n_candidates(history) == 1 + len(
+            set(history[-last:] if last > 0 else history if last else [])
+        )
+        return sampler.sample(logits, history)
 
     assert (chosen(-1), chosen(101), chosen(100), chosen(0)) == (1, 1, 2, 2)

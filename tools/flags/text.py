@@ -12,13 +12,13 @@ from rich.console import Console
 from vkbackend.models.arguments import HOST
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
-from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
 from vkbackend.tools.devices import device_table, present
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
-from vkbackend.tools.flags.options import adder, fields_given, options_of
+from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.sampling import add_sampling_arguments
 
 if TYPE_CHECKING:
     from vkbackend.vulkan.capabilities import DeviceInfo
@@ -33,55 +33,15 @@ def add_length_arguments(parser: argparse.ArgumentParser, *, n_ctx: int, ends: s
     add("-n", "--n-predict", dest="max_tokens", type=int, default=-1, metavar="N", help=most)
     add("-c", "--ctx-size", dest="n_ctx", type=int, default=n_ctx, metavar="N",
         help=f"context size in tokens; 0: the model's own (default: {n_ctx})")  # fmt: skip
-    add("--ignore-eos", action="store_true", help="go on after the model's end-of-text token")
+    add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """Sampling, devices and memory, placement, control vectors."""
-    add = adder(parser, "sampling, in the order applied", SamplingParams)
-    add(
-        "repeat_penalty",
-        "--repeat-penalty",
-        type=float,
-        metavar="X",
-        help="divide the logits of recent tokens by X; 1: off (default: %(default)s)",
-    )
-    add(
-        "repeat_last_n",
-        "--repeat-last-n",
-        type=int,
-        metavar="N",
-        help="how many recent tokens are penalized, prompt included; 0: none, -1: all (default: %(default)s)",
-    )
-    add("top_k", "--top-k", type=int, metavar="N",
-        help="keep the N likeliest tokens; 0: all (default: %(default)s)")  # fmt: skip
-    add(
-        "top_p",
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="keep the likeliest tokens that reach the probability P; 1: all (default: %(default)s)",
-    )
-    add(
-        "min_p",
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="drop tokens below P times the best probability; 0: none (default: %(default)s)",
-    )
-    add("temperature", "--temp", type=float, metavar="T",
-        help="temperature; 0: always the likeliest token (default: %(default)s)")  # fmt: skip
-    add("seed", "-s", "--seed", type=int, default=-1, metavar="N",
-        help="seed of the random numbers; -1: a random one, shown at the end (default: -1)")  # fmt: skip
-
+    add_sampling_arguments(parser)
     add_device_arguments(parser)
     add_placement_arguments(parser)
     add_control_arguments(parser)
-
-
-def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """What the flags of sampling stand for; a random seed is drawn here."""
-    return SamplingParams(**fields_given(args, SamplingParams))
 
 
 def demo_model() -> str:

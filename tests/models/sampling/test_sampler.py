@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.sampling.candidates import Candidates
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.sampler import Sampler
 
@@ -48,11 +49,10 @@ def draw(n: int, logits: np.ndarray, history: list[int], **params: Any) -> Count
 
 def kept(params: SamplingParams, scores: np.ndarray) -> np.ndarray:
     """What a sampler draws from."""
-    drawn: list[np.ndarray] = []
-    sampler = Sampler(params)
-    sampler._draw = lambda ids, *_: drawn.append(ids) or 0  # type: ignore
-    sampler.sample(scores, [])
-    return drawn[0]
+    sampler, c = Sampler(params), Candidates.of_row(scores.astype(np.float64))
+    for step in sampler._chain:
+        step(c, [])
+    return c.ids
 
 
 PARAMS = [
@@ -212,10 +212,20 @@ def test_candidates_choose_what_all_logits_choose(params: SamplingParams) -> Non
         assert part.choose(ids, logits[ids]) == whole.sample(logits, [])
 
 
-def test_a_penalty_wants_all_logits() -> None:
-    assert SamplingParams(0, repeat_penalty=1.1).n_candidates == 0
-    assert SamplingParams(0, repeat_penalty=1.1, repeat_last_n=0).n_candidates == 1
-    assert SamplingParams(0.8, top_k=0).n_candidates == 0 < SamplingParams(0.8).n_candidates == 40
+def test_a_penalty_wants_more_candidates() -> None:
+    """As many more as it lowers tokens; a sampler that may raise one, or sums over all, wants whole rows."""
+
+    def wanted(history: list[int], *args: Any, **params: Any) -> int:
+        return Sampler(SamplingParams(*args, **params)).n_candidates(history)
+
+    assert wanted([3, 5, 3], 0, repeat_penalty=1.1) == 3
+    assert wanted([3, 5, 3], 0, repeat_penalty=1.1, repeat_last_n=0) == 1
+    assert wanted([3, 5, 3], 0.8, presence_penalty=0.1, logit_bias={7: -1, 5: -1}) == 43
+    assert wanted([3, 5, 3, 5], 0.8, dry_multiplier=1, dry_sequence_breakers=[]) == 41
+    assert wanted([], 0.8, top_k=0) == 0 < wanted([], 0.8) == 40
+    for params in ({"repeat_penalty": 0.9}, {"presence_penalty": -1}, {"logit_bias": {3: 0.5}},
+                   {"mirostat": 1}, {"top_n_sigma": 1.0}, {"samplers": "top_p;top_k"}):  # fmt: skip
+        assert wanted([3], 0.8, **params) == 0
 
 
 def test_no_candidate_is_finite() -> None:

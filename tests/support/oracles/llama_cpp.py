@@ -65,7 +65,7 @@ class _Batch(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     spec = find_spec("xllamacpp")
     if spec is None or spec.origin is None:
         raise ImportError("xllamacpp is not installed")
@@ -115,7 +115,7 @@ class Context:
     """A model opened with an empty cache."""
 
     def __init__(self, path: Path, n_vocab: int, steering: Mapping[int, np.ndarray] | None = None) -> None:
-        self._lib, self._n_vocab, self._pos = _library(), n_vocab, 0
+        self._lib, self._n_vocab, self._pos = library(), n_vocab, 0
         model_params, params = (
             self._lib.llama_model_default_params(),
             self._lib.llama_context_default_params(),
@@ -177,7 +177,7 @@ def quantized(values: np.ndarray, kind: int, importance: np.ndarray | None = Non
     """The rows of float32 [n, k] in the ggml type `kind`, uint8 [n, row bytes], as `llama-quantize --pure`
     stores them; `importance` weighs the k columns."""
     n, k = values.shape
-    values, lib = np.ascontiguousarray(values, np.float32), _library()
+    values, lib = np.ascontiguousarray(values, np.float32), library()
     weights = None if importance is None else np.ascontiguousarray(importance, np.float32)
     if importance is None and lib.ggml_quantize_requires_imatrix(kind):
         raise ValueError(f"type {kind} needs to know which columns matter")
@@ -192,7 +192,7 @@ class Vocabulary:
     """What llama.cpp makes of the vocabulary of a file."""
 
     def __init__(self, path: Path) -> None:
-        self._lib = _library()
+        self._lib = library()
         params = self._lib.llama_model_default_params()
         params.set(VOCAB_ONLY, 0x00010000, 0x00010001)  # four switches: this one, and the third that is on
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)

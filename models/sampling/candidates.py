@@ -1,0 +1,69 @@
+"""The tokens that may still be chosen, with their scores: what every sampler works on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Candidates:
+    """ids int64 [n] and scores float64 [n]. `ordered`: the best come first, the lower id first on ties;
+    `whole`: ids are 0..n-1. A token with a score of -inf is never drawn.
+    """
+
+    __slots__ = ("ids", "ordered", "scores", "whole")
+
+    def __init__(self, ids: np.ndarray, scores: np.ndarray, *, ordered: bool, whole: bool = False) -> None:
+        self.ids, self.scores, self.ordered, self.whole = ids, scores, ordered, whole
+
+    @classmethod
+    def of_row(cls, scores: np.ndarray) -> Candidates:
+        """All tokens of a row of logits, which may be changed."""
+        return cls(np.arange(len(scores)), scores, ordered=False, whole=True)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def peak(self) -> float:
+        """The best score; NaN if one of a whole row is NaN."""
+        return float(self.scores[0] if self.ordered else self.scores.max())
+
+    def weights(self) -> np.ndarray:
+        """Probabilities up to a factor: exp of what is missing to the best score."""
+        return np.exp(self.scores - self.peak)
+
+    def probabilities(self) -> np.ndarray:
+        weights = self.weights()
+        return weights / weights.sum()
+
+    def keep(self, which: slice | np.ndarray) -> None:
+        """Keep some places, in their order."""
+        self.ids, self.scores, self.whole = self.ids[which], self.scores[which], False
+
+    def order(self) -> None:
+        """The best first."""
+        if not self.ordered:
+            by_score = -self.scores
+            self.keep(by_score.argsort(kind="stable") if self.whole else np.lexsort((self.ids, by_score)))
+            self.ordered = True
+
+    def change(self, tokens: np.ndarray, scores: np.ndarray) -> None:
+        """Give the tokens at places `tokens` new scores."""
+        self.scores[tokens] = scores
+        self.ordered = False
+
+    def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(places, which): the places of those of the `tokens` that are candidates, and which these are."""
+        if self.whole:
+            return tokens, np.arange(len(tokens))
+        by_id = self.ids.argsort()
+        places = by_id[np.searchsorted(self.ids, tokens, sorter=by_id).clip(max=len(self) - 1)]
+        which = np.flatnonzero(self.ids[places] == tokens)
+        return places[which], which
+
+
+def best(scores: np.ndarray, n: int) -> np.ndarray:
+    """Ids of the n (1..n_vocab) highest scores [n_vocab], best first, the lower id first on ties."""
+    threshold = np.partition(scores, len(scores) - n)[len(scores) - n]
+    ids = np.flatnonzero(scores >= threshold)
+    return ids[np.argsort(-scores[ids], kind="stable")[:n]]

@@ -1,0 +1,100 @@
+"""Samplers that leave candidates out, and temperature. Each keeps at least one.
+
+The definitions are those of llama.cpp (src/llama-sampler.cpp); a docstring names the paper of a method.
+Probabilities are those of the candidates that the samplers before have left.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vkbackend.models.sampling.candidates import Candidates, best
+
+
+def top_k(c: Candidates, k: int) -> None:
+    """The k most likely ones, the lower id first on ties (Fan et al. 2018, arXiv:1805.04833)."""
+    if c.whole and not c.ordered and k < len(c):
+        c.keep(best(c.scores, k))
+        c.ordered = True
+    c.order()
+    c.keep(slice(k))
+
+
+def top_p(c: Candidates, p: float) -> None:
+    """The smallest set of the most likely ones whose probabilities sum to p or more (nucleus sampling,
+    Holtzman et al. 2019, arXiv:1904.09751)."""
+    weights = c.weights()
+    total = weights.cumsum()
+    reach = p * total[-1]
+    if not c.ordered:
+        # Leave out a tail that holds at most 1 - p together: sorting all of 152k scores would take 15 ms.
+        c.keep(weights >= (total[-1] - reach) / len(c))
+        c.order()
+        total = c.weights().cumsum()
+    c.keep(slice(int(total.searchsorted(reach)) + 1))
+
+
+def min_p(c: Candidates, p: float) -> None:
+    """Those that are at least p times as likely as the best one (Nguyen et al. 2024, arXiv:2407.01082)."""
+    kept = c.scores - c.peak >= math.log(p)
+    c.keep(slice(np.count_nonzero(kept)) if c.ordered else kept)
+
+
+def typical(c: Candidates, p: float) -> None:
+    """Those whose surprise -log(q) is nearest to the entropy, up to the first whose probabilities sum to more
+    than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
+    q = c.probabilities()
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(q)
+    entropy = _entropy(q)
+    nearest = np.abs(surprise - entropy).argsort(kind="stable")
+    n_kept = int(q[nearest].cumsum().searchsorted(p, side="right")) + 1
+    c.keep(np.sort(nearest[:n_kept]))
+
+
+def top_n_sigma(c: Candidates, n: float) -> None:
+    """Those whose score is at most n standard deviations of all scores below the best (Tang et al. 2024,
+    arXiv:2411.07641). As in llama.cpp the others stay as candidates with a score of -inf."""
+    if len(c) > 1:
+        sigma = c.scores[c.scores > -np.inf].std()
+        c.scores[c.scores < c.peak - n * sigma] = -np.inf
+
+
+def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
+    """With a chance of `probability`, leave out all but the least likely of those that have `threshold` or
+    more ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
+    if len(c) < 2 or random.random() > probability:
+        return
+    c.order()
+    n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))  # one that is forbidden is none
+    c.keep(slice(max(n_above - 1, 0), None))
+
+
+def temperature(c: Candidates, t: float) -> None:
+    """Scores divided by t; 0 keeps the best one, the lower id on ties."""
+    if t <= 0 and c.whole:
+        place = int(c.scores.argmax())
+        c.keep(slice(place, place + 1))
+    elif t <= 0:
+        c.order()
+        c.keep(slice(1))
+    else:
+        # Subtracting first keeps a tiny temperature from overflowing: the best candidate is exp(0).
+        c.scores = (c.scores - c.peak) / t
+
+
+def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
+    """The temperature goes from t - spread where one token is sure to t + spread where all are equally
+    likely, with the entropy over its maximum, to the power of `exponent` (kalomaze, llama.cpp pull request
+    4972)."""
+    if len(c) > 1:
+        low, high = max(0.0, t - spread), t + spread
+        share = _entropy(c.probabilities()) / math.log(len(c))
+        temperature(c, low + (high - low) * share**exponent)
+
+
+def _entropy(q: np.ndarray) -> float:
+    q = q[q > 0]
+    return max(0.0, -float(q @ np.log(q)))

@@ -1,0 +1,27 @@
+"""How likely tokens were: logarithms of the model's own probabilities, before any sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.models.sampling.candidates import best
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """`logprob` of a token, and `top`: the most likely tokens at its place with theirs, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
+    """Of one row of logits [n_vocab]: log softmax = logit - log sum exp."""
+    scores = logits.astype(np.float64)
+    ids = best(scores, min(n_top, len(scores))) if n_top else np.empty(0, np.int64)
+    peak = scores.max()
+    scores -= peak + np.log(np.exp(scores - peak).sum())
+    top = tuple(zip(ids.tolist(), scores[ids].tolist(), strict=True))
+    return Logprobs(float(scores[token]), top)

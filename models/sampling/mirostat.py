@@ -1,0 +1,58 @@
+"""Mirostat: keeps the surprise of the text, -log2 of each token's probability, near a target (Basu et al.
+2020, arXiv:2007.14966). It draws the token itself, from all candidates. Formulas and constants: llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vkbackend.models.sampling.candidates import Candidates, best
+from vkbackend.models.sampling.filters import top_k
+
+N_ESTIMATED = 100  # most likely tokens from which version 1 estimates Zipf's exponent
+
+
+class Mirostat:
+    """`mu`, the surprise up to which tokens are taken, follows what was drawn at the rate `eta`."""
+
+    def __init__(self, version: int, tau: float, eta: float) -> None:
+        self.version, self.tau, self.eta, self.mu = version, tau, eta, 2 * tau
+
+    def draw(self, c: Candidates, random: np.random.Generator) -> int:
+        self.cut(c)
+        q = c.probabilities()
+        place = min(int(q.cumsum().searchsorted(random.random(), side="right")), len(c) - 1)
+        self.learn(float(q[place]))
+        return int(c.ids[place])
+
+    def cut(self, c: Candidates) -> None:
+        """Keep the most likely tokens, so many that the surprise is `mu`; at least one."""
+        top_k(c, max(1, self._n_by_exponent(c) if self.version == 1 else self._n_by_surprise(c)))
+
+    def learn(self, probability: float) -> None:
+        """A token was drawn that had this probability among those kept."""
+        self.mu -= self.eta * (-math.log2(probability) - self.tau)
+
+    def _n_by_surprise(self, c: Candidates) -> int:
+        """Version 2: the tokens whose surprise is at most mu."""
+        with np.errstate(divide="ignore"):
+            return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
+
+    def _n_by_exponent(self, c: Candidates) -> int:
+        """Version 1: the k that gives the surprise mu where probabilities fall as rank ** -s, with s fitted
+        to the most likely tokens."""
+        q = c.probabilities()
+        q = q[best(q, min(N_ESTIMATED, len(q)))]
+        q = q[q > 0]
+        if len(q) < 2:
+            return 1
+        ranks = np.arange(1, len(q))
+        t, b = np.log((ranks + 1) / ranks), np.log(q[:-1] / q[1:])
+        s = float(t @ b) / float(t @ t)
+        epsilon = s - 1
+        try:
+            return int(((epsilon * 2**self.mu) / (1 - len(c) ** -epsilon)) ** (1 / s))
+        except (ZeroDivisionError, OverflowError):  # equal probabilities, or s = 1
+            return len(c)

@@ -1,0 +1,100 @@
+"""Samplers that lower the scores of tokens that would repeat what was said: penalties and DRY.
+
+The definitions are those of llama.cpp (src/llama-sampler.cpp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vkbackend.models.sampling.candidates import Candidates
+
+MAX_TAIL = 20  # tokens of a breaker behind its first one
+_MAX_LOG = 88.7228391  # of the largest float32: an exponent beyond it adds nothing
+
+Breakers = Mapping[int, Sequence[tuple[int, ...]]]  # first token of a breaker -> what may follow it
+
+
+def recent(history: Sequence[int], n: int) -> Sequence[int]:
+    """The last n tokens; -1: all."""
+    return history if n == -1 else history[len(history) - min(n, len(history)) :]
+
+
+def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float) -> None:
+    """For a token that stands n times in the window: its logit divided by `repeat` where it is positive, else
+    multiplied with it (Keskar et al. 2019, arXiv:1909.05858), then less n * frequency + presence (OpenAI's
+    API reference)."""
+    if not window:
+        return
+    tokens, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
+    places, which = c.find(tokens)
+    scores, counts = c.scores[places], counts[which]
+    scores = np.where(scores > 0, scores / repeat, scores * repeat)
+    c.change(places, scores - counts * frequency - presence)
+
+
+def dry_penalties(
+    window: Sequence[int], multiplier: float, base: float, allowed: int, breakers: Breakers
+) -> dict[int, float]:
+    """Token -> what its logit loses: multiplier * base ** (n - allowed) for a token that would extend a
+    repetition of the last n tokens, n >= allowed ("don't repeat yourself", p-e-w,
+    github.com/oobabooga/text-generation-webui/pull/5677). A repetition does not reach across a breaker.
+    """
+    n_window = len(window)
+    if n_window <= allowed:
+        return {}
+    longest = allowed + (int(_MAX_LOG / math.log(base)) if base > 1.000001 else 0)
+    longest = min(longest, n_window, _since_breaker(window, breakers, longest))
+    if longest < allowed:
+        return {}
+    tokens = np.asarray(window, np.int64)
+    lengths = _repeats(tokens, longest)
+    ends = np.flatnonzero(lengths >= allowed)
+    found: dict[int, int] = {}
+    for token, length in zip(tokens[ends + 1].tolist(), lengths[ends].tolist(), strict=True):
+        found[token] = max(length, found.get(token, 0))
+    return {
+        token: multiplier * base ** (length - allowed)
+        for token, length in found.items()
+        if () not in breakers.get(token, ())
+    }
+
+
+def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> int:
+    """Tokens behind the last breaker; where there are `enough` it looks no further."""
+    n = len(window)
+    for i in range(min(n, enough + MAX_TAIL + 1) if breakers else 0):
+        matching = [
+            len(tail)
+            for tail in breakers.get(window[n - 1 - i], ())
+            if len(tail) <= i and tuple(window[n - i : n - i + len(tail)]) == tail
+        ]
+        if matching:
+            return i - max(matching)
+    return n
+
+
+def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
+    """[i] for all but the last place: how many tokens that end there are those that end the whole, at most
+    `longest`."""
+    n = len(tokens)
+    lengths = np.zeros(n - 1, np.int64)
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+    for length in range(1, longest + 1):
+        lengths[ends] = length
+        ends = ends[ends >= length]
+        ends = ends[tokens[ends - length] == tokens[n - 1 - length]]
+        if not len(ends):
+            break
+    return lengths
+
+
+def subtract(c: Candidates, penalties: Mapping[int, float]) -> None:
+    """Lower the logits of tokens."""
+    if penalties:
+        places, which = c.find(np.fromiter(penalties, np.int64, len(penalties)))
+        loss = np.fromiter(penalties.values(), np.float64, len(penalties))[which]
+        c.change(places, c.scores[places] - loss)

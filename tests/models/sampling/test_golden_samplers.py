@@ -1,0 +1,93 @@
+"""Every sampler against llama.cpp's: the same tokens left, the same probabilities, draws that follow them."""
+
+import json
+import math
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.sampler_cases import CASES, distribution, params
+from places import GOLDEN
+
+from vkbackend.models.sampling.candidates import Candidates
+from vkbackend.models.sampling.params import ORDER
+from vkbackend.models.sampling.sampler import Sampler
+
+pytestmark = pytest.mark.no_vulkan
+
+FOUND = json.loads((GOLDEN / "samplers.json").read_text())
+# llama.cpp computes in float32, and the file has 6 digits.
+TOLERANCE = 5e-6
+
+
+def of_case(name: str) -> list[dict[str, Any]]:
+    return [one for one in FOUND["chains"] if one["case"] == name]
+
+
+CHAINS = sorted({one["case"] for one in FOUND["chains"]})
+
+
+def test_every_case_and_every_sampler_is_there() -> None:
+    assert set(CHAINS) == {name for name, options in CASES.items() if not params(options).mirostat}
+    used = {name for case in CHAINS for name in params(CASES[case]).chain}
+    assert used == set(ORDER)
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_the_same_tokens_are_left(case: str) -> None:
+    for one in of_case(case):
+        left = {int(token): q for token, q in one["left"].items()}
+        ours = distribution(params(CASES[case]), np.array(one["logits"], np.float32), one["history"])
+        assert set(ours) == set(left)
+        assert max(abs(ours[token] - q) for token, q in left.items()) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_draws_follow_the_probabilities(case: str) -> None:
+    """Chi-square of 1,000 draws below its mean and 5 standard deviations: one failure in a million, but the
+    seed is fixed."""
+    one, n = of_case(case)[0], 1_000
+    sampler, logits = Sampler(params(CASES[case])), np.array(one["logits"], np.float32)
+    drawn = np.bincount([sampler.sample(logits, one["history"]) for _ in range(n)], minlength=len(logits))
+    expected = np.zeros(len(logits))
+    for token, q in one["left"].items():
+        expected[int(token)] = q * n
+    assert drawn[expected == 0].sum() == 0
+    often = expected >= 5
+    observed = np.append(drawn[often], drawn[~often].sum())
+    wanted = np.append(expected[often], max(expected[~often].sum(), 1e-9))
+    freedom = max(1, np.count_nonzero(often))
+    chi_square = ((observed - wanted) ** 2 / wanted).sum()
+    assert chi_square < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    "found", FOUND["mirostat"], ids=lambda found: f"version {found['options']['mirostat']}"
+)
+def test_mirostat_keeps_the_same_tokens_while_it_learns(found: dict[str, Any]) -> None:
+    """The token that llama.cpp drew is learned from, so the next step depends on all before."""
+    sampler = Sampler(params(found["options"]))
+    sizes = set()
+    for step in found["steps"]:
+        c = Candidates.of_row(np.array(step["logits"], np.float32).astype(np.float64))
+        for apply in sampler._chain:
+            apply(c, [])
+        sampler._mirostat.cut(c)
+        assert sorted(c.ids.tolist()) == step["left"]
+        sizes.add(len(c))
+        sampler._mirostat.learn(float(c.probabilities()[c.ids.tolist().index(step["drawn"])]))
+    assert len(sizes) > 3  # it does move
+
+
+@pytest.mark.oracle
+def test_llama_cpp_says_so() -> None:
+    if find_spec("xllamacpp") is None:
+        pytest.skip("needs xllamacpp")
+    from oracles import make_samplers
+
+    assert make_samplers.chains() == FOUND["chains"]
+    again = make_samplers.mirostats()
+    assert [[step["left"] for step in one["steps"]] for one in again] == [
+        [step["left"] for step in one["steps"]] for one in FOUND["mirostat"]
+    ]

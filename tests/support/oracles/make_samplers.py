@@ -1,0 +1,107 @@
+"""Makes `golden/samplers.json`: what llama.cpp's samplers leave of rows of logits; and compares with it.
+
+    PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py            # writes the file
+    PYTHONPATH=tests/support python tests/support/oracles/make_samplers.py --table    # prints a comparison
+
+The table: per case, on how many random rows of 2,000 logits the tokens that are left agree, the largest
+difference of a probability, and for one row the chi-square of 100,000 tokens that we draw (10,000 where more
+than 500 are left) against llama.cpp's probabilities.
+Needs xllamacpp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+from oracles import llama_cpp, llama_samplers
+from oracles.sampler_cases import CASES, distribution, history, params, row
+from places import GOLDEN
+
+from vkbackend.models.sampling.sampler import Sampler
+
+N_VOCAB, N_ROWS, N_STEPS = 64, 2, 12
+N_COMPARED, N_DRAWN = 200, 100_000
+
+
+def chains() -> list[dict[str, Any]]:
+    """Rows, texts and what is left."""
+    made = []
+    for name, options in CASES.items():
+        if params(options).mirostat:
+            continue
+        rng = np.random.default_rng(len(made))
+        for _ in range(N_ROWS):
+            logits, tokens = row(rng, N_VOCAB), history(rng)
+            left = llama_samplers.distribution(params(options), logits, tokens)
+            made.append({"case": name, "logits": written(logits), "history": tokens,
+                         "left": {str(token): round(q, 6) for token, q in sorted(left.items())}})  # fmt: skip
+    return made
+
+
+def mirostats() -> list[dict[str, Any]]:
+    """Steps of Mirostat: what it kept, and the token that it drew, from which it learns."""
+    made = []
+    for version in (1, 2):
+        options = {"mirostat": version, "mirostat_tau": 2.5, "mirostat_eta": 0.3, "temperature": 1.1}
+        rng, steps = np.random.default_rng(version), []
+        with llama_samplers.chain(params(options), N_VOCAB) as chain:
+            for _ in range(N_STEPS):
+                logits = row(rng, N_VOCAB)
+                left, drawn = chain.apply(logits)
+                steps.append({"logits": written(logits), "left": sorted(left), "drawn": drawn})
+        made.append({"options": options, "steps": steps})
+    return made
+
+
+def written(logits: np.ndarray) -> list[float]:
+    return [round(float(x), 5) for x in logits]
+
+
+def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
+    """(chi-square, degrees of freedom); tokens expected fewer than 5 times count as one."""
+    rare = expected < 5
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    used = expected > 0
+    return float(((observed - expected)[used] ** 2 / expected[used]).sum()), int(used.sum()) - 1
+
+
+def table() -> None:
+    print(f"{llama_cpp.versions()}; {N_COMPARED} rows of 2,000 logits, {N_DRAWN} draws")
+    print(f"{'samplers':30} {'same tokens':>12} {'largest dp':>11} {'chi2 / df':>16}")
+    for name, options in CASES.items():
+        p, rng = params(options), np.random.default_rng(7)
+        if p.mirostat:
+            continue
+        n_same, largest, left = 0, 0.0, {0: 1.0}
+        for _ in range(N_COMPARED):
+            logits, tokens = row(rng, 2_000), history(rng)
+            left = llama_samplers.distribution(p, logits, tokens)
+            ours = distribution(p, logits, tokens)
+            n_same += set(ours) == set(left)
+            largest = max(largest, *(abs(ours.get(token, 0) - q) for token, q in left.items()))
+        sampler = Sampler(p)
+        n_drawn = N_DRAWN if len(left) < 500 else N_DRAWN // 10
+        drawn = np.bincount([sampler.sample(logits, tokens) for _ in range(n_drawn)], minlength=2_000)
+        expected = np.zeros(2_000)
+        expected[list(left)] = np.array(list(left.values())) * n_drawn
+        value, freedom = chi_square(drawn, expected)
+        print(f"{name:30} {n_same:6} / {N_COMPARED} {largest:11.1e} {value:9.1f} / {freedom}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true")
+    if parser.parse_args().table:
+        table()
+        return
+    found = {"made_by": llama_cpp.versions(), "chains": chains(), "mirostat": mirostats()}
+    text = json.dumps(found, separators=(",", ":")).replace('{"case"', '\n{"case"')
+    (GOLDEN / "samplers.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

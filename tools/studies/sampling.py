@@ -1,0 +1,78 @@
+"""What a choice costs: `python -m vkbackend.tools.studies.sampling`.
+
+Prints a Markdown table: microseconds a token for rows of 40 candidates, chosen one after another, together
+and greedily (`choose_rows` alone, the best of 30 rounds), and one of the milliseconds that a whole row of
+151,936 logits takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vkbackend.models.sampling import rows
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.models.sampling.sampler import Sampler
+
+N_ROUNDS, N_VOCAB, N_TEXT = 30, 151_936, 4_000
+SEQUENCES = 1, 2, 4, 5, 8, 16, 32, 64, 128
+WHOLE: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "greedy": {"temperature": 0},
+    "repetition": {"repeat_penalty": 1.1},
+    "DRY": {"dry_multiplier": 0.8, "dry_sequence_breakers": [[5]]},
+    "no top-k": {"top_k": 0},
+    "no filter": {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "top-n-sigma": {"top_n_sigma": 1.0},
+    "typical, no top-k": {"top_k": 0, "typical_p": 0.9},
+    "Mirostat 1": {"mirostat": 1},
+    "Mirostat 2": {"mirostat": 2},
+    "logprobs": {"logprobs": 5},
+}
+
+
+def best_s(work: Callable[[], Any], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def of_rows(n: int, together: int, temperature: float) -> float:
+    """Microseconds a token of n rows."""
+    rng = np.random.default_rng(0)
+    logits = -np.sort(-rng.normal(0, 3, (n, 40)).astype(np.float32))
+    ids = rng.integers(0, N_VOCAB, (n, 40))
+    samplers = [Sampler(SamplingParams(temperature, seed=seed)) for seed in range(n)]
+    before, rows.TOGETHER = rows.TOGETHER, together
+    try:
+        return best_s(lambda: rows.choose_rows(samplers, [[]] * n, ids, logits), N_ROUNDS) / n * 1e6
+    finally:
+        rows.TOGETHER = before
+
+
+def of_whole_rows(options: dict[str, Any]) -> float:
+    """Milliseconds a token."""
+    rng = np.random.default_rng(0)
+    logits, text = rng.normal(0, 3, N_VOCAB).astype(np.float32), rng.integers(0, 900, N_TEXT).tolist()
+    sampler = Sampler(SamplingParams(**{"seed": 1, "dry_sequence_breakers": [], **options}))
+    texts = iter([*text, *range(N_ROUNDS)][: N_TEXT + i] for i in range(N_ROUNDS))
+    return best_s(lambda: sampler.sample(logits, next(texts)), N_ROUNDS // 3) * 1e3
+
+
+def main() -> None:
+    print("| rows | one by one, us | together, us | greedy, us |\n|---|---|---|---|")
+    for n in SEQUENCES:
+        print(f"| {n} | {of_rows(n, n + 1, 0.8):.1f} | {of_rows(n, 1, 0.8):.1f} | {of_rows(n, 1, 0.0):.2f} |")
+    print(f"\n| a row of {N_VOCAB:,} logits | ms |\n|---|---|")
+    for name, options in WHOLE.items():
+        print(f"| {name} | {of_whole_rows(options):.1f} |")
+
+
+if __name__ == "__main__":
+    main()
