@@ -20,6 +20,7 @@ from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
+from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.ops import candidates
 from vkbackend.meta.options import ReduceOptions
@@ -222,7 +223,7 @@ class Mesh:
                     self._arenas[d] = device.buffer(nbytes, Home.SCRATCH, "scratch")
                 arena = self._arenas[d]
                 places = {value: View(arena, at, (value.nbytes // 4,)) for value, at in offsets.items()}
-                placed = derive_barriers(cut_long(recording.place(places)))
+                placed = derive_barriers(cut_long(recording.place(places), pace_of(device)))
                 if env.debug() >= 3:
                     env.log(3, f"{device.name}: hazards: {[str(h) for h in hazards.check(placed)]}")
                 executables.append(device.build(placed))

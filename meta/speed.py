@@ -1,43 +1,30 @@
-"""How fast devices read weights and reduce together: measured once per device and driver, then remembered.
-
-The numbers lie in `speeds.json` of the cache folder; deleting it measures again. Measuring opens devices of
-its own, so it disturbs none that are in use.
+"""How fast devices read weights and reduce together: measured once per device and driver, then remembered
+(`known_speed.py`). Measuring opens devices of its own, so it disturbs none that are in use.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from vkbackend import cache_folder, env, ops
+from vkbackend import env, ops
 from vkbackend.buffer import Home, View
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.bench import time_reduce
+from vkbackend.meta.known_speed import DTYPE, Speed, key_of, known_speed, numbers, remember
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
 from vkbackend.twins.device import NumpyDevice
 
-ENTRY, FORMAT = "speeds.json", 1  # in the cache folder; of another format: measured again
-DTYPE, WIDTH = "q8_0", 4096  # rows like those of the models there are
+WIDTH = 4096  # rows like those of the models there are
 GPU_NBYTES, GPU_MATRICES = 256 << 20, 8  # several times any cache
 SOFTWARE_NBYTES, SOFTWARE_MATRICES = 8 << 20, 4  # bound by arithmetic, not by memory
 HEAP_SHARE = 8  # at most this part of a device's memory
 MEASURE_S = 0.3  # for each of the two kinds of memory, after a warm-up
 MIN_RUNS, MAX_RUNS = 2, 50
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Bytes per second at which a device alone reads weights in its memory, and in pinned host memory."""
-
-    weights: float
-    host: float
 
 
 def class_of(device: Device) -> Hashable:
@@ -57,23 +44,22 @@ def resource_of(device: Device) -> Hashable:
 
 def measure_speed(device: Device) -> Speed:
     """The speed of a device, measured if it has not been yet (about a second)."""
-    key = f"speed {_key(device)}"
-    known = _numbers(key)
-    if len(known) != 2:
-        twin = _twin(device)
-        try:
-            known = [_read_rate(twin, Home.WEIGHTS), _read_rate(twin, Home.HOST)]
-        finally:
-            twin.close()
-        env.log(1, f"{device.name}: measured {known[0] / 1e9:.3g} GB/s, host memory {known[1] / 1e9:.3g}")
-        _remember(key, known)
-    return Speed(*known)
+    if known := known_speed(device):
+        return known
+    twin = _twin(device)
+    try:
+        found = Speed(_read_rate(twin, Home.WEIGHTS), _read_rate(twin, Home.HOST))
+    finally:
+        twin.close()
+    env.log(1, f"{device.name}: measured {found.weights / 1e9:.3g} GB/s, host memory {found.host / 1e9:.3g}")
+    remember(f"speed {key_of(device)}", [found.weights, found.host])
+    return found
 
 
 def measure_copy(device: Device) -> float:
     """Bytes per second, read and written together, of copies within a device's memory; measured once."""
-    key = f"copy {_key(device)}"
-    known = _numbers(key)
+    key = f"copy {key_of(device)}"
+    known = numbers(key)
     if len(known) != 1:
         twin = _twin(device)
         try:
@@ -81,7 +67,7 @@ def measure_copy(device: Device) -> float:
         finally:
             twin.close()
         env.log(1, f"{device.name}: measured {known[0] / 1e9:.3g} GB/s of copying")
-        _remember(key, known)
+        remember(key, known)
     return known[0]
 
 
@@ -91,8 +77,8 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
     if len(devices) < 2:
         return 0.0
     nbytes = 1 << max(12, (nbytes - 1).bit_length())
-    key = f"reduce {nbytes} {', '.join(map(_key, devices))}"
-    known = _numbers(key)
+    key = f"reduce {nbytes} {', '.join(map(key_of, devices))}"
+    known = numbers(key)
     if len(known) != 1:
         with ExitStack() as stack:
             twins = []
@@ -102,7 +88,7 @@ def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
             known = [time_reduce(twins, nbytes).median]
         names = ", ".join(device.name for device in devices)
         env.log(1, f"{names}: measured {1e6 * known[0]:.0f} us per reduce of {nbytes} bytes")
-        _remember(key, known)
+        remember(key, known)
     return known[0]
 
 
@@ -176,36 +162,3 @@ def _run_times(device: Device, recording: Recording) -> list[float]:
     finally:
         executable.close()
     return seconds[1:]
-
-
-# ---- the memory of it ----
-
-
-def _key(device: Device) -> str:
-    info = device.physical
-    what = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
-    what += type(device).__name__
-    limited = env.disabled() | ({"floor"} if env.floor() else set())
-    reads = {ops.operand_type(device.limits, 1, DTYPE)} - {"f32"}  # other ops under --exact
-    return " ".join((what, *sorted(limited | reads)))
-
-
-def _read() -> dict[str, Any]:
-    """What has been measured; nothing where that is missing, damaged or of another format."""
-    found = cache_folder.read_json(ENTRY)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        return {}
-    measured = found.get("measured")
-    return measured if isinstance(measured, dict) else {}
-
-
-def _numbers(key: str) -> list[float]:
-    """What is known of `key`: positive numbers, or nothing."""
-    found = _read().get(key)
-    numbers = found if isinstance(found, list) else []
-    good = all(isinstance(x, float) and 0 < x < math.inf for x in numbers)
-    return numbers if good else []
-
-
-def _remember(key: str, value: list[float]) -> None:
-    cache_folder.write_json(ENTRY, {"format": FORMAT, "measured": _read() | {key: value}})

@@ -177,18 +177,47 @@ def interleave(a: Recording, b: Recording, label: str) -> Recording:
     return Recording(a.name, commands[:-1])
 
 
-# What the slowest GPUs worth using sustain; a submission that takes longer than 2 s is reset by some drivers.
-SLOW_BYTES_PER_S, SLOW_FLOPS, SUBMISSION_S = 10e9, 100e9, 0.5
+# Some drivers reset a submission that takes longer than 2 s.
+SUBMISSION_S = 0.5
+OVER_BUS = (Home.HOST, Home.STAGING, Home.PAGES, Home.MAPPED)
 
 
-def cut_long(recording: Recording) -> Recording:
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a device is trusted to sustain: bytes read per second from its own memory, and from the host's.
+    The default is what the slowest GPUs worth using sustain."""
+
+    memory: float = 10e9
+    host: float = 10e9
+
+    @property
+    def flops(self) -> float:
+        """Per second, ten for each byte from memory: without matrix units GPUs have 15 (one channel of DDR4
+        beside a small integrated GPU) to 80, of which long products reach two thirds and more."""
+        return 10 * self.memory
+
+    def seconds(self, command: Access) -> float:
+        """How long a command takes at most: its reads one after another, arithmetic meanwhile."""
+        over_bus = in_memory = 0
+        for r in command.reads:
+            if isinstance(r.buffer, Buffer) and r.buffer.home in OVER_BUS:
+                over_bus += r.end - r.begin
+            else:
+                in_memory += r.end - r.begin
+        flops = command.flops if isinstance(command, Dispatch) else 0
+        return max(over_bus / self.host + in_memory / self.memory, flops / self.flops)
+
+
+SLOW = Pace()
+
+
+def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
     """The recording with a Cut wherever a submission would otherwise be estimated above SUBMISSION_S."""
     commands: list[Command] = []
     spent = 0.0
     for command in recording.commands:
         if isinstance(command, Dispatch | Copy):
-            flops = command.flops if isinstance(command, Dispatch) else 0
-            cost = max(sum(r.end - r.begin for r in command.reads) / SLOW_BYTES_PER_S, flops / SLOW_FLOPS)
+            cost = pace.seconds(command)
             if spent and spent + cost > SUBMISSION_S:
                 commands.append(Cut())
                 spent = 0.0

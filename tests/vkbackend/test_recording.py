@@ -11,18 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import buffer, dispatch, recordings, view, without_each_barrier
 
-from vkbackend.buffer import Home, View, Virtual
+from vkbackend.buffer import Buffer, Home, View, Virtual
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
 from vkbackend.ops import Recorder
 from vkbackend.recording import (
-    SLOW_FLOPS,
+    SLOW,
     SUBMISSION_S,
     Barrier,
+    Command,
     Copy,
     Cut,
     Dispatch,
     Exchange,
+    Pace,
     Recording,
     Scope,
     cut_long,
@@ -184,7 +186,16 @@ def test_the_step_block_counts_as_read() -> None:
 
 
 def heavy(seconds: float) -> Dispatch:
-    return dispatch([view(buffer())], [view(buffer())], flops=int(seconds * SLOW_FLOPS))
+    return dispatch([view(buffer())], [view(buffer())], flops=int(seconds * SLOW.flops))
+
+
+def n_cuts(recording: Recording, speed: float) -> int:
+    """Of a device so many times as fast as the slowest."""
+    cut = cut_long(recording, Pace(speed * SLOW.memory, speed * SLOW.host))
+    return sum(isinstance(c, Cut) for c in cut.commands)
+
+
+SPEEDS = st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0])
 
 
 @given(st.lists(st.floats(0.01, 1.5), max_size=30))
@@ -201,9 +212,41 @@ def test_no_submission_is_estimated_too_long(costs: list[float]) -> None:
             assert isinstance(command, Dispatch)
             parts[-1].append(command)
     for part in parts:
-        assert len(part) <= 1 or sum(c.flops for c in part) <= SUBMISSION_S * SLOW_FLOPS * (1 + 1e-9)
+        assert len(part) <= 1 or sum(c.flops for c in part) <= SUBMISSION_S * SLOW.flops * (1 + 1e-9)
     for before, after in pairwise(parts):  # and no cut was needless
-        assert sum(c.flops for c in before) + after[0].flops > SUBMISSION_S * SLOW_FLOPS * (1 - 1e-9)
+        assert sum(c.flops for c in before) + after[0].flops > SUBMISSION_S * SLOW.flops * (1 - 1e-9)
+
+
+@given(st.lists(st.one_of(st.just(Exchange()), st.floats(0.01, 1.5).map(heavy)), max_size=30), SPEEDS)
+def test_a_cut_parts_two_commands_of_a_segment(commands: list[Command], speed: float) -> None:
+    cut = cut_long(Recording("long", commands), Pace(speed * SLOW.memory, speed * SLOW.host)).commands
+    assert [c for c in cut if not isinstance(c, Cut)] == commands
+    for i, command in enumerate(cut):
+        if isinstance(command, Cut):
+            assert 0 < i < len(cut) - 1 and all(isinstance(cut[j], Dispatch) for j in (i - 1, i + 1))
+
+
+@given(st.lists(st.floats(0.01, 0.6), max_size=30), SPEEDS, SPEEDS)
+def test_a_faster_device_is_cut_no_more(costs: list[float], one: float, other: float) -> None:
+    recording = Recording("long", [heavy(cost) for cost in costs])
+    few, many = (n_cuts(recording, speed) for speed in sorted((one, other), reverse=True))
+    assert few <= many
+
+
+def test_cuts_go_by_arithmetic_or_by_reads_whichever_takes_longer() -> None:
+    many = Recording("arithmetic", [heavy(0.3)] * 12)
+    assert [n_cuts(many, speed) for speed in (0.1, 0.5, 1, 2, 100)] == [11, 11, 11, 3, 0]
+    for home, (memory, host), n in (
+        (Home.WEIGHTS, (1e9, 1e12), 9),
+        (Home.WEIGHTS, (1e12, 1e9), 0),
+        (Home.HOST, (1e12, 1e9), 9),
+        (Home.MAPPED, (1e12, 1e9), 9),
+        (Home.PAGES, (1e9, 1e12), 0),
+    ):
+        weights = Buffer(400_000_000, home, "weights")
+        reader = dispatch([View(weights, 0, (100_000_000,))], [view(buffer())])
+        cut = cut_long(Recording("reads", [reader] * 10), Pace(memory, host))
+        assert sum(isinstance(c, Cut) for c in cut.commands) == n, (home, memory, host)
 
 
 def test_an_exchange_starts_a_new_submission() -> None:

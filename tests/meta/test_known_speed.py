@@ -1,0 +1,82 @@
+"""Submissions are cut by a device's known speed; recording asks for it and never measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_sets import MULTI
+from runners import load_runner
+
+from vkbackend.meta import known_speed, speed
+from vkbackend.meta.known_speed import TRUSTED, Speed, key_of, pace_of, remember
+from vkbackend.models.engine.runner import Runner
+from vkbackend.recording import SLOW, Cut, Pace
+from vkbackend.runtime import Device
+from vkbackend.step import Run
+from vkbackend.twins.device import NumpyDevice
+
+TOKENS = list(range(3, 15))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and no device that may be measured."""
+
+    def refuse(device: Device) -> Device:
+        raise AssertionError(f"{device.name} is measured")
+
+    monkeypatch.setattr(speed, "_twin", refuse)
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.no_vulkan
+def test_the_pace_is_a_part_of_the_known_speed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = NumpyDevice("a")
+    assert known_speed.known_speed(device) is None and pace_of(device) == SLOW
+    remember(f"speed {key_of(device)}", [8e11, 2e10])
+    assert known_speed.known_speed(device) == speed.measure_speed(device) == Speed(8e11, 2e10)
+    assert pace_of(device) == Pace(TRUSTED * 8e11, TRUSTED * 2e10)
+    monkeypatch.setenv("VKBACKEND_FLOOR", "1")  # other kernels: another speed
+    assert pace_of(device) == SLOW
+
+
+def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int]]:
+    """(logits of a prompt, cuts on each device in all steps that were recorded)."""
+    runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16)
+    try:
+        return logits(runner), cuts(runner)
+    finally:
+        runner.close()
+
+
+def logits(runner: Runner) -> np.ndarray:
+    return runner.step(TOKENS, [Run(0, 0, len(TOKENS), 0)], range(len(TOKENS))).copy()
+
+
+def cuts(runner: Runner) -> list[int]:
+    n = [0] * len(runner.mesh.devices)
+    for step in runner.mesh._steps.values():
+        for d, executable in enumerate(step.executables):
+            n[d] += sum(isinstance(c, Cut) for c in executable.recording.commands)
+    return n
+
+
+@pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0", "0,1")])
+def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str], cache: Path) -> None:
+    want, none = stepped(models, devices)
+    assert not any(none), "nobody's speed is known, and the model is small"
+    runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32)
+    keys = {f"speed {key_of(device)}" for device in runner.mesh.devices}
+    runner.close()
+    found = []
+    for rate in (1e4, 1e6, 1e12):
+        for key in keys:
+            remember(key, [rate, rate])
+        got, n = stepped(models, devices)
+        assert np.array_equal(got, want)
+        found.append(n)
+    slow, medium, fast = (np.array(n) for n in found)
+    assert (slow > medium).all() and (medium > fast).all() and not fast.any(), found
