@@ -19,6 +19,7 @@ from vkbackend.ops import MAX_VEC_ROWS, Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.step import Mix
+from vkbackend.wire import wire_block, wire_words
 
 PART = 1024  # elements: parts of a scattered reduce are whole multiples of it, where they are that large
 
@@ -135,15 +136,15 @@ class Graph:
         if x.state.writers != readers or len(readers) > 1:
             if x.base and any(x.base.views[d] is None for d in readers):
                 x = self._fold_base(x)
-            slots = self._exchange(x, readers)
+            slots, shares = self._exchange(x, readers)
         else:
             [d] = readers
-            share = x.on(d)
+            share, shares = x.on(d), x.views
             slots = {d: ReduceSlots(share.buffer, share.offset, x.rows * x.width, 1, None, 1)}
         h = self.new(x.rows, x.width, MIRRORED, "h", readers)
         y = self.new(x.rows, x.width, MIRRORED, "h_norm", readers) if norm else None
         for d in readers:
-            own = x.on(d) if slots[d].own_index is not None else None
+            own = shares[d] if slots[d].own_index is not None else None
             base, w = x.base.on(d) if x.base else None, norm.whole(d) if norm else None
             self._add_partials(d, slots[d], base, own, w, h.on(d), y.on(d) if y else None, eps)
         return h, y
@@ -183,37 +184,48 @@ class Graph:
         self.on(d, "fold").add(x.on(d), x.base.on(d), folded.on(d))
         return folded
 
-    def _exchange(self, x: Tensor, readers: Sequence[int]) -> dict[int, ReduceSlots]:
-        """Every writer puts its share into its slot; the devices meet; this is what each reader then sums."""
+    def _exchange(
+        self, x: Tensor, readers: Sequence[int]
+    ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
+        """Every writer puts its share into its slot; the devices meet; this is what each reader then sums,
+        and the own share of each device as it enters that sum."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
-        wire = wire_of(self.wire, elements, self.n)
+        wire = wire_of(self.wire, elements, self.n, all(d.limits.is_cpu for d in self.devices))
         reduce = Reduce(len(self.reduces) % 2, elements, x.state.writers, wire, lane=self.lane)
+        shares = list(x.views)
         for d in reduce.writers:
             own, slot = x.on(d), provider.slot(d, reduce)
-            if wire == "bf16":
-                packed = View(slot.buffer, slot.offset, (-(-elements // 2),), "u32")
-                self.on(d, "pack").pack_bf16(own, packed)
-            else:
+            if wire == "f32":
                 self.on(d, "partial to slot").copy(own, View(slot.buffer, slot.offset, own.shape))
+                continue
+            packed = View(slot.buffer, slot.offset, (wire_words(wire, elements),), "u32")
+            if wire == "bf16":
+                self.on(d, "pack").pack_bf16(own, packed)
+                continue
+            kept = None
+            if provider.readable(d, reduce).own_index is not None:
+                kept = replace(self.scratch(packed.shape, "kept"), dtype="u32")
+            self.on(d, "pack").pack_halves(own, packed, kept)
+            shares[d] = kept
         self._meet(reduce)
         if not provider.scatters(elements):
-            return {d: provider.readable(d, reduce) for d in readers}
-        self._sum_parts(x, reduce, provider)
+            return {d: provider.readable(d, reduce) for d in readers}, shares
+        self._sum_parts(shares, reduce, provider)
         gather = replace(reduce, gather=True)
         self._meet(gather)
-        return {d: provider.readable(d, gather) for d in readers}
+        return {d: provider.readable(d, gather) for d in readers}, shares
 
     def _meet(self, reduce: Reduce) -> None:
         self.reduces.append(reduce)
         for recording in self.recordings:
             recording.exchange(self.label("all_reduce"))
 
-    def _sum_parts(self, x: Tensor, reduce: Reduce, provider: Provider) -> None:
-        """Each device sums its part of the elements (in pairs, for the wire's sake) where all will read
-        it."""
-        part = aligned(-(-reduce.elements // self.n), PART if reduce.elements >= PART * self.n else 2)
+    def _sum_parts(self, shares: Sequence[View | None], reduce: Reduce, provider: Provider) -> None:
+        """Each device sums its part of the elements (whole blocks of the wire) where all will read it."""
+        unit = PART if reduce.elements >= PART * self.n else wire_block(reduce.wire)
+        part = aligned(-(-reduce.elements // self.n), unit)
         for d in range(self.n):
             begin, end = min(d * part, reduce.elements), min((d + 1) * part, reduce.elements)
             if begin == end:
@@ -223,6 +235,10 @@ class Graph:
             line = math.gcd(end - begin, PART)
             shape = ((end - begin) // line, line) if line >= 32 else (1, end - begin)
             h = View(gathered.buffer, gathered.offset + 4 * begin, shape)
-            own = x.views[d]
-            own = own and View(own.buffer, own.offset + 4 * begin, shape)
+            own = shares[d]
+            if own and reduce.wire == "f16":
+                at, n_words = wire_words("f16", begin), wire_words("f16", end - begin)
+                own = View(own.buffer, own.offset + 4 * at, (n_words,), "u32")
+            elif own:
+                own = View(own.buffer, own.offset + 4 * begin, shape)
             self._add_partials(d, slots, None, own, None, h, None, first=begin)

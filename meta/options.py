@@ -24,7 +24,9 @@ class ReduceKeywords(TypedDict, total=False):
     """What may be given for the fields of `ReduceOptions`."""
 
     reduce_type: str
-    """What partial sums travel as: "f32", "bf16", or "auto" (default): bf16 for large ones."""
+    """What partial sums travel as: "f32", "bf16" (8 bits of significand), "f16" (11 bits, in blocks of 128
+    with an exponent of their own), or "auto" (default): f16 for large ones, but f32 between devices that all
+    run on the processor."""
     reduce_provider: str
     """Where partial sums meet: "pages" (host pages that all devices import), "scatter" (the same, and each
     device sums a part for all), "host-sum" (the host adds), or "auto" (default): what the devices can do and

@@ -22,6 +22,7 @@ from vkbackend.recording import Recording, interleave
 from vkbackend.runtime import Device
 from vkbackend.schedule import by_depth
 from vkbackend.step import STEP_NBYTES, Mix
+from vkbackend.wire import wire_words
 
 Build = Callable[[Graph], None]
 
@@ -182,7 +183,7 @@ def measure(
     and many. Of the devices only names and limits are read. `reuse`: values share memory."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
-    arenas, elements = [ALIGN] * n, 0
+    arenas, words = [ALIGN] * n, 0
     kinds = set()
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
@@ -194,9 +195,10 @@ def measure(
         recordings, reduces, _ = build_step(devices, inputs, sizing, shape.active, reduce_type, kind, build)
         for d, recording in enumerate(recordings):
             arenas[d] = max(arenas[d], plan_scratch(recording, reuse)[1])
-        elements = max([elements, *(r.elements for r in reduces if r)])
+        # A slot holds a share as it travels, and sums in f32.
+        words = max([words, *(max(r.elements, wire_words(r.wire, r.elements)) for r in reduces if r)])
     logits = tuple(shape.logits_nbytes(d) for d in range(n))
-    return StepSizes(tuple(arenas), params, logits, 4 * elements)
+    return StepSizes(tuple(arenas), params, logits, 4 * words)
 
 
 class Sizing(Provider):
@@ -213,7 +215,8 @@ class Sizing(Provider):
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         own = device if device in reduce.writers else None
         mask = sum(1 << w for w in reduce.writers)
-        return ReduceSlots(self._buffer, 0, reduce.elements, self._n, own, mask, reduce.wire)
+        stride = max(reduce.elements, wire_words(reduce.wire, reduce.elements))
+        return ReduceSlots(self._buffer, 0, stride, self._n, own, mask, reduce.wire)
 
     def exchange(self, reduce: Reduce) -> None:
         raise AssertionError("a sizing graph never runs")

@@ -150,9 +150,11 @@ class Options(ReduceOptions):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.exact and self.reduce_type == "bf16":
+        if self.exact and self.reduce_type in ("bf16", "f16"):
             raise refused(
-                "reduce_type", "bf16", "rounds partial sums, and exact=True rounds nothing; leave one out"
+                "reduce_type",
+                self.reduce_type,
+                "rounds partial sums, and exact=True rounds nothing; leave one out",
             )
         if (self.exact or env.exact()) and self.reduce_type == "auto":
             object.__setattr__(self, "reduce_type", "f32")

@@ -2,15 +2,17 @@
 #extension GL_GOOGLE_include_directive : require
 // Tail of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w.
 // The device's own partial comes from its own memory, the others from the slots. Plain adds in a fixed order, so h is
-// the same bits on all devices; with WIRE 1 each partial was rounded to bfloat16, so the own one is here.
+// the same bits on all devices; with WIRE 1 or 2 each partial was rounded to the wire, so the own one is here: with
+// WIRE 2 it comes as pack_halves kept it, since what a block has in common is more than one thread can know.
 // One workgroup per row.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"
+#include "lib/f16_wire.glsl"
 
 layout(constant_id = 1) const uint HAS_RESIDUAL = 1; // 0: h is the sum alone, residual is not read
 layout(constant_id = 2) const uint HAS_NORM = 1; // 0: w is not read, y not written
-layout(constant_id = 3) const uint WIRE = 0; // what a slot holds: 0 floats, 1 pairs of bfloat16
+layout(constant_id = 3) const uint WIRE = 0; // what a slot holds: 0 floats, 1 pairs of bfloat16, 2 blocks of f16_wire.glsl
 layout(constant_id = 4) const uint BATCH = 1; // elements that a thread reads before it uses one: latencies overlap
 
 layout(push_constant) uniform Push {
@@ -19,7 +21,7 @@ layout(push_constant) uniform Push {
     float eps;
 };
 layout(set = 0, binding = 0) readonly buffer Residual { float residual[]; };
-layout(set = 0, binding = 1) readonly buffer Own { float own[]; };
+layout(set = 0, binding = 1) readonly buffer Own { uint own[]; }; // the bits of floats, with WIRE 2 as a slot
 layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
 layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads back what it wrote itself
@@ -30,13 +32,15 @@ layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or wit
 
 float slot_value(uint s, uint i) {
     const uint base = slots_off + s * slot_stride;
-    if (WIRE != 0) return bf16_value(slots[base + i / 2], i);
+    if (WIRE == 1) return bf16_value(slots[base + i / 2], i);
+    if (WIRE == 2) return f16_value(slots[base + f16_pair_at(i)], i, slots[base + f16_bias_at(i)]);
     return uintBitsToFloat(slots[base + i]);
 }
 
 float own_value(uint i) {
-    const float value = own[own_off + i];
-    return WIRE != 0 ? uintBitsToFloat(bf16_bits(floatBitsToUint(value)) << 16) : value;
+    if (WIRE == 1) return uintBitsToFloat(bf16_bits(own[own_off + i]) << 16);
+    if (WIRE == 2) return f16_value(own[own_off + f16_pair_at(i)], i, own[own_off + f16_bias_at(i)]);
+    return uintBitsToFloat(own[own_off + i]);
 }
 
 void main() {

@@ -41,6 +41,7 @@ from vkbackend.tools.console import MIB, console, printable, size, table, write_
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.wire import wire_words
 
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
@@ -104,7 +105,7 @@ class Report:
     def traffic(self) -> dict[str, int]:
         """All-reduces of one token: how many, the bytes of their messages, and the bytes that their writers
         put into shared memory together."""
-        nbytes = [reduce.elements * (2 if reduce.wire == "bf16" else 4) for reduce in self.reduces]
+        nbytes = [4 * wire_words(reduce.wire, reduce.elements) for reduce in self.reduces]
         written = sum(n * len(reduce.writers) for n, reduce in zip(nbytes, self.reduces, strict=True))
         return {"reduces": len(nbytes), "bytes": sum(nbytes), "written": written}
 

@@ -50,6 +50,7 @@ def logits(models: Path, devices: list[str], name: str, interleave: bool, **opti
         {},
         {"reduce_provider": "host-sum"},
         {"reduce_provider": "scatter", "reduce_type": "bf16"},
+        {"reduce_provider": "scatter", "reduce_type": "f16"},
         {"submit_ahead": 0},
         {"submit_ahead": 1},
     ],

@@ -196,8 +196,9 @@ def test_exact_is_f32_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Options.of("a model").reduce_type == "auto"
     assert Options.of("a model", exact=True).reduce_type == "f32"
     assert replace(Options.of("a model", exact=True), n_ctx=64).reduce_type == "f32"
-    with pytest.raises(InvalidArgument, match=r"reduce_type='bf16'.*exact=True"):
-        Options.of("a model", exact=True, reduce_type="bf16")
+    for wire in ("bf16", "f16"):
+        with pytest.raises(InvalidArgument, match=rf"reduce_type='{wire}'.*exact=True"):
+            Options.of("a model", exact=True, reduce_type=wire)
     monkeypatch.setenv("VKBACKEND_EXACT", "1")
     assert Options.of("a model").reduce_type == "f32"
     assert Options.of("a model", reduce_type="bf16").reduce_type == "bf16"

@@ -25,7 +25,7 @@ SMALL = ("--sizes", "4K", "--repetitions", "2")
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0,0", "0,1")])
-@pytest.mark.parametrize(("ahead", "wire"), [(0, "f32"), (1, "bf16"), (4, "f32"), (None, "bf16")])
+@pytest.mark.parametrize(("ahead", "wire"), [(0, "f32"), (1, "bf16"), (4, "f16"), (None, "bf16")])
 def test_sums_are_exact(devices: list[str], provider: str, ahead: int | None, wire: str) -> None:
     how = ReduceOptions(reduce_provider=provider, submit_ahead=ahead, reduce_type=wire)
     result = bench.time_reduce(open_devices(devices), 12 << 10, how, repeats=2, length=7)
@@ -70,7 +70,7 @@ def test_command_benches_every_count_of_the_list(capsys: pytest.CaptureFixture[s
     rows = json.loads(out)
     assert [len(row["devices"]) for row in rows] == [2] * len(rows[: len(rows) // 2]) + [3] * (len(rows) // 2)
     assert {(row["provider"], row["wire"]) for row in rows} == {
-        (p, w) for p in PROVIDERS for w in ("f32", "bf16")
+        (p, w) for p in PROVIDERS for w in ("f32", "bf16", "f16")
     }
     assert {(row["provider"], row["ahead"]) for row in rows} == {
         (p, a) for p in PROVIDERS for a in ("0", "all")

@@ -159,7 +159,7 @@ def test_model_that_does_not_fit(models: Path, capsys: pytest.CaptureFixture[str
         (("-ot", "ffn=CPU,nothing=CPU"), "nothing=CPU"),
         (("-ot", "ffn=2"), "ffn=2"),
         (("-ot", "ffn=CUDA0"), "ffn=CUDA0"),
-        (("--reduce-type", "f8"), "'f8' is unknown; there are: auto, f32, bf16"),
+        (("--reduce-type", "f8"), "'f8' is unknown; there are: auto, f32, bf16, f16"),
         (("--reduce-provider", "nccl"), "nccl"),
         (("--submit-ahead", "some"), "some"),
         (("--runtime", "cuda"), "cuda"),

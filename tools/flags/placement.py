@@ -81,7 +81,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "reduce_type",
         "--reduce-type",
         metavar="TYPE",
-        help=f"what partial sums travel as: {', '.join(WIRES)}; auto: bf16 for large ones "
+        help=f"what partial sums travel as: {', '.join(WIRES)}; bf16 keeps 8 bits of a number, "
+        "f16 keeps 11 and is as small; auto: f16 for large sums, but f32 between software devices "
         "(default: %(default)s)",
     )
     add(
@@ -89,6 +90,6 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "--exact",
         action="store_true",
         help="compute with F32 activations and send partial sums as F32; else a device may round activations "
-        "to 8 or 16 bits where it has faster instructions for those, and large sums travel as bf16 (also "
+        "to 8 or 16 bits where it has faster instructions for those, and large sums travel as f16 (also "
         "VKBACKEND_EXACT=1)",
     )

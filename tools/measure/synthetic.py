@@ -97,11 +97,12 @@ class Values(Mapping[str, Any]):
 
 
 class Synthetic(GGUF):
-    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0"; raises InvalidArgument for others."""
+    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0", or its first `n_layer` layers; raises
+    InvalidArgument for others."""
 
     mapped = False
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, n_layer: int | None = None) -> None:
         name, _, dtype = spec.lower().partition(":")
         if name not in SHAPES or dtype not in MATRIX_TYPES:
             raise InvalidArgument(
@@ -109,6 +110,7 @@ class Synthetic(GGUF):
                 f"and a type of {', '.join(MATRIX_TYPES)}"
             )
         arch, n_vocab, tied, values = SHAPES[name]
+        values = values | {"block_count": n_layer or values["block_count"]}
         found: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
         found |= {f"{arch}.{key}": value for key, value in values.items()}
         eps = float(np.float32(1e-6))  # as a file holds it

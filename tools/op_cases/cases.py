@@ -29,6 +29,8 @@ from vkbackend.tools.op_cases.setup import (
     uniform,
     weights,
 )
+from vkbackend.twins.arrays import put_f16
+from vkbackend.wire import F16_BLOCK, wire_words
 
 Q8_FLIP = 1e-5  # NMSE: one code in 64 that fell on the other side of a border
 
@@ -274,6 +276,36 @@ class PackBf16(Case):
 
 
 @dataclass(frozen=True)
+class PackHalves(Case):
+    """In each block numbers of 45 binades, more than are kept: first the smallest and the largest floats, inf
+    and NaN between them, later ties, a largest that rounds up, the border to zero, zeros alone at the end."""
+
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    keeps: bool = True
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tops = rng.integers(1, 255, -(-self.n // F16_BLOCK)).repeat(F16_BLOCK)[: self.n]
+        exponents = np.maximum(tops - rng.integers(0, 45, self.n), 0).astype(np.uint32)
+        bits = rng.integers(0, 1 << 23, self.n, np.uint32) | exponents << 23
+        bits |= rng.integers(0, 2, self.n, np.uint32) << 31
+        special = [0x7F7FFFFF, 0x00000001, 0x80000000, 0x00800000, 0x007FFFFF, 0x7F800001, 0xFF800000]
+        special += [0x7F801000, 0x7F800000, 0xFF7FF000, 0xFF7FEFFF, 0x7F001000, 0x7F003000, 0x7F001001]
+        bits[: len(special)] = special[: self.n]
+        one = [0x3FFFF000, 0xB8801000, 0x38801001, 0x31000000, 0x30FFFFFF, 0xB0FFF000, 0x31000FFF, 0xFFC00000]
+        bits[F16_BLOCK : F16_BLOCK + len(one)] = one[: max(0, self.n - F16_BLOCK)]
+        if self.n > 2 * F16_BLOCK:
+            bits[F16_BLOCK + len(one) : 2 * F16_BLOCK] &= (
+                0xBFFFFFFF  # below two, so that `one` has the largest
+            )
+            bits[self.n // F16_BLOCK * F16_BLOCK :] = 0x80000000
+        tensors = {"x": Tensor((self.n,), "f32", bits)}
+        for name in ("y", "kept") if self.keeps else ("y",):
+            tensors[name] = output(wire_words("f16", self.n), dtype="u32")
+        return Setup(tensors, lambda r, v: r.pack_halves(v["x"], v["y"], v.get("kept")))
+
+
+@dataclass(frozen=True)
 class AddPartials(Case):
     """Slots outside `writers` and the own slot hold NaN: they must not be read, nor multiplied by zero."""
 
@@ -296,6 +328,17 @@ class AddPartials(Case):
     def tolerance(self) -> float:  # type: ignore[override]
         return Q8_FLIP if self.out == "q8" else 1e-10
 
+    def packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(slots, a share) over the f16 wire, blocks of different sizes, two words between slots."""
+        n = self.rows * self.n
+        n_words = wire_words("f16", n)
+        sizes = np.exp2(rng.integers(-8, 1, -(-n // F16_BLOCK)).repeat(F16_BLOCK)[:n]).astype(np.float32)
+        packed = np.full((self.n_slots + 1, n_words + 2), 0x7F007F00, np.uint32)
+        for s, words in enumerate(packed):
+            if s == self.n_slots or (s != self.own and self.writers >> s & 1):
+                put_f16(sizes * rng.uniform(-1, 1, n).astype(np.float32), words)
+        return packed[:-1], packed[-1, :n_words]
+
     def setup(self, rng: np.random.Generator) -> Setup:
         stride = self.rows * self.n + 3
         slots = rng.uniform(-1, 1, (self.n_slots, stride)).astype(np.float32)
@@ -306,9 +349,13 @@ class AddPartials(Case):
         if self.wire == "bf16":  # the upper halves of floats are bfloat16 already
             halves = slots.view(np.uint16)[:, 1::2][:, : stride // 2 * 2]
             slots = np.ascontiguousarray(halves).view(np.uint32)
-        tensors = {"slots": Tensor(slots.shape, "u32" if self.wire == "bf16" else "f32", slots)}
+        own = uniform(rng, *shape)
+        if self.wire == "f16":
+            slots, kept = self.packed(rng)
+            own = Tensor(kept.shape, "u32", kept)
+        tensors = {"slots": Tensor(slots.shape, "f32" if self.wire == "f32" else "u32", slots)}
         if self.own is not None:
-            tensors["own"] = uniform(rng, *shape)
+            tensors["own"] = own
         if self.residual:
             tensors["residual"] = uniform(rng, *shape)
             tensors["residual"].written = self.in_place
@@ -388,9 +435,14 @@ def _cases() -> _Sweep:
         AddPartials(64, 4, n_slots=1, own=0, writers=0, norm=False),
         AddPartials(257, 3, n_slots=4, own=2, writers=0b1101, wire="bf16"),
         AddPartials(31, 1, n_slots=2, own=None, writers=0b11, norm=False, wire="bf16"),
+        AddPartials(257, 3, n_slots=4, own=2, writers=0b1101, wire="f16"),
+        AddPartials(1, 1, n_slots=2, own=0, writers=0b11, norm=False, wire="f16"),
+        AddPartials(127, 3, n_slots=2, own=None, writers=0b11, norm=False, wire="f16"),
+        AddPartials(512, 2, own=1, out="q8", wire="f16"),
     ]
     s.quick += [Columns(1, 1), Columns(31, 127, 96, 5), Columns(64, 192, 64, 3)]
     s.quick += [AddBias(1), AddBias(257, 5), PackBf16(1), PackBf16(12), PackBf16(1031)]
+    s.quick += [PackHalves(n, n != 2) for n in (1, 2, 127, 128, 129, 1031)]
     s.quick += attention.quick()
     s.wide += attention.wide()
     s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick()]

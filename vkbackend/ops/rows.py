@@ -7,6 +7,7 @@ import math
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
+from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
 TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
@@ -84,6 +85,21 @@ class RowOps(Target):
         groups = (*self.fold(-(-n_words // 128)), 1)
         self.record("pack_bf16", "f32", (x, y), {"n": n}, {"LOCAL": 128}, groups, flops=n)
 
+    def pack_halves(self, x: View, y: View, kept: View | None = None) -> None:
+        """y and kept u32 [wire_words("f16", n)] = x (n elements of any shape) in 16 bits each, nearest, ties
+        to even.
+
+        Of each block of 128 a word, which says what exponent its largest finite magnitude has, then pairs,
+        the first the low half. Infinities stay, any NaN is the quiet one, a float below 2^-126 is zero, the
+        last half of an odd n is zero.
+        """
+        n = rows_of(x, 1)
+        for out in (y, kept or y):
+            assert out.dtype == "u32" and math.prod(out.shape) == wire_words("f16", n), (x, out)
+        groups = (*self.fold(-(-n // (4 * F16_BLOCK))), 1)  # 16 threads for a block
+        consts = {"LOCAL": 64, "KEEPS": int(kept is not None)}
+        self.record("pack_halves", "f32", (x, y, kept or y), {"n": n}, consts, groups, flops=2 * n)
+
     def add_partials(
         self,
         residual: View | None,
@@ -103,15 +119,15 @@ class RowOps(Target):
         given.
 
         h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words], a slot begins with its
-        partial: n_rows * n floats, or with wire="bf16" that many bfloat16 in pairs (pack_bf16); bit s of
-        `writers` is set where slot s takes part; slot own_index is read from `own`, f32 in either case and
-        rounded to the wire. h may be residual; y may be q8. With `slot_stride` slots is flat and ends with
-        the last slot's partial.
+        partial: n_rows * n floats, or of them what pack_bf16 makes with wire="bf16", pack_halves with "f16".
+        Bit s of `writers` is set where slot s takes part. Slot own_index is read from `own`: f32, which is
+        rounded here for bf16, or with f16 what pack_halves kept. h may be residual; y may be q8. With
+        `slot_stride` slots is flat and ends with the last slot's partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
-        assert wire in ("f32", "bf16") and slots.dtype in ("f32", "u32"), (wire, slots)
-        n_words = n_rows * n if wire == "f32" else -(-n_rows * n // 2)
+        assert slots.dtype in ("f32", "u32"), slots
+        n_words = wire_words(wire, n_rows * n)
         if slot_stride is None:
             n_slots, slot_stride = slots.shape
         else:
@@ -120,12 +136,9 @@ class RowOps(Target):
         assert (w is None) == (y is None) and (own is None) == (own_index is None), (w, y, own, own_index)
         out = _activation(y) if y else "f32"
         assert y is None or rows_of(y, n, out) == n_rows, (h, y)
-        assert all(other is None or rows_of(other, n) == n_rows for other in (residual, own)), (
-            residual,
-            own,
-            h,
-            y,
-        )
+        assert residual is None or rows_of(residual, n) == n_rows, (residual, h)
+        own_words = n_words if wire == "f16" else n_rows * n
+        assert own is None or math.prod(own.shape) == own_words, (own, h, wire)
         local, batch = _row_consts(self.limits, n)
         self.record(
             "add_partials",
@@ -144,7 +157,7 @@ class RowOps(Target):
                 "LOCAL": local,
                 "HAS_RESIDUAL": int(residual is not None),
                 "HAS_NORM": int(y is not None),
-                "WIRE": int(wire == "bf16"),
+                "WIRE": FORMATS.index(wire),
                 "BATCH": batch,
             },
             (*self.fold(n_rows), 1),

@@ -129,6 +129,7 @@ SPECS: dict[str, OpSpec] = {
         ),
         op_spec("delta_scan", "work:r state:w y:w", "n_heads n_rows", "S C", step=True),
         op_spec("pack_bf16", "x:r y:w", "n"),
+        op_spec("pack_halves", "x:r y:w kept:w", "n", "KEEPS"),
         op_spec(
             "add_partials",
             "residual:r own:r slots:r w:r h:w y:w",

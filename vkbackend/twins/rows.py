@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from vkbackend.step import StepParams
-from vkbackend.twins.arrays import Array, bf16_bits, bf16_values, f64
+from vkbackend.twins.arrays import (
+    Array,
+    bf16_bits,
+    bf16_values,
+    f64,
+    put_f16,
+    take_f16,
+)
 from vkbackend.twins.quantized import quantize_q8
 
 
@@ -53,6 +60,24 @@ def pack_bf16(x: Array, y: Array, *, n: int, **_: Any) -> None:
     halves[n:] = 0
 
 
+def pack_halves(x: Array, y: Array, kept: Array, *, n: int, keeps: int, **_: Any) -> None:
+    """y = x in 16 bits each, blocks of 128 with an exponent of their own; kept too."""
+    put_f16(x.reshape(-1)[:n], y.reshape(-1))
+    if keeps:
+        kept.reshape(-1)[:] = y.reshape(-1)
+
+
+def _partial(slot: Array, own: Array | None, n: int, wire: int) -> Array:
+    """n elements of a slot; of the device's own share as that slot would give them."""
+    if wire == 0:
+        return slot.view(np.float32)[:n] if own is None else own.view(np.float32)[:n]
+    if wire == 1:
+        return bf16_values(slot.view(np.uint16)[:n] if own is None else bf16_bits(own.view(np.float32)[:n]))
+    values = np.empty(n, np.float32)
+    take_f16((slot if own is None else own).view(np.uint32), values)
+    return values
+
+
 def add_partials(
     residual: Array, own: Array, slots: Array, w: Array, h: Array, y: Array, *, n: int, n_rows: int,
     n_slots: int, own_index: int, slot_stride: int, writers: int, eps: float, has_residual: int = 1,
@@ -63,12 +88,8 @@ def add_partials(
     for s in range(n_slots):
         if writers >> s & 1:
             slot = slots.reshape(-1)[s * slot_stride :][:slot_stride]
-            if s == own_index:
-                partial = own.reshape(-1)[: n_rows * n]
-                partial = bf16_values(bf16_bits(partial)) if wire else partial
-            else:
-                partial = bf16_values(slot.view(np.uint16)) if wire else slot.view(np.float32)
-            total = total + partial[: n_rows * n]
+            share = own.reshape(-1) if s == own_index else None
+            total = total + _partial(slot, share, n_rows * n, wire)
     if has_residual:
         total = residual.reshape(-1)[: n_rows * n] + total
     h.reshape(-1)[: n_rows * n] = total

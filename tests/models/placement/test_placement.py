@@ -156,7 +156,7 @@ def test_layer_mode_on_vulkan(models: Path) -> None:
         ({"main_gpu": 2}, "main device 2"),
         ({"n_gpu_layers": -3}, "n_gpu_layers"),
         ({"split_policy": "best"}, "policy 'best'"),
-        ({"reduce_type": "f8"}, "reduce type 'f8'.*auto, f32, bf16"),
+        ({"reduce_type": "f8"}, "reduce type 'f8'.*auto, f32, bf16, f16"),
         ({"reduce_provider": "nvlink"}, "provider 'nvlink'"),
         ({"submit_ahead": -1}, "submit_ahead=-1"),
     ],

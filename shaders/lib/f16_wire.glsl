@@ -1,0 +1,30 @@
+// 16 bits of a float whose exponent counts from the largest of a block of 128 (vkbackend/wire.py). `bias` is the block's
+// word. In integers throughout: drivers round and flush as they like where a float becomes a half, and every device must
+// get the same bits.
+
+// The word of a block in which `top` is the largest magnitude that is finite: what has exponent 30 there.
+uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
+
+// Of the bits of a float, to the nearest with ten bits behind the leading one, ties to even; below 2^-126 and below
+// exponent 1 is zero.
+uint f16_bits(uint bits, uint bias) {
+    const uint size = bits & 0x7fffffffu;
+    uint code = 0;
+    if (size >= 0x00800000u && int(size - bias) >= 0x00800000) code = (size + 0xfffu + ((size >> 13) & 1u) - bias) >> 13;
+    if (size >= 0x7f800000u) code = size > 0x7f800000u ? 0x7f00u : 0x7e00u;
+    return ((bits >> 16) & 0x8000u) | code;
+}
+
+// The float that such bits stand for, of the pair that element i is in; exact. Doubled at the top of the range of floats
+// it is inf.
+float f16_value(uint pair, uint i, uint bias) {
+    const uint code = (i & 1u) == 0u ? pair << 16 : pair;
+    const uint size = code >> 3 & 0x0fffe000u;
+    uint bits = size == 0u ? 0u : size + bias;
+    if (size > 0x0f800000u) bits = size == 0x0fc00000u ? 0x7f800000u : 0x7fc00000u; // at that: twice the largest
+    return uintBitsToFloat((code & 0x80000000u) | bits);
+}
+
+// Where element i of a share is, in words behind its beginning: its block's word, its pair.
+uint f16_bias_at(uint i) { return i / 128 * 65; }
+uint f16_pair_at(uint i) { return i / 2 + i / 128 + 1; }

@@ -1,0 +1,72 @@
+"""What the wire of partial sums does to logits: `python -m vkbackend.tools.studies.wires -dev 0,0`.
+
+Random tokens go through the first layers of a synthetic model, on the first device alone and then on all of
+them with each --reduce-type. The table tells how far the logits are from those of one device (NMSE).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import numpy as np
+
+from vkbackend.checks import whole_number
+from vkbackend.models.arguments import device_list
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
+from vkbackend.step import Run
+from vkbackend.tools.measure.synthetic import Synthetic
+from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.wire import FORMATS
+
+
+def logits(
+    gguf: Synthetic, tokens: list[int], cache: str, devices: tuple[str, ...], **how: Any
+) -> np.ndarray:
+    """Of every token, float64."""
+    n = len(tokens)
+    options = Options.of(
+        gguf.paths[0],
+        devices=devices,
+        tensor_split=[1] * len(devices),
+        n_ctx=n,
+        n_ubatch=n,
+        type_k=cache,
+        type_v=cache,
+        **how,
+    )
+    runner = Runner(options, gguf)
+    try:
+        return runner.step(tokens, [Run(0, 0, n, 0)], range(n)).astype(np.float64)
+    finally:
+        runner.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("-m", "--model", default="llama-8b:Q4_0", metavar="SHAPE:TYPE", help="(default: llama-8b:Q4_0)")
+    add("-dev", "--device", default="0,0", metavar="LIST", help="(default: 0,0)")
+    add("--layers", type=int, default=4, metavar="N", help="(default: 4)")
+    add("--rows", type=int, default=24, metavar="N", help="tokens (default: 24)")
+    add("--cache", default="f16", metavar="TYPE", help="type of the K and V cache (default: f16)")
+    args = parser.parse_args()
+    with errors_told():
+        gguf = Synthetic(args.model, whole_number("--layers", args.layers, 1, 1000))
+        rows = whole_number("--rows", args.rows, 1, 512)
+        devices = device_list("--device", args.device) or ()
+        n_vocab = gguf.tensors["token_embd.weight"].shape[0]
+        tokens = np.random.default_rng(0).integers(0, n_vocab, rows).tolist()
+        want = logits(gguf, tokens, args.cache, devices[:1])
+        found: list[list[object]] = []
+        for wire in FORMATS:
+            off = logits(gguf, tokens, args.cache, devices, reduce_type=wire) - want
+            found.append([wire, f"{np.mean(off * off) / np.mean(want * want):.2g}"])
+        table("logits of all devices against those of one", ("wire", "NMSE"), found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
