@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.async_answers import AsyncAnswers
 from vkbackend.models.engine.completion import Chunk, Completion, report
@@ -148,7 +150,11 @@ class Batch:
 
 def are_prompts(prompt: object) -> bool:
     """Whether it is a list of prompts, rather than one of token ids."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], str | list | tuple)
+    return (
+        isinstance(prompt, list | tuple)
+        and bool(prompt)
+        and isinstance(prompt[0], str | list | tuple | np.ndarray)
+    )
 
 
 def run_all(

@@ -40,7 +40,7 @@ from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.engine.scheduler import Scheduler
 from vkbackend.models.engine.sequence import Sequence
-from vkbackend.models.engine.statistics import StepTimes
+from vkbackend.models.engine.step_times import StepTimes
 from vkbackend.models.engine.waiting import Deadlines
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.rows import Choice, choose_rows

@@ -1,5 +1,6 @@
 """What `LLM` adds to the engine, on a runner without a model: text, streams, threads, arguments, the end."""
 
+import asyncio
 import gc
 import math
 import sys
@@ -17,7 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vkbackend import LLM
-from vkbackend.errors import DeviceLost, GGUFError, InvalidArgument, UnsupportedModel, VkbackendError
+from vkbackend.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    GGUFError,
+    InvalidArgument,
+    UnsupportedModel,
+    VkbackendError,
+)
+from vkbackend.models.engine import channel
 from vkbackend.models.text.stop_text import StopText
 
 WORDS = [f"\u2581w{i}." for i in range(32)]  # ids 8..39; 3..7 are the bytes of a snowman and two more
@@ -93,7 +102,7 @@ def test_stop_strings_cut_the_text_and_free_the_slot(make: Make) -> None:
     cut = llm.generate([1, 9], 20, temperature=0, ignore_eos=True, stop=["never there", stop])
     assert cut.text == plain.text[: plain.text.index(stop)] and cut.finish_reason == "stop"
     assert cut.tokens == plain.tokens[: len(cut.tokens)] and len(cut.tokens) < 20
-    assert cut.timings["prompt_n"] == 2
+    assert cut.timings["prompt_n"] == 1, "the slot holds the other one"
     assert llm.generate([1, 9], 3, temperature=0).tokens == plain.tokens[:3]  # the only slot is free again
 
 
@@ -275,7 +284,7 @@ def test_bad_paths(model: Path, path: Any) -> None:
     ("prompt", "message"),
     [([], "no tokens"), ([1] * 65, "65 tokens and the context holds 64"), ([50], "0..49"), ([-1], "-1"),
      ([1.5], "token ids"), ([True], "token ids"), (None, "token ids"), (5, "token ids"), (b"ab", "token ids"),
-     (np.zeros((2, 2), int), "token ids"), (["1"], "token ids"), ("w1." * 65, "the context holds 64")],
+     (np.zeros((2, 2), int), "token ids"), (["1", 2], "token ids"), ("w1." * 65, "the context holds 64")],
 )  # fmt: skip
 def test_bad_prompts(make: Make, prompt: Any, message: str) -> None:
     """Found before anything is computed, also by `stream`."""
@@ -302,3 +311,120 @@ def test_plain_forms_are_taken(make: Make) -> None:
     llm = make(devices="0, 1", tensor_split=(np.float32(1), 3), n_slots=np.int64(2))
     assert llm.generate(np.array([1, 8]), np.int32(2), temperature=0).tokens == continuation([1, 8], 2)
     assert llm.generate("", 1).prompt_tokens == [1]  # BOS alone
+
+
+# ---- batches, asyncio ----
+
+
+def test_a_list_of_prompts_gives_a_list(make: Make) -> None:
+    llm = make(n_slots=3)
+    prompts = [[8 + i % 30, i % 7] for i in range(40)]
+    done = llm.generate(prompts, 5, temperature=0, ignore_eos=True)
+    assert [c.tokens for c in done] == [continuation(p, 5) for p in prompts]
+    assert [c.prompt_tokens for c in done] == prompts
+    texts = llm.generate(["w1.w2.", "w3."], 2, temperature=0, ignore_eos=True)
+    assert [c.prompt_tokens for c in texts] == [llm.tokenize("w1.w2."), llm.tokenize("w3.")]
+    assert llm.generate([[8, 9]], 3, temperature=0, ignore_eos=True)[0].tokens == continuation([8, 9], 3)
+    assert engine_of(llm).scheduler.free == {0, 1, 2}
+
+
+def test_several_continuations_share_their_prompt_and_differ_by_seed(make: Make) -> None:
+    llm = make(n_slots=4, n_ctx=256)
+    prompt = [8 + i % 30 for i in range(100)]
+    done = llm.generate(prompt, 6, n=4, seed=7, temperature=1.5, ignore_eos=True)
+    assert [c.seed for c in done] == [7, 8, 9, 10] and len({tuple(c.tokens) for c in done}) > 1
+    for c in done:
+        assert c.tokens == llm.generate(prompt, 6, seed=c.seed, temperature=1.5, ignore_eos=True).tokens
+    assert llm.stats()["prompt_tokens_cached"] >= 3 * 96
+    nested = llm.generate([prompt, [8]], 2, n=2, temperature=0, ignore_eos=True)
+    assert [len(rows) for rows in nested] == [2, 2]
+    assert nested[1][0].tokens == nested[1][1].tokens == continuation([8], 2)
+
+
+def test_one_bad_prompt_of_a_list_ends_all(make: Make) -> None:
+    llm = make(n_slots=2)
+    with pytest.raises(InvalidArgument, match=r"0\.\.49"):
+        llm.generate([[8], [99], [9]], 3)
+    with pytest.raises(VkbackendError, match="largest logit"):
+        llm.generate([[8], [fake_runner.NAN], [9] * 30], 30)
+    with pytest.raises(InvalidArgument, match="slot=0: one slot has room for one text"):
+        llm.generate([[8], [9]], 3, slot=0)
+    for wrong in (0, -1, True, "2"):
+        with pytest.raises(InvalidArgument, match="n="):
+            llm.generate([8], 3, n=wrong)
+    assert llm.generate([8], 2, temperature=0, ignore_eos=True).tokens == continuation([8], 2)
+    assert not engine_of(llm)._by_id
+
+
+def test_stop_strings_in_a_batch(make: Make) -> None:
+    llm = make(n_slots=2)
+    plain = [llm.generate([8 + i], 9, temperature=0, ignore_eos=True) for i in range(6)]
+    stop = plain[0].text[4:8]
+    done = llm.generate([[8 + i] for i in range(6)], 9, temperature=0, stop=[stop], ignore_eos=True)
+    assert [c.text for c in done] == [p.text.split(stop)[0] for p in plain]
+    assert all(c.timings["prompt_n"] >= 1 for c in done)
+
+
+def test_asyncio(make: Make) -> None:
+    llm = make(n_slots=4, n_ubatch=1)
+    greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+    async def one(i: int) -> list[int | None]:
+        return [chunk.token async for chunk in llm.astream([8 + i], 6, **greedy)]
+
+    async def all_of_it() -> None:
+        wanted = [continuation([8 + i], 6) for i in range(12)]
+        assert await asyncio.gather(*(one(i) for i in range(12))) == wanted
+        assert (await llm.agenerate([8, 9], 4, **greedy)).tokens == continuation([8, 9], 4)
+        batch = await llm.agenerate([[8], [9]], 4, **greedy)
+        assert [c.tokens for c in batch] == [continuation([i], 4) for i in (8, 9)]
+        # A task that is cancelled, and a stream that is left, free their slots.
+        task = asyncio.create_task(llm.agenerate([SLOW] * 60, None))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async for _ in llm.astream([SLOW] * 60, None):
+            break
+        gc.collect()
+        assert (await llm.agenerate([8], 2, **greedy)).tokens == continuation([8], 2)
+
+    asyncio.run(all_of_it())
+    assert llm.stats()["n_running"] == 0
+
+
+def test_asyncio_hears_of_the_end(make: Make) -> None:
+    llm = make(n_slots=2)
+
+    async def lost() -> None:
+        with pytest.raises(DeviceLost):
+            await llm.agenerate([[8], [LOST]], 9)
+        with pytest.raises(DeviceLost):
+            async for _ in llm.astream([8], 9):
+                pass
+
+    asyncio.run(lost())
+
+
+def test_who_does_not_read_does_not_pile_up_answers(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MOST_UNREAD", 10)
+    llm = make(n_slots=2, n_ctx=400)
+    slow = llm.stream([8], 300, temperature=0, ignore_eos=True)
+    first = [next(slow).token]
+    other = llm.generate([9], 300, temperature=0, ignore_eos=True)  # lets the engine run for long
+    assert other.tokens == continuation([9], 300)
+    running = [s for s in engine_of(llm).scheduler.running if s.request.tokens == (8,)]
+    assert running[0].is_paused and running[0].n_generated <= 13
+    assert first + [chunk.token for chunk in slow] == continuation([8], 300)
+
+
+def test_deadlines_and_priorities_are_checked(make: Make) -> None:
+    llm = make()
+    with pytest.raises(DeadlineExceeded, match="within its deadline of 0 s"):
+        llm.generate([8], 5, deadline_s=0)
+    for wrong in ({"deadline_s": -1}, {"deadline_s": math.nan}, {"priority": 1.5}, {"priority": 10**9}):
+        with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+            llm.generate([8], 5, **wrong)  # type: ignore[call-overload]
+    assert llm.generate(
+        [8], 5, deadline_s=60, priority=-3, temperature=0, ignore_eos=True
+    ).tokens == continuation([8], 5)

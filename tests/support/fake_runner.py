@@ -162,7 +162,8 @@ class FakeRunner:
 
 
 def fake(options: Options, progress: Progress | None = None) -> FakeRunner:
-    return FakeRunner(n_ctx=options.n_ctx, n_slots=options.n_slots, n_ubatch=options.n_ubatch)
+    sizes = {"n_ctx": options.n_ctx, "n_slots": options.n_slots, "n_ubatch": options.n_ubatch}
+    return FakeRunner(**sizes, prefix_cache=options.prefix_cache, n_queue=options.n_queue)
 
 
 MODULE = SimpleNamespace(Runner=fake)  # in place of vkbackend.models.engine.runner

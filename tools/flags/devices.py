@@ -16,7 +16,7 @@ AUTO_WHERE_UNLIKE = "auto where devices differ, else equal"  # the default of LL
 def add_device_arguments(
     parser: argparse.ArgumentParser, *, shares: str = AUTO_WHERE_UNLIKE, steps: bool = True
 ) -> None:
-    """-dev, -ts and, with `steps`, -ub, -ctk, -ctv, --snapshots; `shares` says what the default of -ts is."""
+    """-dev, -ts and, with `steps`, -ub and the flags of caches; `shares` says what the default of -ts is."""
     add = adder(parser, "devices and memory")
     add(
         "devices",
@@ -48,6 +48,10 @@ def add_device_arguments(
             metavar="TYPE",
             help=f"type of the {cache} cache: {', '.join(CACHE_TYPES)} (default: %(default)s)",
         )
+    add("kv_cells", "--kv-cells", type=int, metavar="N",
+        help="positions that the caches hold for all slots together (default: -c for each slot)")  # fmt: skip
+    add("prefix_cache", "--no-prefix-cache", action="store_false",
+        help="compute every prompt whole, also what another one has computed")  # fmt: skip
     add("n_snapshots", "--snapshots", "--ctx-checkpoints", type=int, metavar="N",
         help="states of recurrent layers that a slot keeps to go back to (default: %(default)s)")  # fmt: skip
 

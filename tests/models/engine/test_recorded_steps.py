@@ -65,8 +65,8 @@ def test_as_many_as_the_commands_allow(models: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mesh, "MAX_COMMANDS", 3 * n_commands + 3 * n_commands // 4)
     for n in (2, 5, 9):
         logits(runner, n)
-    assert kept(runner) == [2, 8, 16]
+    assert kept(runner) == [2, 8, 12]
     logits(runner, 2)
     logits(runner, 1)
-    assert kept(runner) == [1, 2, 16], "2 was used again, 8 was not"
+    assert kept(runner) == [1, 2, 12], "2 was used again, 8 was not"
     runner.close()

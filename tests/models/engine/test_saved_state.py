@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from scheduling import GREEDY, finish, make, tokens_of
+from scheduling import GREEDY, events_of, finish, make, tokens_of
 from state_models import PROMPT, TOKENS, open_llm, open_runner, prefill
 
 from vkbackend.errors import InvalidArgument, StateError
@@ -218,8 +218,10 @@ def test_a_slot_computes_what_is_new() -> None:
     assert tokens_of(other) == continuation(branched, 3)
     assert other[-1].timings is not None and other[-1].timings.prompt_n == 2
     assert other[-1].slot == 1
-    plain = finish(engine, [Generate(3, branched, 3, GREEDY)])[3]
-    assert plain[-1].slot == 0 and plain[-1].timings is not None and plain[-1].timings.prompt_n == 6
+    anywhere = finish(engine, [Generate(3, branched, 3, GREEDY)])[3]
+    assert anywhere[-1].slot == 1 and anywhere[-1].timings is not None and anywhere[-1].timings.prompt_n == 1
+    fresh = finish(engine, [Generate(5, (9, 9), 3, GREEDY)])[5]
+    assert fresh[-1].slot == 0 and fresh[-1].timings is not None and fresh[-1].timings.prompt_n == 2
     assert finish(engine, [Generate(4, prompt, 1, GREEDY, slot=2)])[4][0].error is not None
 
 
@@ -253,7 +255,7 @@ def test_reuse_changes_no_token(data: st.DataObject) -> None:
             expected[i] = continuation(tokens, 5)
         engine.submit(request)
         for _ in range(data.draw(st.integers(0, 6))):
-            for event in engine.step():
+            for event in events_of(engine.step()):
                 got.setdefault(event.id, []).extend([] if event.token is None else [event.token])
         if data.draw(st.integers(0, 3)) == 0:
             engine.submit(Cancel(i))
