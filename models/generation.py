@@ -12,8 +12,9 @@ import numpy as np
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.async_answers import AsyncAnswers
 from vkbackend.models.engine.completion import Chunk, Completion, report
-from vkbackend.models.engine.messages import Answer, Event, Generate
+from vkbackend.models.engine.messages import Answer, Event, Generate, Logits
 from vkbackend.models.options import GenerateOptions
+from vkbackend.models.prompt_logprobs import PromptLogprobs
 from vkbackend.models.text.stop_text import StopText
 from vkbackend.models.text.tokenizer import Tokenizer
 
@@ -28,6 +29,7 @@ class Generation:
     max_tokens: int | None
     options: GenerateOptions
     stop_ids: frozenset[int]
+    echo: str = ""  # the text of the prompt, where it begins that of the answer
 
     @property
     def seed(self) -> int:
@@ -80,7 +82,8 @@ class Chunks:
             piece += self._decoder.flush()
         piece = self._text.push(piece, last=done)
         reason = "stop" if self._text.found else event.finish_reason if event else None
-        return Chunk(piece, token, reason, _timings(event) if reason else None, self._slot)
+        timings, logprobs = _timings(event) if reason else None, event.logprobs if event else None
+        return Chunk(piece, token, reason, timings, self._slot, logprobs)
 
 
 def _timings(event: Event | None) -> dict[str, float]:
@@ -88,7 +91,7 @@ def _timings(event: Event | None) -> dict[str, float]:
 
 
 def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
-    last = chunks[-1]
+    last, asked = chunks[-1], generation.options.logprobs
     assert last.finish_reason is not None and last.timings is not None
     return Completion(
         text="".join(chunk.text for chunk in chunks),
@@ -98,7 +101,37 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
         prompt_tokens=list(generation.ids),
         seed=generation.seed,
         slot=last.slot,
+        logprobs=None if asked is None else [chunk.logprobs for chunk in chunks if chunk.logprobs],
+        prompt_logprobs=chunks[0].prompt_logprobs,
     )
+
+
+# ---- the prompt ----
+
+
+def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
+    """The chunk that stands for the prompt, if one is asked for."""
+    found = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
+    if found:
+        for event in mailbox.ask(lambda id_: Logits(id_, generation.ids), eager=True).events():
+            found.push(event.logits)
+    return _prompt_chunks(generation, found)
+
+
+async def aprompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
+    """As `prompt_chunks`."""
+    found = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
+    if found:
+        async for event in AsyncAnswers(mailbox, lambda id_: Logits(id_, generation.ids), eager=True):
+            assert isinstance(event, Event)
+            found.push(event.logits)
+    return _prompt_chunks(generation, found)
+
+
+def _prompt_chunks(generation: Generation, found: PromptLogprobs | None) -> list[Chunk]:
+    if not found and not generation.options.echo:
+        return []
+    return [Chunk(generation.echo, None, prompt_logprobs=found.logprobs if found else None)]
 
 
 # ---- one ----
@@ -107,6 +140,7 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
 def stream(
     mailbox: Mailbox, generation: Generation, tokenizer: Tokenizer | None
 ) -> Generator[Chunk, None, None]:
+    yield from prompt_chunks(mailbox, generation)
     answers, chunks = mailbox.ask(generation.message, eager=False), Chunks(generation, tokenizer)
     try:
         for answer in answers:
@@ -120,6 +154,8 @@ def stream(
 async def astream(
     mailbox: Mailbox, generation: Generation, tokenizer: Tokenizer | None
 ) -> AsyncGenerator[Chunk, None]:
+    for chunk in await aprompt_chunks(mailbox, generation):
+        yield chunk
     answers, chunks = AsyncAnswers(mailbox, generation.message, eager=False), Chunks(generation, tokenizer)
     try:
         async for answer in answers:
@@ -173,8 +209,9 @@ def run_all(
             if not posted:
                 return done
             generation, answers = posted.popleft()
-            chunks, made = Chunks(generation, tokenizer), list[Chunk]()
+            chunks = Chunks(generation, tokenizer)
             try:
+                made = prompt_chunks(mailbox, generation)
                 for answer in answers:
                     made.append(chunks.push(answer))
                     if chunks.found:
@@ -202,8 +239,9 @@ async def arun_all(
             if not posted:
                 return done
             generation, answers = posted.popleft()
-            chunks, made = Chunks(generation, tokenizer), list[Chunk]()
+            chunks = Chunks(generation, tokenizer)
             try:
+                made = await aprompt_chunks(mailbox, generation)
                 async for answer in answers:
                     made.append(chunks.push(answer))
                     if chunks.found:

@@ -35,6 +35,7 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.generation import Batch, Generation, are_prompts, arun_all, astream, run_all, stream
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
 from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOptions, Keywords, Options
 from vkbackend.models.text.tokenizer import Tokenizer, chat_template, end_ids
 from vkbackend.options import takes
@@ -69,19 +70,20 @@ class LLM:
         **options: Unpack[Keywords],
     ) -> None:
         self._mailbox: Mailbox | None = None
-        apart, wanted = switch("process", process), Options.of(path, **options)
+        self._apart, wanted = switch("process", process), Options.of(path, **options)
         if progress is not None and not callable(progress):
             raise refused("progress", progress, "expected a function of (bytes loaded, bytes in all)")
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(wanted.path) as gguf:
-            self.chat_template = chat_template(gguf)
+            self.chat_template, suppressed = chat_template(gguf), suppressed_ids(gguf)
             try:
                 self._tokenizer = Tokenizer.from_gguf(gguf)
-                self._stop_ids = self._tokenizer.stop_ids
+                stop_ids = self._tokenizer.stop_ids
             except (UnsupportedModel, GGUFError) as error:
                 self._no_tokenizer = str(error)
-                self._stop_ids = end_ids(gguf)
-        self._mailbox = Mailbox(partial(RemoteEngine if apart else LocalEngine, wanted), progress)
+                stop_ids = end_ids(gguf)
+        self._model_tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
+        self._mailbox = Mailbox(partial(RemoteEngine if self._apart else LocalEngine, wanted), progress)
         info = self._mailbox.info
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
         self.device_names, self.prediction = list(info.devices), list(info.prediction)
@@ -227,8 +229,14 @@ class LLM:
             self.tokenize("")  # raises where there is no tokenizer
         if checked.slot is not None:
             checked = replace(checked, slot=self._slot(checked.slot))
-        stop_ids = frozenset[int]() if checked.ignore_eos else self._stop_ids
-        return Generation(self._prompt(prompt), most, checked, stop_ids)
+        if self._apart and checked.logits_processors:
+            expected = "the engine has a process of its own; open the model with process=False"
+            raise refused("logits_processors", list(checked.logits_processors), expected)
+        checked = self._model_tokens.resolved(checked, self.n_vocab)
+        ids, echo = self._prompt(prompt), ""
+        if checked.echo:
+            echo = prompt if isinstance(prompt, str) else self.detokenize(ids, skip_special=False)
+        return Generation(ids, most, checked, frozenset(checked.stop_token_ids), echo)
 
     # ---- what a slot holds ----
 

@@ -30,7 +30,7 @@ from vkbackend.models.arguments import (
     stop_strings,
     unlike,
 )
-from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams
+from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams, logprobs_count
 from vkbackend.open_device import RUNTIMES
 from vkbackend.ops import CACHE_TYPES
 from vkbackend.options import check_fields, option
@@ -222,13 +222,18 @@ class AnswerKeywords(SamplingKeywords, total=False):
     stop: str | Sequence[str] | None
     """Strings that end the text; they are left out themselves. None (default): none."""
     ignore_eos: bool
-    """True: go on after the model's stop tokens."""
+    """True: the tokens that end the model's texts are forbidden, so it goes on."""
 
 
 class GenerateKeywords(AnswerKeywords, total=False):
     """The keywords of `LLM.generate` and `LLM.stream`: what may be given for the fields of
     `GenerateOptions`."""
 
+    echo: bool
+    """True: the text begins with that of the prompt."""
+    prompt_logprobs: int | None
+    """As `logprobs`, of the tokens of the prompt, which is computed once more for them. None (default): do
+    not."""
     slot: int | None
     """Run in that slot (waiting for it), whose content stays there until another sequence needs the slot or
     its cells. None (default): in any, the one that holds most of the prompt first. What is held already is
@@ -247,6 +252,8 @@ class GenerateOptions(SamplingParams):
 
     stop: tuple[str, ...] = option((), stop_strings)
     ignore_eos: bool = option(False, switch)
+    echo: bool = option(False, switch)
+    prompt_logprobs: int | None = option(None, logprobs_count)
     slot: int | None = None  # checked by who knows how many there are
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))

@@ -43,6 +43,7 @@ from vkbackend.models.engine.sequence import Sequence
 from vkbackend.models.engine.step_times import StepTimes
 from vkbackend.models.engine.waiting import Deadlines
 from vkbackend.models.options import Options
+from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice, choose_rows
 from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.ops import CELL_BLOCK
@@ -321,7 +322,7 @@ class Engine:
         most = 0
         for sequence, n in batch:
             if sequence.n_outputs(n):
-                wanted = sequence.sampler.params.n_candidates if sequence.sampler else 0
+                wanted = sequence.sampler.n_candidates(sequence.tokens) if sequence.sampler else 0
                 if not 0 < wanted <= self.runner.max_top_k:
                     return 0
                 most = max(most, wanted)
@@ -394,13 +395,15 @@ class Engine:
             over.append(sequence)
             return
         sequence.tokens.append(choice)
+        logprobs = sequence.sampler.logprobs if sequence.sampler else None
         if choice in request.stop_ids:
             reason = "stop"
         elif sequence.n_generated == request.max_tokens or sequence.n_stored >= self.runner.n_ctx:
             reason = "length"
-        elif request.timed:
-            timings = sequence.timings()
-            self._tell(Event(request.id, done=False, token=choice, slot=sequence.slot, timings=timings))
+        elif request.timed or logprobs is not None:
+            event = Event(request.id, done=False, token=choice, slot=sequence.slot, logprobs=logprobs)
+            event.timings = sequence.timings() if request.timed else None
+            self._tell(event)
             return
         elif sequence.told == sequence.slot:
             self._news.ids.append(request.id)
@@ -410,16 +413,19 @@ class Engine:
             sequence.told = sequence.slot
             self._tell(Event(request.id, done=False, token=choice, slot=sequence.slot))
             return
-        self._tell(self._last(sequence, choice, reason))
+        self._tell(self._last(sequence, choice, reason, logprobs))
         over.append(sequence)
 
-    def _last(self, sequence: Sequence, token: int | None, reason: str) -> Event:
+    def _last(
+        self, sequence: Sequence, token: int | None, reason: str, logprobs: Logprobs | None = None
+    ) -> Event:
         return Event(
             sequence.request.id,
             token=token,
             finish_reason=reason,
             slot=sequence.slot,
             timings=sequence.timings(),
+            logprobs=logprobs,
         )
 
     # ---- what goes wrong ----

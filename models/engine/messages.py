@@ -14,6 +14,7 @@ import numpy as np
 
 from vkbackend import errors
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
 
 Progress = Callable[[int, int], None]  # (bytes loaded, bytes in all)
@@ -201,6 +202,7 @@ class Event:
     logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
     memory: list[dict[str, Any]] | None = None
     stats: dict[str, Any] | None = None
+    logprobs: Logprobs | None = None  # of the token
     error: ErrorData | None = None
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling.sampler import Sampler
 
-# Rows from which arrays of all of them are faster: 70 us and 3.5 us a row against 32 us a row
-# (tools/studies/sampling.py on two busy cores).
-TOGETHER = 3
+# Rows from which arrays of all of them are faster: 45 us and 2.3 us a row against 12 us a row
+# (tools/studies/sampling.py).
+TOGETHER = 5
 
 Choice = int | VkbackendError
 

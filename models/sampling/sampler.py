@@ -41,8 +41,8 @@ class Sampler:
         self._early = {token: math.inf for token in params.stop_token_ids} if params.min_tokens else {}
         self._breakers: dict[int, list[tuple[int, ...]]] = {}
         for breaker in params.dry_sequence_breakers if params.dry else ():
-            if not isinstance(breaker, str):  # texts are made tokens by who has the tokenizer
-                self._breakers.setdefault(breaker[0], []).append(breaker[1:])
+            assert not isinstance(breaker, str), "texts are made tokens by who has the tokenizer"
+            self._breakers.setdefault(breaker[0], []).append(breaker[1:])
         self._names = params.chain
         self._chain = [self._step(name) for name in self._names]
         self.greedy = params.greedy
@@ -77,9 +77,23 @@ class Sampler:
         """The next token, as `sample` would choose it, from the `n_candidates` best or more: ids [n] and
         their float32 logits, best first."""
         check_finite(float(logits[0]))
-        if self.plain and self.greedy and not self.forbidden:
-            return int(ids[0])
+        if self.plain and not self.forbidden:
+            return int(ids[0]) if self.greedy else self._choose_plain(ids, logits)
         return self._choose(Candidates(ids, logits.astype(np.float64), ordered=True), history)
+
+    def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
+        """The chain of a plain sampler that draws, written out: each filter keeps the first few. It takes two
+        thirds of the time of the steps one by one."""
+        t, top_p, least, top_k = self.values
+        below = logits[:top_k].astype(np.float64)
+        below -= float(below[0])
+        n = int(np.count_nonzero(below >= least))
+        if top_p < 1:
+            total = np.exp(below).cumsum()
+            n = min(n, int(total.searchsorted(top_p * total[-1])) + 1)
+        total = np.exp(below[:n] / t).cumsum()
+        place = int(total.searchsorted(self.random.random() * total[-1], side="right"))
+        return int(ids[min(place, n - 1)])
 
     def _choose(self, c: Candidates, history: History) -> int:
         if self._bias or self._early:

@@ -94,12 +94,12 @@ def test_a_turn_computes_only_what_is_new(model: Path) -> None:
         chat = Chat(llm, "w1.")
         first = list(chat.send("w2. w3.", 6, temperature=0, ignore_eos=True))
         asked = ids(llm, "<|system|>w1.</s><|user|>w2. w3.</s><|assistant|>")
-        assert [c.token for c in first] == fake_runner.continuation(asked, 6)
+        assert [c.token for c in first] == fake_runner.continuation(asked, 6, [2])
         assert first[-1].timings is not None and first[-1].timings["prompt_n"] == len(asked)
         second = list(chat.send("w4.", 6, temperature=0, ignore_eos=True))
         held = [*asked, *(c.token for c in first if c.token is not None)]
         asked = [*held, *ids(llm, "</s><|user|>w4.</s><|assistant|>")[1:]]
-        assert [c.token for c in second] == fake_runner.continuation(asked, 6)
+        assert [c.token for c in second] == fake_runner.continuation(asked, 6, [2])
         # The last token of an answer was made and has not run.
         assert second[-1].timings is not None and second[-1].timings["prompt_n"] == len(asked) - len(held) + 1
         assert [m["role"] for m in chat.messages] == ["system", *2 * ["user", "assistant"]]
@@ -135,7 +135,7 @@ def test_an_answer_that_is_ended_stays_and_a_stop_string_does_not_mix_up_tokens(
         before = "<|user|>w1.</s><|assistant|>" + chat.messages[1]["content"]
         asked = ids(llm, f"{before}</s><|user|>w2.</s><|assistant|>{cut}</s><|user|>w3.</s><|assistant|>")
         third = [c.token for c in chat.send("w3.", 4, temperature=0, ignore_eos=True)]
-        assert third == fake_runner.continuation(asked, 4)
+        assert third == fake_runner.continuation(asked, 4, [2])
 
 
 def test_a_message_that_does_not_fit_is_forgotten(model: Path) -> None:

@@ -31,6 +31,7 @@ from vkbackend.models.text.stop_text import StopText
 
 WORDS = [f"\u2581w{i}." for i in range(32)]  # ids 8..39; 3..7 are the bytes of a snowman and two more
 TOKENS = ["<unk>", "<s>", "</s>", "<0xE2>", "<0x98>", "<0x83>", "<0x41>", "<0x42>", *WORDS]
+ENDS = [2]  # what ignore_eos forbids
 TYPES = [2, 3, 3, *[6] * 5, *[1] * 32]
 
 
@@ -140,8 +141,9 @@ def test_without_a_tokenizer_ids_work_and_text_raises(make: Make, model: Path) -
     )
     llm = make()
     done = llm.generate([1, 2], 6, temperature=0, ignore_eos=True)
-    assert done.tokens == continuation([1, 2], 6) and done.text == ""
-    assert llm.logits([1, 2]).shape == (2, N_VOCAB) and llm._stop_ids == {5}
+    assert done.tokens == continuation([1, 2], 6, [5]) and done.text == ""
+    assert llm.logits([1, 2]).shape == (2, N_VOCAB)
+    assert 5 in continuation([1, 4], 60) and llm.generate([1, 4], 60, temperature=0).tokens[-1] == 5
     for call in (lambda: llm.generate("text", 1), lambda: llm.tokenize("text"), lambda: llm.detokenize([1]),
                  lambda: llm.generate([1], 1, stop="x")):  # fmt: skip
         with pytest.raises(UnsupportedModel, match="no usable tokenizer"):
@@ -168,7 +170,7 @@ def test_closing_a_stream_frees_its_slot(make: Make) -> None:
         next(stream)
         end(stream)
         del stream
-        assert llm.generate([1, 9], 4, temperature=0, ignore_eos=True).tokens == continuation([1, 9], 4)
+        assert llm.generate([1, 9], 4, temperature=0, ignore_eos=True).tokens == continuation([1, 9], 4, ENDS)
     assert not llm._mailbox.channel.readers and not engine_of(llm).busy  # type: ignore[union-attr]
 
 
@@ -177,7 +179,7 @@ def test_logits_wait_their_turn(make: Make) -> None:
     stream = llm.stream([1, 8], 20, temperature=0, ignore_eos=True)
     first = next(stream)
     assert np.array_equal(llm.logits([3, 4, 5]), [row_of([3]), row_of([3, 4]), row_of([3, 4, 5])])
-    assert [first.token, *(c.token for c in stream)] == continuation([1, 8], 20)
+    assert [first.token, *(c.token for c in stream)] == continuation([1, 8], 20, ENDS)
 
 
 def test_many_threads(make: Make) -> None:
@@ -192,7 +194,7 @@ def test_many_threads(make: Make) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert results == {i: [continuation([1, SLOW, i], 8)] * 3 for i in range(8)}
+    assert results == {i: [continuation([1, SLOW, i], 8, ENDS)] * 3 for i in range(8)}
 
 
 def test_a_lost_device_reaches_every_stream(make: Make) -> None:

@@ -36,11 +36,13 @@ def row_of(tokens: Sequence[int]) -> np.ndarray:
     return logits
 
 
-def continuation(tokens: Sequence[int], n: int) -> list[int]:
-    """The greedy continuation."""
+def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> list[int]:
+    """The greedy continuation; tokens `without` are forbidden."""
     out = list(tokens)
     for _ in range(n):
-        out.append(int(row_of(out).argmax()))
+        logits = row_of(out)
+        logits[list(without)] = -np.inf
+        out.append(int(logits.argmax()))
     return out[len(tokens) :]
 
 

@@ -1,0 +1,76 @@
+"""What sampling options leave to the model: its tokens that end a text or are never written, and the tokens
+of texts that DRY's repetitions do not reach across."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import GenerateOptions
+from vkbackend.models.sampling.breakers import breaker_tokens
+from vkbackend.models.sampling.params import BREAKERS
+from vkbackend.models.text.tokenizer import Tokenizer
+
+Breaker = str | tuple[int, ...]
+
+
+def suppressed_ids(gguf: GGUF) -> frozenset[int]:
+    """Tokens that a model never writes, as its file says (Gemma 4 Unified, MiniMax)."""
+    with suppress(GGUFError):
+        return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
+    return frozenset()
+
+
+class ModelTokens:
+    """`stop_ids` end a text; `suppressed` are never written. `tokenizer`: None where a file has none."""
+
+    def __init__(
+        self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
+    ) -> None:
+        self._stop_ids, self._suppressed, self._tokenizer = stop_ids, suppressed, tokenizer
+        self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+
+    def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
+        """The options as plain tokens: `stop_token_ids` has all that end the text, `logit_bias` forbids what
+        the model never writes and with `ignore_eos` what ends a text, breakers are tokens."""
+        named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
+        if outside := [token for token in named if token >= n_vocab]:
+            raise InvalidArgument(
+                f"token id {outside[0]} (logit_bias, stop_token_ids) is out of range: the model has ids "
+                f"0..{n_vocab - 1}"
+            )
+        ends, forbidden = set(options.stop_token_ids), set(self._suppressed)
+        if options.ignore_eos:
+            forbidden |= self._stop_ids - ends
+        else:
+            ends |= self._stop_ids
+        bias = dict(options.logit_bias) | dict.fromkeys(sorted(forbidden), -math.inf)
+        return replace(
+            options,
+            logit_bias=tuple((token, value) for token, value in bias.items() if token < n_vocab),
+            stop_token_ids=tuple(sorted(ends)),
+            dry_sequence_breakers=self._breakers(options.dry_sequence_breakers) if options.dry else (),
+        )
+
+    def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
+        """Without a tokenizer the default breakers are none, other texts raise UnsupportedModel."""
+        texts = tuple(one for one in breakers if isinstance(one, str))
+        sequences = tuple(one for one in breakers if not isinstance(one, str))
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            if texts and texts != BREAKERS:
+                raise UnsupportedModel(
+                    f"dry_sequence_breakers={list(texts)}: the model has no usable tokenizer; give sequences "
+                    "of token ids"
+                )
+            return sequences
+        if texts not in self._known:  # a pass over the vocabulary: 0.3 s for 152k tokens
+            pieces = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
+            self._known[texts] = breaker_tokens(
+                texts, pieces, lambda text: tokenizer.encode(text, add_special=False)
+            )
+        return (*self._known[texts], *sequences)

@@ -1,0 +1,36 @@
+"""The texts that DRY's repetitions do not reach across, as sequences of tokens of one vocabulary.
+
+As in llama.cpp (src/llama-sampler.cpp) a text is found wherever tokens may hold it: within one, or begun at
+the end of one token and completed by those that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from vkbackend.models.sampling.penalties import MAX_TAIL
+
+MAX_BYTES = 40  # of a text; the rest is cut off
+
+
+def breaker_tokens(
+    texts: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], list[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Sequences of token ids for the `texts`; `pieces`: what each token writes, `encode`: tokens of a text
+    without special ones."""
+    found: dict[tuple[int, ...], None] = {}
+    for text in texts:
+        raw = text.encode()[:MAX_BYTES]
+        tails: dict[int, tuple[int, ...]] = {}  # bytes that a token holds -> tokens of the rest
+        for token, piece in enumerate(pieces):
+            if raw in piece:
+                found[(token,)] = None
+                continue
+            for held in range(1, min(len(raw), len(piece) + 1)):
+                # Any place where the text may begin counts if the piece ends before the text does.
+                if piece.endswith(raw[:held]):
+                    if held not in tails:
+                        rest = raw[held:].decode(errors="ignore")
+                        tails[held] = tuple(encode(rest)[:MAX_TAIL])
+                    found[(token, *tails[held])] = None
+    return tuple(found)
