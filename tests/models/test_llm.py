@@ -158,7 +158,7 @@ def test_streams_read_in_turn_run_together(make: Make) -> None:
     streams = [llm.stream([1, i], 10, temperature=0, ignore_eos=True) for i in (8, 9)]
     pairs = list(zip(*streams, strict=True))
     for k, i in enumerate((8, 9)):
-        assert [pair[k].token for pair in pairs] == continuation([1, i], 10)
+        assert [pair[k].token for pair in pairs] == continuation([1, i], 10, ENDS)
     assert any(len(runs) == 2 for runs in engine_of(llm).runner.steps)
     assert len(engine_of(llm).runner.steps) <= 12
 
@@ -322,11 +322,13 @@ def test_a_list_of_prompts_gives_a_list(make: Make) -> None:
     llm = make(n_slots=3)
     prompts = [[8 + i % 30, i % 7] for i in range(40)]
     done = llm.generate(prompts, 5, temperature=0, ignore_eos=True)
-    assert [c.tokens for c in done] == [continuation(p, 5) for p in prompts]
+    assert [c.tokens for c in done] == [continuation(p, 5, ENDS) for p in prompts]
     assert [c.prompt_tokens for c in done] == prompts
     texts = llm.generate(["w1.w2.", "w3."], 2, temperature=0, ignore_eos=True)
     assert [c.prompt_tokens for c in texts] == [llm.tokenize("w1.w2."), llm.tokenize("w3.")]
-    assert llm.generate([[8, 9]], 3, temperature=0, ignore_eos=True)[0].tokens == continuation([8, 9], 3)
+    assert llm.generate([[8, 9]], 3, temperature=0, ignore_eos=True)[0].tokens == continuation(
+        [8, 9], 3, ENDS
+    )
     assert engine_of(llm).scheduler.free == {0, 1, 2}
 
 
@@ -340,7 +342,7 @@ def test_several_continuations_share_their_prompt_and_differ_by_seed(make: Make)
     assert llm.stats()["prompt_tokens_cached"] >= 3 * 96
     nested = llm.generate([prompt, [8]], 2, n=2, temperature=0, ignore_eos=True)
     assert [len(rows) for rows in nested] == [2, 2]
-    assert nested[1][0].tokens == nested[1][1].tokens == continuation([8], 2)
+    assert nested[1][0].tokens == nested[1][1].tokens == continuation([8], 2, ENDS)
 
 
 def test_one_bad_prompt_of_a_list_ends_all(make: Make) -> None:
@@ -354,7 +356,7 @@ def test_one_bad_prompt_of_a_list_ends_all(make: Make) -> None:
     for wrong in (0, -1, True, "2"):
         with pytest.raises(InvalidArgument, match="n="):
             llm.generate([8], 3, n=wrong)
-    assert llm.generate([8], 2, temperature=0, ignore_eos=True).tokens == continuation([8], 2)
+    assert llm.generate([8], 2, temperature=0, ignore_eos=True).tokens == continuation([8], 2, ENDS)
     assert not engine_of(llm)._by_id
 
 
@@ -375,11 +377,11 @@ def test_asyncio(make: Make) -> None:
         return [chunk.token async for chunk in llm.astream([8 + i], 6, **greedy)]
 
     async def all_of_it() -> None:
-        wanted = [continuation([8 + i], 6) for i in range(12)]
+        wanted = [continuation([8 + i], 6, ENDS) for i in range(12)]
         assert await asyncio.gather(*(one(i) for i in range(12))) == wanted
-        assert (await llm.agenerate([8, 9], 4, **greedy)).tokens == continuation([8, 9], 4)
+        assert (await llm.agenerate([8, 9], 4, **greedy)).tokens == continuation([8, 9], 4, ENDS)
         batch = await llm.agenerate([[8], [9]], 4, **greedy)
-        assert [c.tokens for c in batch] == [continuation([i], 4) for i in (8, 9)]
+        assert [c.tokens for c in batch] == [continuation([i], 4, ENDS) for i in (8, 9)]
         # A task that is cancelled, and a stream that is left, free their slots.
         task = asyncio.create_task(llm.agenerate([SLOW] * 60, None))
         await asyncio.sleep(0.1)
@@ -389,7 +391,7 @@ def test_asyncio(make: Make) -> None:
         async for _ in llm.astream([SLOW] * 60, None):
             break
         gc.collect()
-        assert (await llm.agenerate([8], 2, **greedy)).tokens == continuation([8], 2)
+        assert (await llm.agenerate([8], 2, **greedy)).tokens == continuation([8], 2, ENDS)
 
     asyncio.run(all_of_it())
     assert llm.stats()["n_running"] == 0
@@ -414,10 +416,10 @@ def test_who_does_not_read_does_not_pile_up_answers(make: Make, monkeypatch: pyt
     slow = llm.stream([8], 300, temperature=0, ignore_eos=True)
     first = [next(slow).token]
     other = llm.generate([9], 300, temperature=0, ignore_eos=True)  # lets the engine run for long
-    assert other.tokens == continuation([9], 300)
+    assert other.tokens == continuation([9], 300, ENDS)
     running = [s for s in engine_of(llm).scheduler.running if s.request.tokens == (8,)]
     assert running[0].is_paused and running[0].n_generated <= 13
-    assert first + [chunk.token for chunk in slow] == continuation([8], 300)
+    assert first + [chunk.token for chunk in slow] == continuation([8], 300, ENDS)
 
 
 def test_deadlines_and_priorities_are_checked(make: Make) -> None:
@@ -429,4 +431,4 @@ def test_deadlines_and_priorities_are_checked(make: Make) -> None:
             llm.generate([8], 5, **wrong)  # type: ignore[call-overload]
     assert llm.generate(
         [8], 5, deadline_s=60, priority=-3, temperature=0, ignore_eos=True
-    ).tokens == continuation([8], 5)
+    ).tokens == continuation([8], 5, ENDS)
