@@ -201,6 +201,10 @@ class Vocabulary:
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.add_bos = bool(self._lib.llama_vocab_get_add_bos(self._vocab))
 
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self._vocab)
+
     def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         raw = text.encode()
         ids = (ctypes.c_int32 * (len(raw) + 8))()

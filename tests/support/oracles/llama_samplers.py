@@ -147,3 +147,18 @@ def distribution(p: SamplingParams, logits: np.ndarray, history: Sequence[int]) 
         for token in history:
             made.accept(token)
         return made.apply(logits)[0]
+
+
+def dry_of_texts(
+    vocabulary: llama_cpp.Vocabulary, n_vocab: int, breakers: Sequence[str], history: Sequence[int]
+) -> dict[int, float]:
+    """What DRY (0.8, 1.75, from 2) takes off which tokens, with breakers as texts."""
+    texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
+    values = _f(0.8), _f(1.75), 2, ALL, texts, ctypes.c_size_t(len(texts))
+    sampler, lib = ctypes.c_void_p(_make("dry", vocabulary.pointer, *values)), llama_cpp.library()
+    for token in history:
+        lib.llama_sampler_accept(sampler, ctypes.c_int32(token))
+    tokens = (_Token * n_vocab)(*((i, 0.0, 0.0) for i in range(n_vocab)))
+    lib.llama_sampler_apply(sampler, ctypes.byref(_Tokens(tokens, n_vocab, -1, False)))
+    lib.llama_sampler_free(sampler)
+    return {one.id: -one.logit for one in tokens if one.logit}
