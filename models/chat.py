@@ -85,7 +85,7 @@ class Chat:
         tok = self._tokenizer
         if self._text and prompt.startswith(self._text):
             rest = tok.encode(prompt[len(self._text) :], add_special=False, parse_special=True)
-            if rest and tok.is_special(rest[0]):  # else it may belong to the same word
+            if rest and tok.is_marker(rest[0]):  # else it may belong to the same word
                 return self._ids + rest
         ids = tok.encode(prompt, add_special=False, parse_special=True)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:

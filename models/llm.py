@@ -233,7 +233,7 @@ class LLM:
             expected = "the engine has a process of its own; open the model with process=False"
             raise refused("logits_processors", list(checked.logits_processors), expected)
         checked = self._model_tokens.resolved(checked, self.n_vocab)
-        ids, echo = self._prompt(prompt), ""
+        ids, echo = self._prompt(prompt, checked.parse_special), ""
         if checked.echo:
             echo = prompt if isinstance(prompt, str) else self.detokenize(ids, skip_special=False)
         return Generation(ids, most, checked, frozenset(checked.stop_token_ids), echo)
@@ -301,9 +301,11 @@ class LLM:
         assert event.stats is not None
         return event.stats
 
-    def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
+    def _prompt(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
         self._check_open()
-        ids = tuple(self.tokenize(prompt)) if isinstance(prompt, str) else token_ids("prompt", prompt, PROMPT)
+        is_text = isinstance(prompt, str)
+        found = self.tokenize(prompt, parse_special=parse_special) if is_text else prompt  # type: ignore[arg-type]
+        ids = token_ids("prompt", found, PROMPT)
         check_tokens(ids, self.n_vocab, self.n_ctx)
         return ids
 

@@ -234,6 +234,8 @@ class GenerateKeywords(AnswerKeywords, total=False):
     prompt_logprobs: int | None
     """As `logprobs`, of the tokens of the prompt, which is computed once more for them. None (default): do
     not."""
+    parse_special: bool
+    """True (default): control tokens that are written out in a text, such as <|im_start|>, count as such."""
     slot: int | None
     """Run in that slot (waiting for it), whose content stays there until another sequence needs the slot or
     its cells. None (default): in any, the one that holds most of the prompt first. What is held already is
@@ -254,6 +256,7 @@ class GenerateOptions(SamplingParams):
     ignore_eos: bool = option(False, switch)
     echo: bool = option(False, switch)
     prompt_logprobs: int | None = option(None, logprobs_count)
+    parse_special: bool = option(True, switch)
     slot: int | None = None  # checked by who knows how many there are
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))

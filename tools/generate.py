@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-p", "--prompt", metavar="TEXT", help="the text to continue (default: start from nothing)"
     )
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file, - for stdin")
+    add("--no-parse-special", dest="parse_special", action="store_false",
+        help="control tokens written out in the prompt, such as <|im_start|>, are plain text")  # fmt: skip
     add_length_arguments(parser, n_ctx=512, ends="the model ends")
     add("--json", action="store_true",
         help="print one JSON object instead of the text: text, tokens, logprobs, prompt_tokens, "
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     prompt, sampling, most = read_prompt(args), sampling_of(args), token_limit("max_tokens", args.max_tokens)
     llm, infos = open_model(args, err)
     with llm:
-        ids = llm.tokenize(prompt)
+        ids = llm.tokenize(prompt, parse_special=args.parse_special)
         chunks = []
         try:
             for chunk in llm.stream(ids, most, ignore_eos=args.ignore_eos, **asdict(sampling)):

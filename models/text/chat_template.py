@@ -3,12 +3,13 @@
 Templates come with the file, so they are compiled and rendered in a process of their own, under limits of
 time and memory (template_process.py), in jinja2's immutable sandbox. They find what Hugging Face's
 `apply_chat_template` gives them: `trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}`, `tojson`,
-`raise_exception`, `strftime_now`, and no tools or documents.
+`raise_exception`, `strftime_now`, `tools`, `documents` and whatever else a caller names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from vkbackend.errors import InvalidArgument, UnsupportedModel
@@ -48,7 +49,13 @@ class ChatTemplate:
         key = (source, bos, eos)
         self._process = _in_use.get(key) or _in_use.setdefault(key, TemplateProcess(*key, most=MAX_TEXT))
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The text that asks for the answer to `messages`. Raises InvalidArgument where the template refuses
-        them, fails, reaches a limit or makes more text than a tokenizer takes; Timeout."""
-        return self._process.render(messages)
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The text that asks for the answer to `messages`; without `add_generation_prompt` that of the
+        messages alone. `variables` are what else the template finds by their names, such as `tools`.
+
+        Raises InvalidArgument where the template refuses them, fails, reaches a limit or makes more text than
+        a tokenizer takes; Timeout.
+        """
+        return self._process.render(messages, {"add_generation_prompt": add_generation_prompt, **variables})

@@ -12,16 +12,16 @@ class StopText:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """What is certain now: the text up to a stop string (`found`), all of it at the `last` piece."""
+        """What is certain now: the text up to a stop string (`found`), all of it at the `last` piece. A string
+        that begins earlier counts, although a shorter one is complete first."""
         text, self._held = self._held + piece, ""
-        if hits := [at for stop in self._stops if (at := text.find(stop)) >= 0]:
-            self.found = True
-            return text[: min(hits)]
-        if not last:
-            n_held = max((_overlap(text, stop) for stop in self._stops), default=0)
-            self._held = text[len(text) - n_held :]
-            return text[: len(text) - n_held]
-        return text
+        hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
+        n_held = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        if (begun := len(text) - n_held) < hit:
+            self._held = text[begun:]
+            return text[:begun]
+        self.found = hit < len(text)
+        return text[:hit]
 
 
 def _overlap(text: str, stop: str) -> int:

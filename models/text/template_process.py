@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
@@ -67,10 +68,13 @@ class TemplateProcess:
         self._worker: _Worker | None = None
         self._lock, self._pid = threading.RLock(), os.getpid()
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return self._ask([tuple(message.items()) for message in messages])
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
+        """The text of a conversation; `variables` are what else the template finds."""
+        return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
-    def _ask(self, messages: list[Items] | None) -> str:
+    def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
         """The text of a conversation; None compiles the template, where that is to be done."""
         if self._pid != os.getpid():  # forked: the process and whoever holds the lock are the parent's
             self._renew()
@@ -83,7 +87,7 @@ class TemplateProcess:
                 worker = _Worker()
                 worker.ask(self._template, 0)
             try:
-                text = "" if messages is None else worker.render(messages)
+                text = "" if messages is None else worker.render(messages, variables or {})
             except InvalidArgument:
                 self._worker = worker
                 raise
@@ -137,11 +141,11 @@ class _Worker:
         self.kill()
         return False
 
-    def render(self, messages: list[Items]) -> str:
+    def render(self, messages: list[Items], variables: dict[str, Any]) -> str:
         before, text = self._last
         self._last = [], ""  # until it has answered: neither side holds anything
         n = sum(1 for _ in takewhile(_same, zip(messages, before, strict=False)))
-        kept, rest = self.ask({"messages": messages[n:], "held": len(text)}, n)
+        kept, rest = self.ask({"messages": messages[n:], "variables": variables, "held": len(text)}, n)
         self._last = messages, text[:kept] + rest
         return self._last[1]
 

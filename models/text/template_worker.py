@@ -30,8 +30,15 @@ MAX_MEMORY = 512 << 20  # bytes of address space; 25 MB of it are the interprete
 SOCKET = 0
 
 
+NOTHING = {"tools": None, "documents": None}
+
+
 class Refused(Exception):
-    """Why there is no text."""
+    """Why there is no text; `by_template`: it says so itself."""
+
+    def __init__(self, why: str, by_template: bool = False) -> None:
+        super().__init__(why)
+        self.by_template = by_template
 
 
 # ---- the template ----
@@ -47,9 +54,17 @@ class Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """Without jinja2's escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Hugging Face's arguments in their order, and no escapes for HTML as jinja2 has them."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def raise_exception(message: str) -> None:
@@ -75,14 +90,28 @@ def compiled(source: str, bos: str, eos: str) -> Template:
         raise Refused(f"the chat template is not valid: {first_line(error)}") from None
 
 
-def rendered(template: Template, messages: list[Any], most: int) -> str:
-    """The text of at most `most` characters."""
+def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
+    """The text of at most `most` characters.
+
+    Where there are no tools or documents they are None, as in Hugging Face's; templates that loop over them
+    all the same (Hermes 2 and 3, Command R+) find them undefined, as in llama.cpp.
+    """
+    try:
+        return joined(template, {"messages": messages, **NOTHING, **variables}, most)
+    except Refused as refusal:
+        if refusal.by_template or NOTHING.keys() <= variables.keys():
+            raise
+        try:
+            return joined(template, {"messages": messages, **variables}, most)
+        except Refused:
+            raise refusal from None
+
+
+def joined(template: Template, variables: dict[str, Any], most: int) -> str:
     pieces: list[str] = []
     room = most
     try:
-        for piece in template.generate(
-            messages=messages, add_generation_prompt=True, tools=None, documents=None
-        ):
+        for piece in template.generate(variables):
             pieces.append(piece)
             room -= len(piece)
             if room < 0:
@@ -90,9 +119,12 @@ def rendered(template: Template, messages: list[Any], most: int) -> str:
     except MemoryError:
         raise
     except Exception as error:  # whatever a template can do wrong: any operator on any value
-        raise Refused(f"the chat template does not take this conversation: {first_line(error)}") from None
+        by_template = type(error) is TemplateError
+        raise Refused(
+            f"the chat template does not take this conversation: {first_line(error)}", by_template
+        ) from None
     if room < 0:
-        raise Refused(f"the chat template makes more than {most} characters")
+        raise Refused(f"the chat template makes more than {most} characters", True)
     return "".join(pieces)
 
 
@@ -162,7 +194,7 @@ def serve() -> None:
                 send(TEXT, "")
             else:
                 messages[kept:] = map(dict, request["messages"])
-                text = rendered(template, messages, most)
+                text = rendered(template, messages, request["variables"], most)
                 kept = n_common(text, last[: request["held"]])
                 send(TEXT, text[kept:], kept)
                 last = text

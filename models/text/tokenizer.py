@@ -11,7 +11,6 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from enum import IntEnum
 
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -22,25 +21,8 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.pre_tokenizers import PRE_TOKENIZERS
 from vkbackend.models.text.special_tokens import MAX_LENGTH, SpecialTokens
 from vkbackend.models.text.spm import SPACE, SpmMerger
+from vkbackend.models.text.token_roles import MARKERS, WHITE_SPACE, TokenType, settle_roles, stripping
 
-
-class TokenType(IntEnum):
-    """Values of `tokenizer.ggml.token_type`."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-# Texts that end a generation whatever the file says of their type: converters often forget to mark them.
-_END_TEXTS = frozenset(
-    "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|endoftext|> <|end_of_text|> "
-    "<end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] <turn|> <eos> </s>".split()
-) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
 MAX_TEXT = 1 << 22  # characters; the regular expression engine gives up, untidily, at 10,000,000 steps back
 _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 _LINES = re.compile(r"[^\n]+|\n+")
@@ -67,9 +49,6 @@ class Tokenizer:
             known = ", ".join(f"{name!r} ({kind})" for name, kind in _KINDS.items())
             raise UnsupportedModel(f"{path}: no usable tokenizer: {found}; known are {known}: give token ids")
         self._path, self._spaced = path, model != "gpt2"  # tokens with spaces as U+2581, and bytes
-        self._end_texts = _END_TEXTS
-        if model == "gemma4":  # a tag of HTML to it; and it waits for what a tool answers
-            self._end_texts = _END_TEXTS - {"</s>"} | {"<|tool_response>"}
         self._tokens = gguf.strings("tokenizer.ggml.tokens")
         self.n_vocab = len(self._tokens)
         self._ids = {text: i for i, text in enumerate(self._tokens) if text}
@@ -81,7 +60,11 @@ class Tokenizer:
         default_bos, default_eos = (1, 2) if model == "llama" else (None, None)
         self.bos_id = self._special_id(gguf, "bos", default_bos)
         self.eos_id = self._special_id(gguf, "eos", default_eos)
-        self.stop_ids = self._find_stop_ids(gguf)
+        defaults = {"eos": default_eos}
+        self.stop_ids = settle_roles(
+            self._ids, self._types, lambda name: self._special_id(gguf, name, defaults.get(name))
+        )
+        self._stripping = stripping(gguf.string("general.name", ""), self._ids, self._types)
         build = {"llama": self._build_spm, "gpt2": self._build_bpe, "gemma4": self._build_gemma4}[model]
         self._encode_text = build(gguf)
         for name, given, token_id in (("bos", self.add_bos, self.bos_id), ("eos", self.add_eos, self.eos_id)):
@@ -90,8 +73,7 @@ class Tokenizer:
                     f"{path}: a {name} token is to be added, but 'tokenizer.ggml.{name}_token_id' is missing"
                 )
 
-        matched = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
-        special = [(t, i) for t, i in self._ids.items() if self._types[i] in matched]
+        special = [(t, i) for t, i in self._ids.items() if self._types[i] in MARKERS]
         for text, i in special:
             if len(text) > MAX_LENGTH:
                 raise GGUFError(
@@ -121,8 +103,6 @@ class Tokenizer:
                 raise GGUFError(
                     f"{self._path}: byte token {i} is {self._tokens[i]!r}, expected '<0x00>'..'<0xFF>'"
                 )
-        for text in self._end_texts & self._ids.keys():
-            out[self._ids[text]] = TokenType.CONTROL
         return out
 
     def _check_length(self, name: str, length: int) -> None:
@@ -139,13 +119,6 @@ class Tokenizer:
         if value >= self.n_vocab:
             raise GGUFError(f"{self._path}: {key!r} is {value}, the vocabulary has {self.n_vocab} tokens")
         return value
-
-    def _find_stop_ids(self, gguf: GGUF) -> frozenset[int]:
-        stop = {self._ids[text] for text in self._end_texts & self._ids.keys()}
-        if {"<|return|>", "<|call|>", "<|end|>"} <= self._ids.keys():
-            stop.discard(self._ids["<|end|>"])  # ends a message there, not the turn
-        named = (self.eos_id, self._special_id(gguf, "eot"), self._special_id(gguf, "eom"))
-        return frozenset(stop | {i for i in named if i is not None})
 
     def _read_flags(self, gguf: GGUF, *, add_bos: bool, space_prefix: bool) -> None:
         self.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", add_bos)
@@ -236,13 +209,14 @@ class Tokenizer:
         if add_special and self.add_bos and self.bos_id is not None:
             out.append(self.bos_id)
         prefix = self.add_space_prefix  # a text that follows a special token begins with a space again
+        strip = False
         for fragment in (self._special if parse_special else self._user_defined).cut(text):
             if isinstance(fragment, int):
                 out.append(fragment)
-                prefix = self.add_space_prefix
-            else:
+                prefix, strip = self.add_space_prefix, fragment in self._stripping
+            elif fragment := fragment.lstrip(WHITE_SPACE) if strip else fragment:
                 out += self._encode_text(" " + fragment if prefix else fragment)
-                prefix = False
+                prefix = strip = False
         if add_special and self.add_eos and self.eos_id is not None:
             out.append(self.eos_id)
         return out
@@ -265,6 +239,10 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether `decode` leaves the token out: control and unknown tokens."""
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+
+    def is_marker(self, token_id: int) -> bool:
+        """Whether it is taken from a text before anything is merged, whatever stands beside it."""
+        return self._types[token_id] in MARKERS
 
     def piece(self, token_id: int) -> bytes:
         """The bytes a token stands for; they need not be whole characters."""

@@ -52,6 +52,31 @@ def test_a_template_sees_what_hugging_face_gives_it() -> None:
     assert re.fullmatch("20[0-9]{2}", ChatTemplate("{{ strftime_now('%Y') }}").render(users))
 
 
+def test_json_takes_the_arguments_of_hugging_face() -> None:
+    value = "{{ {'b': 'é', 'a': [1]} | tojson(%s) }}"
+    cases = {
+        "": '{"b": "é", "a": [1]}',
+        "true": '{"b": "\\u00e9", "a": [1]}',  # the first one is ensure_ascii
+        "ensure_ascii=true, sort_keys=true": '{"a": [1], "b": "\\u00e9"}',
+        "separators=(',', ':')": '{"b":"é","a":[1]}',
+        "false, 1": '{\n "b": "é",\n "a": [\n  1\n ]\n}',
+    }
+    for arguments, text in cases.items():
+        assert ChatTemplate(value % arguments).render([]) == text
+
+
+def test_templates_that_loop_over_tools_without_asking() -> None:
+    """None is what Hugging Face gives; Hermes 2 and 3 and Command R+ take no None."""
+    looped = ChatTemplate("{% for t in tools %}{{ t.name }},{% endfor %}{{ tools | default('none') }}")
+    assert looped.render([]) == "none" and looped.render([], tools=[{"name": "f"}])[:2] == "f,"
+    assert ChatTemplate("{{ documents is none }}").render([]) == "True"
+    refused = ChatTemplate("{% if tools is none %}{{ raise_exception('tools, please') }}{% endif %}")
+    with pytest.raises(InvalidArgument, match="tools, please"):
+        refused.render([])
+    with pytest.raises(InvalidArgument, match="'NoneType' object is not iterable"):
+        ChatTemplate("{% for t in tools %}{% endfor %}{{ 1 // 0 }}").render([])
+
+
 @pytest.mark.parametrize(
     ("source", "pattern"),
     [

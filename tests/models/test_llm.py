@@ -117,14 +117,27 @@ def test_stop_text(text: str, stops: list[str], data: st.DataObject) -> None:
         out += finder.push(piece, last=i == len(pieces) - 1)
         if finder.found:
             break
-    ends = [n for n in range(len(text) + 1) if any(text[:n].endswith(stop) for stop in stops)]
-    if not ends:
-        assert not finder.found and out == text
-    else:
-        assert (
-            finder.found and text.startswith(out) and any(text[len(out) :].startswith(stop) for stop in stops)
-        )
-        assert not any(stop in out for stop in stops)
+    begins = [i for i in range(len(text)) if text.startswith(tuple(stops), i)] if stops else []
+    assert finder.found == bool(begins) and out == (text[: begins[0]] if begins else text)
+
+
+def test_a_stop_string_that_begins_earlier_is_the_one() -> None:
+    """Although a shorter one is complete before it."""
+    finder = StopText(["bc", "abcd"])
+    assert (finder.push("xabc"), finder.found) == ("x", False)
+    assert (finder.push("d"), finder.found) == ("", True)
+    finder = StopText(["bc", "abcd"])
+    assert [finder.push("xabc"), finder.push("e")] == ["x", "a"] and finder.found
+    finder = StopText(["bc", "abcd"])
+    assert [finder.push("xabc"), finder.push("", last=True)] == ["x", "a"] and finder.found
+
+
+def test_control_tokens_of_a_prompt(make: Make) -> None:
+    llm = make()
+    text = "<s>w1.</s>"
+    assert llm.generate(text, 1).prompt_tokens == llm.tokenize(text, parse_special=True)
+    plain = llm.generate(text, 1, parse_special=False).prompt_tokens
+    assert plain == llm.tokenize(text) and 2 not in plain
 
 
 def test_rows_beyond_the_vocabulary_have_no_text(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

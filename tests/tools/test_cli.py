@@ -139,6 +139,13 @@ def test_two_devices_report_reduces_and_a_seed_repeats_the_text(tmp_path: Path) 
     assert len(weights) == 2 and weights[0] > 1.5 * weights[1]
 
 
+def test_control_tokens_of_a_prompt() -> None:
+    args = ("-p", "Once</s>", "-n", "1", "--json")
+    parsed = json.loads(generate(*args).stdout)["prompt_tokens"]
+    plain = json.loads(generate(*args, "--no-parse-special").stdout)["prompt_tokens"]
+    assert parsed[-1] == 2 and 2 not in plain
+
+
 def test_info(tmp_path: Path) -> None:
     from vkbackend.tools.flags.text import demo_model
 

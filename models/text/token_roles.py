@@ -1,0 +1,83 @@
+"""What tokens are by their texts, whatever a file says of them: which end a generation, which are control
+tokens, and behind which white space is no text.
+
+Converters often forget to mark them. The rules are llama.cpp's, so that both stop at the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+
+
+class TokenType(IntEnum):
+    """Values of `tokenizer.ggml.token_type`."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+MARKERS = (TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)  # cut out before anything is merged
+
+_ENDS = frozenset(
+    "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <|endoftext|> "
+    "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
+    "<|tool_response> <eos> </s>".split()
+) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
+# By the key that names one; else the first of these texts that there is. Models write them where a file ends.
+_FILE_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_FILE_PARTS = {
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "<|code_middle|>", "<|middle|>"),
+}
+# gpt-oss says with them whether it thinks or answers: they belong to the text that it writes.
+_CHANNELS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
+_END_OF_MESSAGE = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"},
+                   {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})  # fmt: skip
+
+WHITE_SPACE = " \t\n\v\f\r"
+_KEPT_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+
+
+def settle_roles(
+    ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
+) -> frozenset[int]:
+    """Correct `types`; returns the tokens that end a generation. `named`: the token that a key of the file
+    names, such as "eot"."""
+    ends = {ids[text] for text in _ENDS & ids.keys()}
+    for i in ends:
+        types[i] = TokenType.CONTROL
+    for name, texts in (_FILE_ENDS | _FILE_PARTS).items():
+        if (token := named(name)) is None:
+            token = next((ids[text] for text in texts if text in ids), None)
+            if token is not None:
+                types[token] = TokenType.CONTROL
+        if token is not None and name in _FILE_ENDS:
+            ends.add(token)
+    for text in _CHANNELS & ids.keys():
+        types[ids[text]] = TokenType.USER_DEFINED
+    ends.update(token for token in map(named, ("eos", "eot", "eom")) if token is not None)
+    if "<|end|>" in ids and any(both <= ids.keys() for both in _END_OF_MESSAGE):
+        ends.discard(ids["<|end|>"])  # of a message; others of the same turn follow
+        types[ids["<|end|>"]] = TokenType.USER_DEFINED
+    if {"<|tool_response>", "</s>"} <= ids.keys():
+        ends.discard(ids["</s>"])  # Gemma 4: a tag of HTML
+        types[ids["</s>"]] = TokenType.NORMAL
+    return frozenset(ends)
+
+
+def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
+    """The tokens of a model of that name behind which white space is left out: those of Phi-3."""
+    if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
+        return frozenset()
+    return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _KEPT_BEHIND)
