@@ -12,7 +12,7 @@ class StopText:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """What is certain now: the text up to a stop string (`found`), all of it at the `last` piece. A string
+        """What is certain now: the text up to a stop string (`found`), all of it at the `last` piece. One
         that begins earlier counts, although a shorter one is complete first."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))

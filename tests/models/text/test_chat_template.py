@@ -263,7 +263,7 @@ def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> No
         def ask(self, template: dict[str, Any], kept: int) -> None:
             pass
 
-        def render(self, messages: list[Any]) -> str:
+        def render(self, messages: list[Any], variables: dict[str, Any]) -> str:
             return f"[{dict(messages[0])['content']}]"
 
     monkeypatch.setattr(template_process, "_Worker", Worker)
