@@ -20,6 +20,7 @@ from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
+from vkbackend.meta.graph import mix_of
 from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.ops import candidates
@@ -177,6 +178,7 @@ class Mesh:
         later fill the place. With `top_k` it ends with that many candidates of each output row instead of all
         logits; with `halves` it is two half micro-batches in turn, the output rows in the second. `mix`: what
         the rows are (None: those of one long run)."""
+        mix = mix or mix_of(n_rows // 2 if halves else n_rows)
         kind = StepKind(n_rows, n_outputs, top_k, halves, mix)
         step = self._steps.get(kind)
         if step is None:

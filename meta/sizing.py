@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import NamedTuple
 
 from vkbackend import env
 from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.graph import Graph, mix_of
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.tensor import Inputs
@@ -91,20 +92,15 @@ def second_half(inputs: Inputs, n_rows: int) -> Inputs:
     return replace(inputs, step=step, rope=rope)
 
 
-@dataclass(frozen=True, slots=True)
-class StepKind:
+class StepKind(NamedTuple):
     """What distinguishes recorded steps: rows, output rows, candidates per output row, two halves or one,
-    what its rows are (None: those of one long run)."""
+    what its rows are (None: those of one long run). It is looked up in every step."""
 
     n_rows: int
     n_outputs: int
     top_k: int = 0
     halves: bool = False
     mix: Mix | None = None
-
-    def __post_init__(self) -> None:
-        if self.mix is None:
-            object.__setattr__(self, "mix", mix_of(self.n_rows // 2 if self.halves else self.n_rows))
 
 
 Built = tuple[list[Recording], list[Reduce | None], dict[str, list[View | None]]]

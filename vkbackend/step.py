@@ -14,6 +14,7 @@ import numpy as np
 
 MAX_ROWS = 512  # rows of one micro-batch
 MAX_RUNS = 128  # sequences in one micro-batch
+FEW_RUNS = 5  # below it arrays of all runs take the host longer than one after another
 MAX_SNAPSHOTS = 64  # recurrent states kept per slot: cells of all slots are numbered in 16 bits
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
@@ -21,7 +22,7 @@ STEP_WORDS = _OUTPUTS + MAX_ROWS
 STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos,
     first_pos+1, ...; `states` are the recurrent state cells that it reads (none at position 0) and writes, if
@@ -102,9 +103,19 @@ class StepParams:
         assert n_rows <= MAX_ROWS and n_runs <= MAX_RUNS and len(outputs) <= MAX_ROWS, (n_rows, n_runs)
         n_decode = {Mix.DECODE: n_rows, Mix.PREFILL: 0}.get(mix)
         self.header[:] = n_rows, n_runs, len(outputs), n_single(runs) if n_decode is None else n_decode
+        if n_rows == n_runs < FEW_RUNS:
+            for i, run in enumerate(runs):
+                read, written = run.states or (run.slot, run.slot)
+                self.runs[i] = run.slot, run.first_row, 1, run.first_pos
+                self.rows[i] = run.first_pos, run.slot, tokens[i], read | written << 16
+            self.outputs[: len(outputs)] = outputs
+            return
         table = np.array([(run.slot, run.first_row, run.n_rows, run.first_pos) for run in runs], np.uint32)
-        states = [run.states or (run.slot, run.slot) for run in runs]
-        cells = np.array([read | written << 16 for read, written in states], np.uint32)
+        if any(run.states for run in runs):
+            states = [run.states or (run.slot, run.slot) for run in runs]
+            cells = np.array([read | written << 16 for read, written in states], np.uint32)
+        else:
+            cells = table[:, 0] * np.uint32(0x10001)
         self.runs[:n_runs] = table
         rows = self.rows[:n_rows]
         if n_rows > n_runs:

@@ -38,7 +38,7 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.saved_state import SlotContent
-from vkbackend.models.engine.scheduler import Scheduler
+from vkbackend.models.engine.scheduler import Batch, Scheduler
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.models.engine.step_times import StepTimes
 from vkbackend.models.engine.waiting import Deadlines
@@ -51,8 +51,6 @@ from vkbackend.step import Run
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner import Runner
-
-Batch = list[tuple[Sequence, int]]  # sequences and their rows
 
 
 class Engine:
@@ -289,14 +287,16 @@ class Engine:
         tokens: list[int] = []
         runs: list[Run] = []
         outputs: list[int] = []
-        for sequence, n in batch:
+        n_ones = 0
+        for sequence, n, n_outputs in batch:
             first, start = len(tokens), sequence.n_stored
             runs.append(Run(sequence.slot, first, n, start))
             if n == 1:
+                n_ones += 1
                 tokens.append(sequence.tokens[start])
             else:
                 tokens += sequence.tokens[start : start + n]
-            if n_outputs := sequence.n_outputs(n):
+            if n_outputs:
                 outputs += range(first + n - n_outputs, first + n)
         began, (reduces, reduce_s) = time.perf_counter(), self.runner.reduce_stats()
         recorded = self.runner.n_recorded
@@ -309,7 +309,6 @@ class Engine:
             self._fail(batch, error)
             return
         step_s = time.perf_counter() - began
-        n_ones = sum(n == 1 for _, n in batch)
         if recorded == self.runner.n_recorded:
             self.scheduler.budget.took(n_ones, len(tokens) - n_ones, step_s)
         self._times.add(step_s, len(tokens))
@@ -320,8 +319,8 @@ class Engine:
     def _top_k(self, batch: Batch) -> int:
         """Candidates per output row that are enough for every sequence of a step; 0: whole rows are."""
         most = 0
-        for sequence, n in batch:
-            if sequence.n_outputs(n):
+        for sequence, _, n_outputs in batch:
+            if n_outputs:
                 wanted = sequence.sampler.n_candidates(sequence.tokens) if sequence.sampler else 0
                 if not 0 < wanted <= self.runner.max_top_k:
                     return 0
@@ -342,8 +341,9 @@ class Engine:
         rows: list[int] = []
         row = 0
         over: list[Sequence] = []
-        for sequence, n in batch:
-            n_outputs, start = sequence.n_outputs(n), sequence.n_stored
+        always = self._windowed or self.runner.states is not None
+        for sequence, n, n_outputs in batch:
+            start = sequence.n_stored
             sequence.n_stored = stored = start + n
             sequence.served = self._n_steps
             if stored <= len(sequence.request.tokens):
@@ -354,7 +354,7 @@ class Engine:
                 sequence.decode_s += step_s
             sequence.n_reduces += n_reduces
             sequence.reduce_s += reduce_s
-            if stored % CELL_BLOCK < n or n > 1 or self._windowed or self.runner.states:
+            if stored % CELL_BLOCK < n or always:
                 self.cache.stored(sequence.slot, sequence.tokens, stored)
                 if n > 1 or stored <= len(sequence.request.tokens):
                     self.cache.snapshot(sequence.slot, start)
@@ -432,7 +432,7 @@ class Engine:
 
     def _fail(self, batch: Batch, error: VkbackendError) -> None:
         """A step failed: its requests end; after a lost device or a timeout nothing can run any more."""
-        failed = [sequence for sequence, _ in batch]
+        failed = [sequence for sequence, *_ in batch]
         if isinstance(error, DeviceLost | Timeout):
             self._broken = ErrorData.of(error)
             failed = list(self._by_id.values())

@@ -257,17 +257,14 @@ class Runner:
             second.fill(tokens[half:], back, [i - half for i in outputs], mix)
         else:
             self._params.fill(tokens, runs, outputs, mix)
+        positions = self._params.rows[: half or n_rows, 0]
+        if second:
+            positions = np.concatenate([positions, second.rows[: n_rows - half, 0]])
+        rope = {}
         for name, table in self._rope_rows.items():
             every = self._rope_all[name]
-            for run in runs:
-                target = table[run.first_row : run.first_row + run.n_rows]
-                end = run.first_pos + run.n_rows
-                target[:] = (
-                    every[run.first_pos : end]
-                    if every is not None
-                    else self._ropes[name].rows(np.arange(run.first_pos, end))
-                )
-        rope = {name: table[:n_rows] for name, table in self._rope_rows.items()}
+            rope[name] = angles = table[:n_rows]
+            angles[:] = every[positions] if every is not None else self._ropes[name].rows(positions)
         self.mesh.write_step(self._params, rope, second)
         self.mesh.run(step)
 

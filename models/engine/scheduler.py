@@ -19,6 +19,13 @@ from vkbackend.ops import CELL_BLOCK
 
 COMPARED = 256  # tokens compared at once
 
+Batch = list[tuple[Sequence, int, int]]  # sequences, their rows, and how many of these give logits
+
+
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    """Who waited longest comes first."""
+    return sequence.served, sequence.number
+
 
 def n_common(a: list[int], b: list[int], most: int) -> int:
     """How many of the first `most` tokens are equal."""
@@ -150,19 +157,23 @@ class Scheduler:
 
     # ---- rows ----
 
-    def compose(self) -> list[tuple[Sequence, int]]:
-        """The rows of the next step: (sequence, rows), those with one row first.
+    def compose(self) -> Batch:
+        """The rows of the next step, those of sequences with one row first.
 
         Who waited longest comes first. A row is kept for each sequence that decodes, the budget's rest goes
         to prompts; neither the rows nor the outputs of a step are exceeded, and the first in line always gets
         something, but for a step now and then without rows of prompts.
         """
-        line = sorted((s for s in self.running if not s.is_paused), key=lambda s: (s.served, s.number))
-        n_ones = sum(s.n_wanted == 1 for s in line)
+        line = sorted([s for s in self.running if not s.is_paused], key=_turn)
+        n_ones = sum([s.n_wanted == 1 for s in line])
         rows, outputs = self._n_ubatch, self._max_outputs
         n_prompt = self.budget.rows(n_ones, rows) if n_ones < len(line) else rows
+        if n_ones == len(line) <= min(rows, outputs):
+            # All decode: nothing is to be shared out.
+            batch = [(sequence, 1, 1) for sequence in line if self._has_room(sequence, 1)]
+            return [entry for entry in batch if entry[0].slot >= 0]
         taken: set[object] = set()
-        batch: list[tuple[Sequence, int]] = []
+        batch = []
         for sequence in line:
             if sequence.slot < 0:
                 continue  # it gave way to one before it
@@ -178,11 +189,12 @@ class Scheduler:
                 n = min(n, most) if isinstance(sequence.request, Logits) else n - (outputs == 0)
             if n <= 0 or not self._has_room(sequence, n):
                 continue
+            n_outputs = sequence.n_outputs(n)
             rows -= n
             n_prompt -= 0 if decodes else n
-            outputs -= sequence.n_outputs(n)
-            batch.append((sequence, n))
-        batch = [(sequence, n) for sequence, n in batch if sequence.slot >= 0]
+            outputs -= n_outputs
+            batch.append((sequence, n, n_outputs))
+        batch = [entry for entry in batch if entry[0].slot >= 0]
         batch.sort(key=lambda entry: entry[1] > 1)
         return batch
 

@@ -34,8 +34,14 @@ def choose_rows(
     `n_candidates`. Without ids the logits are whole rows [n, n_vocab].
     """
     if ids is None:
-        whole = zip(samplers, logits, histories, strict=True)
-        return [_tried(sampler.sample, *row) for sampler, *row in whole]
+        together = len(samplers) >= TOGETHER and all([sampler.ranked for sampler in samplers])
+        if not together or not np.isfinite(logits.max(axis=1)).all():
+            whole = zip(samplers, logits, histories, strict=True)
+            return [_tried(sampler.sample, *row) for sampler, *row in whole]
+        if all([sampler.greedy for sampler in samplers]):
+            best: list[Choice] = logits.argmax(axis=1).tolist()  # the first of equal ones
+            return best
+        ids, logits = best_of_rows(logits, max(sampler.n_candidates(()) for sampler in samplers))
     if not all(map(math.isfinite, logits[:, 0].tolist())):
         rows = zip(samplers, ids, logits, histories, strict=True)
         return [_tried(sampler.choose, *row) for sampler, *row in rows]
@@ -57,6 +63,21 @@ def choose_rows(
     for row, token in zip(drawn, _draw([samplers[row] for row in drawn], ids, logits), strict=True):
         chosen[row] = token
     return chosen
+
+
+def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and logits, both [n, k], of the best k of each row of float32 [n, n_vocab], the best first, the
+    lower id first on ties. There is no NaN."""
+    k = min(k, logits.shape[1])
+    # A number per token that orders both: the bits of its logit, which order as integers once those of
+    # negative ones are turned, then its id from the last on.
+    bits = (logits + np.float32(0)).view(np.int32)  # 0 for -0
+    rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
+    rank |= np.arange(logits.shape[1] - 1, -1, -1)
+    best = np.partition(rank, logits.shape[1] - k, axis=1)[:, logits.shape[1] - k :]
+    best.sort(axis=1)
+    ids = logits.shape[1] - 1 - (best[:, ::-1] & 0xFFFFFFFF)
+    return ids, logits[np.arange(len(logits))[:, None], ids]
 
 
 def _tried(choose: Callable[..., int], *row: Any) -> Choice:

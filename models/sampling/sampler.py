@@ -13,7 +13,7 @@ import numpy as np
 
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling import filters
-from vkbackend.models.sampling.candidates import Candidates
+from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of
 from vkbackend.models.sampling.mirostat import Mirostat
 from vkbackend.models.sampling.params import SamplingParams
@@ -54,6 +54,8 @@ class Sampler:
         least = math.log(params.min_p) if params.min_p else -math.inf
         self.values = params.temperature, params.top_p, least, params.top_k
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
+        # Whether the likeliest few of a row of logits are all that a choice needs, whatever came before.
+        self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
@@ -66,6 +68,13 @@ class Sampler:
 
         Raises VkbackendError if the logits hold NaN or +inf, or nothing but -inf.
         """
+        if self.ranked:
+            peak = int(logits.argmax())  # NaN if there is one anywhere
+            check_finite(float(logits[peak]))
+            if self.greedy:
+                return peak
+            ids = best(logits, min(self._n_candidates, len(logits)))
+            return self._choose_plain(ids, logits[ids])
         scores = self._processed(logits, history).astype(np.float64)
         check_finite(float(scores.max()))  # NaN if there is one anywhere
         token = self._choose(Candidates.of_row(scores), history)

@@ -103,3 +103,32 @@ def test_greedy_rows_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = choose_rows(samplers, [[]] * 30, ids, logits)
     assert drawn == [20]
     assert chosen[::3] == ids[::3, 0].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    params=st.lists(PARAMS, min_size=TOGETHER, max_size=24), v=st.integers(2, 300), seed=st.integers(0, 99)
+)
+def test_whole_rows_choose_what_each_would_alone(params: list[SamplingParams], v: int, seed: int) -> None:
+    """With ties, zeros of both signs, masked tokens and what is not finite in some row."""
+    rng = np.random.default_rng(seed)
+    together, alone = ([Sampler(p) for p in params] for _ in range(2))
+    for step in range(4):
+        logits = rng.normal(0, 3, (len(params), v)).astype(np.float32).round(1)
+        logits[rng.random(logits.shape) < 0.1] = np.float32(-0.0)
+        logits[rng.random(logits.shape) < 0.1] = -np.inf
+        logits[:, 0] = 0.1
+        if step == 3:
+            logits[0, v - 1] = (np.nan, -np.nan, np.inf)[seed % 3]
+        expected = [rows._tried(s.sample, row, ()) for s, row in zip(alone, logits, strict=True)]
+        found = choose_rows(together, [()] * len(params), None, logits)
+        assert [str(x) for x in found] == [str(x) for x in expected]
+
+
+def test_the_best_of_rows_are_those_of_a_stable_sort() -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 2, (9, 500)).astype(np.float32).round(1)
+    for k in (1, 2, 40, 499, 500, 600):
+        ids, values = rows.best_of_rows(logits, k)
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        assert np.array_equal(ids, order) and np.array_equal(values, np.take_along_axis(logits, order, 1))

@@ -1,0 +1,117 @@
+"""What the host spends on a decoded token: `python -m vkbackend.tools.studies.host_cost -m model.gguf`.
+
+Devices that compute nothing, so what is left is Python: the engine's step with sampling, and the delivery of
+its answers. Prints a Markdown table of microseconds of CPU time per token by the number of sequences. With
+`--against CHECKOUT`, another checkout with its environment (.venv), processes of both take turns, and the
+ratio of the medians stands beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+SIZES = 1, 4, 16, 64
+STEPS = 150
+WAYS = {"greedy": {"temperature": 0.0}, "default": {}}
+
+
+def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
+    """Microseconds per token of n sequences on a device that computes nothing and finds logits of 0."""
+    import vkbackend.models.engine.messages as messages
+    import vkbackend.models.engine.runner as runners
+    from vkbackend.models.engine.channel import Channel, Letter
+    from vkbackend.models.engine.engine import Engine
+    from vkbackend.models.options import Options
+    from vkbackend.twins.device import HostQueue, NullDevice
+
+    class Idle(HostQueue):
+        """Segments end as they begin: walking through their commands would be most of what is left."""
+
+        def _run(self) -> None:
+            while self._pending and (not self._pending[0][0] or self._done < self._allowed):
+                self._pending.pop(0)
+                self._done += 1
+
+    class Zeros(NullDevice):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            self.queue = Idle(self)
+
+        def buffer(self, *args: Any) -> Any:
+            made = super().buffer(*args)
+            if made.host is not None:
+                made.host[:] = 0
+            return made
+
+    runners.open_devices = lambda *_, **__: [Zeros("null")]
+    engine = Engine.open(Options(path, devices=("numpy",), n_ctx=STEPS + 64, n_slots=n, n_ubatch=64))
+    channel = Channel()
+    keep = []
+    for i in range(n):
+        # Whoever moved the parameters of sampling: the message names their type.
+        kind: Any = messages.SamplingParams
+        request = messages.Generate(i, (1, 2, 3), None, kind(seed=i, **sampling))
+        mail: Any = SimpleQueue()
+        keep.append(mail)
+        if taken := channel.sort(Letter(i, request, mail, True)):
+            engine.submit(taken)
+    for _ in range(20):
+        channel.deliver(engine.step())
+    began = time.thread_time()
+    for _ in range(STEPS):
+        channel.deliver(engine.step())
+    took = time.thread_time() - began
+    engine.close()
+    return 1e6 * took / (STEPS * n)
+
+
+def all_of(python: str, path: str) -> dict[str, float]:
+    """The measurements of one process."""
+    done = subprocess.run(
+        [python, __file__, "-m", path, "--once"], capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        sys.exit(f"error: {python} failed:\n{done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", required=True, help="GGUF file")
+    parser.add_argument("-r", "--rounds", type=int, default=5, help="processes of each (default: 5)")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to compare with")
+    parser.add_argument("--once", action="store_true", help="measure in this process and print JSON")
+    args = parser.parse_args()
+    if args.once:
+        found = {f"{way} {n}": measure(args.model, n, how) for n in SIZES for way, how in WAYS.items()}
+        sys.stdout.write(json.dumps(found))
+        return
+    from vkbackend.tools.measure.turns import table
+
+    pythons = {"here": sys.executable}
+    if args.against:
+        pythons["there"] = str(args.against / ".venv/bin/python")
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
+    for _ in range(args.rounds):
+        for name, python in pythons.items():
+            rounds[name].append(all_of(python, args.model))
+    rows = []
+    for key in rounds["here"][0]:
+        medians = [statistics.median(one[key] for one in rounds[name]) for name in pythons]
+        way, n = key.split()
+        rows.append((n, way, *reversed(medians), *([medians[0] / medians[1]] if args.against else [])))
+    columns = ["sequences", "sampling", *(["us there"] if args.against else []), "us here"]
+    table("CPU time per token", [*columns, *(["ratio"] if args.against else [])], rows)
+
+
+if __name__ == "__main__":
+    main()
