@@ -26,6 +26,7 @@ from vkbackend.checks import number_of, whole_number
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.tools import bench_parallel
 from vkbackend.tools.console import console, printable, size, write_json
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
 from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
@@ -158,6 +159,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", choices=("md", "csv", "json", "jsonl"), default="md",
         help="output format (default: md)")  # fmt: skip
     add("--no-warmup", action="store_true", help="time the first run too")
+    add("--parallel", metavar="LIST",
+        help="numbers of callers at once, such as 1,4,16: how fast tokens come for all and for each, with "
+        "the engine in this process and in its own; -r texts of -n tokens each (32)")  # fmt: skip
+    add("--plot", metavar="FILE", help="of --parallel: draw it into a .png, .svg or .pdf file")
     add("--compare", choices=("llama-cpp",),
         help="run llama-cpp-python on the same file and devices in turn, and print the ratio")  # fmt: skip
     add_model_arguments(parser)
@@ -243,6 +248,12 @@ def _measure_model(gguf: GGUF, args: argparse.Namespace, tests: Sequence[Test], 
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.parallel:
+        sizes = numbers("--parallel", args.parallel)
+        (n_gen, *_) = numbers("--n-gen", ",".join(args.n_gen or ["32"]))
+        return bench_parallel.run(args, sizes, n_gen)
+    if args.plot:
+        raise InvalidArgument("--plot draws what --parallel measures; give that, or use vkbackend sweep")
     rows: list[Row] = []
     columns = [*COLUMNS, *(["llama.cpp t/s", "ratio"] if args.compare else [])]
     table = csv.writer(sys.stdout)

@@ -12,14 +12,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from vkbackend.atomic_file import check_target
 from vkbackend.checks import whole_number
-from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.errors import InvalidArgument
 from vkbackend.tools.bench import write_md
 from vkbackend.tools.console import console, write_json
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
+from vkbackend.tools.measure.plots import check_plot, plotting, save
 from vkbackend.tools.measure.timing import Test, Timer
 
 COLUMNS = ("model", "depth", "pp t/s", "tg t/s")
@@ -97,30 +96,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
-    """matplotlib's pyplot, without a display; raises UnsupportedFeature where it is not installed."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UnsupportedFeature(
-            '--plot needs the package matplotlib (extra "plot"): pip install matplotlib'
-        ) from None
-    return pyplot
-
-
-def check_plot(path: str) -> None:
-    """Raise, before anything is measured, where no plot could be drawn or written."""
-    kinds = plotting().figure().canvas.get_supported_filetypes()
-    if Path(path).suffix.removeprefix(".").lower() not in kinds:
-        raise InvalidArgument(
-            f"--plot {path}: expected a name that ends in one of {', '.join(sorted(kinds))}"
-        )
-    check_target(path, InvalidArgument)
-
-
 def draw(points: Sequence[Point], path: str) -> None:
     """Two panels, prefill and decode, a line per model; raises InvalidArgument where it cannot be written."""
     figure, axes = plotting().subplots(1, 2, figsize=(10, 4), layout="constrained")
@@ -130,10 +105,7 @@ def draw(points: Sequence[Point], path: str) -> None:
             axis.plot([p.depth for p in own], [getattr(p, kind) for p in own], marker="o", label=model)
         axis.set(title=title, xlabel="tokens in the cache", ylabel="tokens per second", ylim=(0, None))
     axes[0].legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{path}: the plot cannot be written: {error}") from None
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""Pictures of what was measured, by matplotlib (extra "plot")."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vkbackend.atomic_file import check_target
+from vkbackend.errors import InvalidArgument, UnsupportedFeature
+
+
+def plotting():  # type: ignore[no-untyped-def]  # matplotlib is an extra
+    """matplotlib's pyplot, without a display; raises UnsupportedFeature where it is not installed."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise UnsupportedFeature(
+            '--plot needs the package matplotlib (extra "plot"): pip install matplotlib'
+        ) from None
+    return pyplot
+
+
+def check_plot(path: str) -> None:
+    """Raise, before anything is measured, where no plot could be drawn or written."""
+    kinds = plotting().figure().canvas.get_supported_filetypes()
+    if Path(path).suffix.removeprefix(".").lower() not in kinds:
+        raise InvalidArgument(
+            f"--plot {path}: expected a name that ends in one of {', '.join(sorted(kinds))}"
+        )
+    check_target(path, InvalidArgument)
+
+
+def save(figure: Any, path: str) -> None:
+    """Raises InvalidArgument where the picture cannot be written."""
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path}: the plot cannot be written: {error}") from None

@@ -1,0 +1,80 @@
+"""What a long prompt does to those who wait for their next token: `python -m
+vkbackend.tools.studies.long_prompt -m model.gguf -dev 0`.
+
+Four sequences decode; then a prompt of 4,000 tokens arrives beside them. Prints a Markdown table of the
+milliseconds from token to token of the four, before it and while it is read, and what they are to each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+
+from vkbackend.checks import whole_number
+from vkbackend.models.arguments import device_list
+from vkbackend.models.llm import LLM
+from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.measure.parallel import quantile
+from vkbackend.tools.measure.turns import errors_told, table
+
+N_DECODING = 4
+UNDISTURBED = 200  # tokens of each before the prompt comes
+
+
+async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], float]:
+    """Milliseconds between tokens before the prompt and beside it, and until its first token."""
+    rng = random.Random(7)
+    gaps: list[float] = []
+    beside = asyncio.Event()
+
+    async def decoder(i: int) -> None:
+        last = 0.0
+        async for _ in llm.astream([1 + i] * 8, None, ignore_eos=True, seed=i):
+            now = time.perf_counter()
+            if last:
+                gaps.append(1e3 * (now - last))
+            last = now
+            if beside.is_set():
+                return
+
+    tasks = [asyncio.create_task(decoder(i)) for i in range(N_DECODING)]
+    while len(gaps) < 50 * N_DECODING:  # steps are recorded meanwhile
+        await asyncio.sleep(0.01)
+    gaps.clear()
+    while len(gaps) < UNDISTURBED * N_DECODING:
+        await asyncio.sleep(0.01)
+    before, began = list(gaps), time.perf_counter()
+    gaps.clear()
+    await llm.agenerate([rng.randrange(llm.n_vocab) for _ in range(n_prompt)], 1)
+    took, during = time.perf_counter() - began, list(gaps)
+    beside.set()
+    await asyncio.gather(*tasks)
+    return before, during, took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", default=demo_model(), help="GGUF file (default: the demo model)")
+    parser.add_argument("-dev", "--device", default="0", help="devices (default: 0)")
+    parser.add_argument("-p", "--n-prompt", type=int, default=4000, help="its tokens (default: 4000)")
+    args = parser.parse_args()
+    with errors_told():
+        n = whole_number("-p", args.n_prompt, 1, 1 << 17)
+        devices = device_list("devices", args.device)
+        with LLM(args.model, devices=devices, n_slots=N_DECODING + 1, n_ctx=2 * n) as llm:
+            asyncio.run(measure(llm, min(n, 600)))  # records the steps that there will be
+            before, during, took = asyncio.run(measure(llm, n))
+    rows = []
+    for name, q in (("median", 0.5), ("p99", 0.99), ("most", 1.0)):
+        values = quantile(before, q), quantile(during, q)
+        rows.append((name, *values, values[1] / values[0]))
+    table(f"{args.model}: a prompt of {n} tokens beside {N_DECODING} that decode; read in {took:.1f} s "
+          f"({statistics.fmean(during):.1f} ms a token beside it)",
+          ("from token to token", "ms undisturbed", "ms beside it", "ratio"), rows)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
