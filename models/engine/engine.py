@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vkbackend.errors import DeadlineExceeded, DeviceLost, InvalidArgument, QueueFull, Timeout, VkbackendError
-from vkbackend.models.engine import saved_state
+from vkbackend.errors import DeadlineExceeded, DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.messages import (
     Cancel,
     Close,
-    CopySlot,
     EngineInfo,
     ErrorData,
     Event,
     Generate,
-    LoadState,
     Logits,
     Memory,
     News,
@@ -31,15 +28,14 @@ from vkbackend.models.engine.messages import (
     Progress,
     Request,
     Resume,
-    SaveState,
     Stats,
     check_slot,
     check_tokens,
 )
 from vkbackend.models.engine.prefix_cache import PrefixCache
-from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.engine.scheduler import Batch, Scheduler
 from vkbackend.models.engine.sequence import Sequence
+from vkbackend.models.engine.slot_requests import SlotRequests
 from vkbackend.models.engine.step_times import StepTimes
 from vkbackend.models.engine.waiting import Deadlines
 from vkbackend.models.options import Options
@@ -75,6 +71,7 @@ class Engine:
             share=share,
             budget=budget,
         )
+        self._slots = SlotRequests(runner, self.cache, self.scheduler)
         self._windowed = any(pool.window for pool in runner.pools)
         self._by_id: dict[int, Sequence] = {}
         self._deadlines, self._times = Deadlines(), StepTimes()
@@ -126,7 +123,9 @@ class Engine:
             self.close()
         else:
             try:
-                self._tell(Event(request.id, slot=request.slot, tokens=self._state(request)))
+                if self._broken:
+                    raise self._broken.exception()
+                self._tell(Event(request.id, slot=request.slot, tokens=self._slots.run(request)))
             except VkbackendError as error:
                 if isinstance(error, DeviceLost | Timeout):
                     self._broken = ErrorData.of(error)
@@ -199,71 +198,6 @@ class Engine:
             "n_steps": self._n_steps,
             **self._times.report(),
         }
-
-    # ---- what slots hold ----
-
-    def _state(self, request: SaveState | LoadState | CopySlot) -> tuple[int, ...] | None:
-        """Save, or load or copy and return the tokens of the slot; at once, between two steps."""
-        if self._broken:
-            raise self._broken.exception()
-        check_slot(request.slot, self.runner.n_slots)
-        content = self.scheduler.content(request.slot)
-        if isinstance(request, SaveState):
-            saved_state.save(self.runner, request.path, request.slot, content, request.first, request.last)
-            return None
-        if isinstance(request, CopySlot):
-            self._check_free(request.target)
-            if request.target != request.slot:
-                self._copy(request.slot, content, request.target)
-            return tuple(content.tokens)
-        self._check_free(request.slot)
-        self._load(request, content)
-        return tuple(content.tokens)
-
-    def _copy(self, source: int, content: SlotContent, target: int) -> None:
-        # What the target held is gone even where a device fails in the middle.
-        self.scheduler.put(target, SlotContent())
-        copies = self.cache.copy(source, target)
-        if copies is None:
-            raise InvalidArgument(
-                f"slot {source} cannot be copied: no blocks of the KV cache are left; wait for a request to "
-                "end, or open the model with more cells (kv_cells)"
-            )
-        self.runner.copy_blocks(copies)
-        self.runner.copy_state(source, target, content.n_stored)
-        resumable = content.n_stored if self.runner.states else self.cache.resumable(target)
-        self.scheduler.put(target, SlotContent(list(content.tokens), content.n_stored, resumable))
-
-    def _load(self, request: LoadState, content: SlotContent) -> None:
-        slot, cache = request.slot, self.cache
-
-        def place(first: int, last: int) -> dict[int, int]:
-            copies = cache.cut(slot, first)
-            room = None if copies is None else cache.place(slot, last)
-            if room is None:
-                self.scheduler.put(slot, SlotContent())
-                raise InvalidArgument(
-                    f"slot {slot} cannot take {last} positions: no blocks of the KV cache are left; wait for "
-                    "a request to end, or open the model with more cells (kv_cells)"
-                )
-            self.runner.copy_blocks(copies or [])
-            return room
-
-        try:
-            saved_state.load(self.runner, request.path, slot, content, place)
-        finally:  # a device may have failed in the middle
-            self.scheduler.put(slot, content)
-        cache.stored(slot, content.tokens, content.n_stored)
-        content.resumable = max(content.resumable, cache.resumable(slot))
-
-    def _check_free(self, slot: int) -> None:
-        """Raises InvalidArgument where a sequence is at work in the slot, or waits for it."""
-        check_slot(slot, self.runner.n_slots)
-        if slot not in self.scheduler.free or self.scheduler.waiting.waits_for(slot):
-            raise InvalidArgument(
-                f"slot {slot} is in work, so nothing can be put into it; end what runs there "
-                "(close its stream) or take another slot"
-            )
 
     # ---- steps ----
 

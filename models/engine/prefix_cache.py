@@ -10,86 +10,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
+from vkbackend.models.engine.blocks import Copy, Held, Node, Pool, States, Usage
 from vkbackend.ops import CELL_BLOCK
 
 Write = Callable[[int, int, int, int], None]  # group, slot, index of the block in the slot, block
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The blocks of all layers with one cell table; a row sees `window` positions (0: all before it)."""
-
-    n_blocks: int
-    window: int = 0
-
-    @property
-    def seen(self) -> int:
-        """Blocks in front of a block's first position that a row there may see; 0: all."""
-        return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
-
-
-class States(Protocol):
-    """The states of recurrent layers, which stand for a whole beginning (placement/recurrent_state.py)."""
-
-    def take(self, slot: int, position: int) -> int | None:
-        """The cell of a snapshot of the slot, which is the caller's from now on."""
-
-    def lend(self, slot: int, position: int, cell: int) -> None:
-        """The slot's next run begins at `position` and reads that cell."""
-
-    def give_back(self, cell: int) -> None:
-        """Nobody needs the cell any more."""
-
-    def resume_at(self, slot: int, position: int) -> int:
-        """The last position up to `position` from which the slot can go on."""
-
-    def drop(self, slot: int) -> None:
-        """Forget what the slot holds."""
-
-
-class Node:
-    """A full block behind its parent's: `blocks` by group (-1: gone), `users` of each, the state behind."""
-
-    __slots__ = ("blocks", "children", "key", "parent", "state", "users")
-
-    def __init__(self, parent: Node | None, key: tuple[int, ...], blocks: list[int]) -> None:
-        self.parent, self.key, self.blocks = parent, key, blocks
-        self.users = [0] * len(blocks)
-        self.children: dict[tuple[int, ...], Node] = {}
-        self.state: int | None = None
-
-
-@dataclass(slots=True)
-class _Slot:
-    nodes: list[Node]  # the leading full blocks
-    own: list[dict[int, int]]  # by group: blocks behind them, by index
-    low: list[int]  # by group: the first index that is held
-    high: list[int]  # by group: the index behind the last one
-    lent: Node | None = None  # whose state the next run reads
-
-
-@dataclass(slots=True)
-class Usage:
-    """Blocks of the first group, and what became of the tokens of prompts."""
-
-    n_blocks: int
-    free: int
-    cached: int  # in the tree, used by nobody
-    shared: int = 0  # used by several slots
-    prompt_tokens: int = 0
-    shared_tokens: int = 0  # of those: not computed again
-
-
-@dataclass(slots=True)
-class Copy:
-    """A block that must be copied before it is written."""
-
-    group: int
-    source: int
-    target: int
 
 
 class PrefixCache:
@@ -115,9 +40,9 @@ class PrefixCache:
         self._idle: OrderedDict[int, None] = OrderedDict((slot, None) for slot in range(n_slots))
         self.prompt_tokens = self.shared_tokens = 0
 
-    def _empty(self) -> _Slot:
+    def _empty(self) -> Held:
         n = len(self.pools)
-        return _Slot([], [{} for _ in range(n)], [0] * n, [0] * n)
+        return Held([], [{} for _ in range(n)], [0] * n, [0] * n)
 
     # ---- what is there ----
 
@@ -189,7 +114,7 @@ class PrefixCache:
         """A sequence goes on with what the slot holds."""
         self._idle.pop(slot, None)
 
-    def _enter(self, slot: int, held: _Slot, path: Sequence[Node]) -> None:
+    def _enter(self, slot: int, held: Held, path: Sequence[Node]) -> None:
         """More nodes behind those that the slot has; it holds no blocks of its own from there on."""
         first, end = len(held.nodes), len(held.nodes) + len(path)
         for group, pool in enumerate(self.pools):
@@ -264,7 +189,7 @@ class PrefixCache:
             if pool.window:
                 self._leave(held, group, max(0, n_stored - pool.window + 1) // CELL_BLOCK)
 
-    def _file(self, slot: int, held: _Slot, tokens: Sequence[int]) -> None:
+    def _file(self, slot: int, held: Held, tokens: Sequence[int]) -> None:
         """The slot's first block behind its nodes becomes one, or is replaced by one of the same tokens."""
         index = len(held.nodes)
         parent = held.nodes[-1] if held.nodes else self._root
@@ -284,7 +209,7 @@ class PrefixCache:
                 self._use(node, group)
         held.nodes.append(node)
 
-    def _leave(self, held: _Slot, group: int, low: int) -> None:
+    def _leave(self, held: Held, group: int, low: int) -> None:
         """Give back the blocks in front of `low`."""
         for index in range(held.low[group], min(low, held.high[group])):
             if index < len(held.nodes):
@@ -364,7 +289,7 @@ class PrefixCache:
             self._write(copy.group, slot, full, copy.target)
         return copies
 
-    def _shorten(self, held: _Slot, n_nodes: int) -> None:
+    def _shorten(self, held: Held, n_nodes: int) -> None:
         """Give back the nodes from the `n_nodes`-th on, the deepest first: they are then older."""
         for index in range(len(held.nodes) - 1, n_nodes - 1, -1):
             node = held.nodes.pop()
@@ -386,8 +311,10 @@ class PrefixCache:
         return {p.window: held.low[g] * CELL_BLOCK for g, p in enumerate(self.pools)}
 
     def release(self, slot: int) -> None:
-        """The sequence has ended; what the slot holds stays until it is needed elsewhere."""
-        self._slots[slot].lent = None
+        """The sequence has ended; what the slot holds stays until it is needed elsewhere. Of one that has not
+        run the state is another's, so nothing stays."""
+        if self._slots[slot].lent:
+            self.drop(slot)
         self._idle[slot] = None
 
     def drop(self, slot: int) -> None:
@@ -403,6 +330,15 @@ class PrefixCache:
     def copy(self, source: int, target: int) -> list[Copy] | None:
         """The target holds what the source does: the same nodes, and copies of its own blocks; None where
         there are no blocks for them."""
+        was_idle = source in self._idle
+        self._idle.pop(source, None)  # else its own blocks might be taken for the copies
+        try:
+            return self._copy(source, target)
+        finally:
+            if was_idle:
+                self._idle[source] = None
+
+    def _copy(self, source: int, target: int) -> list[Copy] | None:
         self.drop(target)
         theirs, held, copies = self._slots[source], self._slots[target], list[Copy]()
         self._enter(target, held, theirs.nodes)

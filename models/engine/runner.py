@@ -20,7 +20,7 @@ from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.sizing import StepShape, bucket
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.prefix_cache import Copy, Pool
+from vkbackend.models.engine.blocks import Copy, Pool
 from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
 from vkbackend.models.gguf.reader import GGUF

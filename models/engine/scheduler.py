@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vkbackend.models.engine.blocks import Copy, Node
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.messages import Logits
-from vkbackend.models.engine.prefix_cache import Copy, Node, PrefixCache
+from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.models.engine.waiting import Waiting
@@ -135,6 +136,8 @@ class Scheduler:
         content = self.content(sequence.slot)
         self.running.remove(sequence)
         self._leave(sequence.slot, content)
+        if not self.cache.holds(sequence.slot):
+            self.contents[sequence.slot] = SlotContent()
 
     def _leave(self, slot: int, content: SlotContent) -> None:
         self.contents[slot] = content

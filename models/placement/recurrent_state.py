@@ -99,6 +99,8 @@ class SlotStates:
         """The cell of the state after `position` positions, one that `resume_at` names."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
+        if position == self._lent.get(slot, (-1, -1))[0]:
+            return self._lent[slot][1]
         return self._snapshots[slot][position]
 
     def advance(self, run: Run) -> tuple[int, int]:

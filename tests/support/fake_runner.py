@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
+from vkbackend.models.engine.blocks import Copy, Pool
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Progress
-from vkbackend.models.engine.prefix_cache import Copy, Pool
 from vkbackend.models.options import Options
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.ops import CELL_BLOCK

@@ -32,6 +32,7 @@ from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
 from runners import load_runner
 
+from vkbackend.meta.sizing import bucket
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.runner import Runner
@@ -196,7 +197,7 @@ def test_two_drivers_equal_one(folder: Path, name: str, devices: list[str], way:
 def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: list[str]) -> None:
     with opened(model(folder, name), devices, keep_values=True) as runner:
         prefill(runner)
-        rows = 1 << (N - 1).bit_length()
+        rows = bucket(N)
         chosen = {
             k: v for k, v in runner.mesh.recorded_step(rows, rows).values.items() if k.endswith("moe_ids")
         }

@@ -16,12 +16,13 @@ from oracles.fixtures import build
 from places import GOLDEN
 from runners import load_runner
 
+from vkbackend.meta.sizing import bucket
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
 
 N = len(PROMPT)
-ROWS = 1 << (N - 1).bit_length()
+ROWS = bucket(N)
 N_EXPERT = 8
 
 

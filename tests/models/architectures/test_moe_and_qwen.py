@@ -20,6 +20,7 @@ from tiny_models import Tiny, tensors, write_tiny
 from vkbackend.buffer import Home
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.limits import Limits
+from vkbackend.meta.sizing import bucket
 from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Copy
 from vkbackend.step import Run
@@ -176,7 +177,7 @@ def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[s
 
 def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
     """Per layer the experts of the last prefill [n_rows, n_used], the same on every device that has any."""
-    rows = 1 << (n_rows - 1).bit_length()
+    rows = bucket(n_rows)
     values = runner.mesh.recorded_step(rows, rows).values
     layers = []
     for il in range(runner.model.n_layer):

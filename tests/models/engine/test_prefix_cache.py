@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import GREEDY, events_of, finish, make, tokens_of
 
+from vkbackend.models.engine.blocks import Pool
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, Request
-from vkbackend.models.engine.prefix_cache import Pool, PrefixCache
+from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.ops import CELL_BLOCK
 
 pytestmark = pytest.mark.no_vulkan
@@ -172,7 +173,7 @@ def test_the_least_recently_used_goes_first() -> None:
     check_sound(engine)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:

@@ -1,0 +1,82 @@
+"""What the prefix cache deals in: pools of blocks, nodes of its tree, what a slot holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vkbackend.ops import CELL_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The blocks of all layers with one cell table; a row sees `window` positions (0: all before it)."""
+
+    n_blocks: int
+    window: int = 0
+
+    @property
+    def seen(self) -> int:
+        """Blocks in front of a block's first position that a row there may see; 0: all."""
+        return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
+
+
+class States(Protocol):
+    """The states of recurrent layers, which stand for a whole beginning (placement/recurrent_state.py)."""
+
+    def take(self, slot: int, position: int) -> int | None:
+        """The cell of a snapshot of the slot, which is the caller's from now on."""
+
+    def lend(self, slot: int, position: int, cell: int) -> None:
+        """The slot's next run begins at `position` and reads that cell."""
+
+    def give_back(self, cell: int) -> None:
+        """Nobody needs the cell any more."""
+
+    def resume_at(self, slot: int, position: int) -> int:
+        """The last position up to `position` from which the slot can go on."""
+
+    def drop(self, slot: int) -> None:
+        """Forget what the slot holds."""
+
+
+class Node:
+    """A full block behind its parent's: `blocks` by group (-1: gone), `users` of each, the state behind."""
+
+    __slots__ = ("blocks", "children", "key", "parent", "state", "users")
+
+    def __init__(self, parent: Node | None, key: tuple[int, ...], blocks: list[int]) -> None:
+        self.parent, self.key, self.blocks = parent, key, blocks
+        self.users = [0] * len(blocks)
+        self.children: dict[tuple[int, ...], Node] = {}
+        self.state: int | None = None
+
+
+@dataclass(slots=True)
+class Held:
+    nodes: list[Node]  # the leading full blocks
+    own: list[dict[int, int]]  # by group: blocks behind them, by index
+    low: list[int]  # by group: the first index that is held
+    high: list[int]  # by group: the index behind the last one
+    lent: Node | None = None  # whose state the next run reads
+
+
+@dataclass(slots=True)
+class Usage:
+    """Blocks of the first group, and what became of the tokens of prompts."""
+
+    n_blocks: int
+    free: int
+    cached: int  # in the tree, used by nobody
+    shared: int = 0  # used by several slots
+    prompt_tokens: int = 0
+    shared_tokens: int = 0  # of those: not computed again
+
+
+@dataclass(slots=True)
+class Copy:
+    """A block that must be copied before it is written."""
+
+    group: int
+    source: int
+    target: int
