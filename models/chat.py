@@ -2,32 +2,43 @@
 
 The whole conversation goes through the template at every turn, as templates may look back. Where its text
 goes on from what the slot holds, the tokens that the model made stay: made from their text again they could
-be cut differently.
+be cut differently. Where the context is full, the oldest exchanges are left out of what the model sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import Unpack
+from dataclasses import replace
+from typing import Any, Unpack
 
-from vkbackend.models.arguments import text_of
-from vkbackend.models.engine.completion import Chunk
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.arguments import text_of, token_limit
+from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import AnswerKeywords, GenerateOptions
+from vkbackend.models.text import reasoning
 from vkbackend.models.text.chat_template import ChatTemplate, Message, required
 from vkbackend.options import takes
 
 
 class Chat:
     """One conversation in `slot` of an LLM. `system` is what it is told first; `template` is a jinja source
-    (None: the model's own).
+    (None: the model's own), `variables` are what it finds beside the messages.
+
+    `messages` is the conversation; the first `n_left_out` of it, behind the system prompt, have left the
+    context. `thinks`: the answer that is made begins in a thought that the template opened.
 
     Raises UnsupportedModel without a tokenizer or a template, InvalidArgument for one that is not valid.
     """
 
     def __init__(
-        self, llm: LLM, system: str | None = None, template: str | None = None, slot: int = 0
+        self,
+        llm: LLM,
+        system: str | None = None,
+        template: str | None = None,
+        slot: int = 0,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         self._llm, self._slot, self._tokenizer = llm, slot, llm.tokenizer
         for name, text in (("system", system), ("template", template)):
@@ -36,13 +47,15 @@ class Chat:
         special = (self._tokenizer.bos_id, self._tokenizer.eos_id)
         bos, eos = ("" if i is None else self._tokenizer.piece(i).decode(errors="replace") for i in special)
         source = required(llm.chat_template if template is None else template)
-        self._template = ChatTemplate(source, bos, eos)
+        self._template, self._variables = ChatTemplate(source, bos, eos), dict(variables or {})
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self.thinks = False
         self.clear()
 
     def clear(self) -> None:
         """Forget all but the system prompt."""
         self.messages = list(self._first)
+        self.n_left_out = 0
         self._text, self._ids = "", list[int]()  # a beginning of what the slot holds
 
     @takes(AnswerKeywords, GenerateOptions)
@@ -52,33 +65,99 @@ class Chat:
         """Say `text` and stream the answer; the keywords are those of `LLM.stream`, without the slot.
 
         Closing the stream ends the answer, and what was said of it stays. A message that the context does not
-        hold any more, or that the template refuses, raises InvalidArgument here and is forgotten.
+        hold by itself, or that the template refuses, raises InvalidArgument here and is forgotten.
         """
-        messages: list[Message] = [*self.messages, {"role": "user", "content": text_of("text", text)}]
-        prompt = self._template.render(messages)
-        ids = self._encode(prompt)
-        return self._answer(
-            messages, prompt, ids, self._llm.stream(ids, max_tokens, slot=self._slot, **options)
+        return self._ask(
+            [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options
         )
 
-    def _answer(
-        self, messages: list[Message], prompt: str, ids: list[int], stream: Generator[Chunk, None, None]
+    @takes(AnswerKeywords, GenerateOptions)
+    def regenerate(
+        self, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        chunks: list[Chunk] = []
+        """Answer the last message once more, in place of the last answer. InvalidArgument without one."""
+        asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        if not asked:
+            raise InvalidArgument("there is no message to answer once more; send one")
+        return self._ask(self.messages[: asked[-1] + 1], max_tokens, options)
+
+    def _ask(
+        self, messages: list[Message], max_tokens: int | None, options: AnswerKeywords
+    ) -> Generator[Chunk, None, None]:
+        most = token_limit("max_tokens", max_tokens)
+        room = self._llm.n_ctx // 4 if most is None else min(most, self._llm.n_ctx // 4)
+        left_out, prompt, ids = self._fitting(messages, self.n_left_out, self._llm.n_ctx - room)
+        stream = self._llm.stream(ids, most, slot=self._slot, **options)
+        self.n_left_out, self.thinks = left_out, reasoning.opened(prompt)
+        return self._answer(messages, prompt, ids, stream, most, options)
+
+    def _answer(
+        self,
+        messages: list[Message],
+        prompt: str,
+        ids: list[int],
+        stream: Generator[Chunk, None, None],
+        most: int | None,
+        options: AnswerKeywords,
+    ) -> Generator[Chunk, None, None]:
+        chunks, before = list[Chunk](), list[dict[str, float]]()
+        made: list[int] = []
         try:
-            with closing(stream):
-                for chunk in stream:
-                    chunks.append(chunk)
-                    yield chunk
+            while True:
+                shorter = None
+                with closing(stream):
+                    for chunk in stream:
+                        made += [] if chunk.token is None else [chunk.token]
+                        full = chunk.finish_reason == "length" and (most is None or len(made) < most)
+                        if full and (shorter := self._shortened(messages, len(made))):
+                            before.append(chunk.timings or {})
+                            chunk = replace(chunk, finish_reason=None, timings=None)
+                        elif chunk.timings and before:
+                            chunk = replace(chunk, timings=total([*before, chunk.timings]))
+                        chunks.append(chunk)
+                        yield chunk
+                if shorter is None:
+                    return
+                self.n_left_out, prompt, ids = shorter
+                left = None if most is None else most - len(made)
+                stream = self._llm.stream([*ids, *made], left, slot=self._slot, **options)
         finally:
             answer = "".join(chunk.text for chunk in chunks)
-            made = [chunk.token for chunk in chunks if chunk.token is not None]
             if made and made[-1] in self._tokenizer.stop_ids:
                 made.pop()  # the template writes what ends a message
-            self.messages = [*messages, {"role": "assistant", "content": answer}]
+            self.messages = [*messages, said(answer, self.thinks)]
             # Bytes of half a character, or a stop string, are in the tokens and not in the text.
             whole = self._tokenizer.decode(made, at_start=False) == answer
             self._text, self._ids = (prompt + answer, ids + made) if whole else ("", [])
+
+    # ---- what the context holds ----
+
+    def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, str, list[int]] | None:
+        """The same for an answer of which `n_made` tokens are there; None where nothing older is left."""
+        older = self._older(messages, self.n_left_out)
+        if older is None:
+            return None
+        found = self._fitting(messages, older, self._llm.n_ctx // 2 - n_made)
+        return found if len(found[2]) + n_made < self._llm.n_ctx else None
+
+    def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, str, list[int]]:
+        """How many messages are left out so that the others have `most` tokens, their text, its ids. Half of
+        the context is made free at once: else every turn would compute the whole conversation anew."""
+        n_first = len(self._first)
+        while True:
+            seen = [*messages[:n_first], *messages[n_first + left_out :]]
+            prompt = self._template.render(seen, **self._variables)
+            ids = self._encode(prompt)
+            older = self._older(messages, left_out)
+            if len(ids) <= most or older is None:
+                return left_out, prompt, ids
+            left_out, most = older, min(most, self._llm.n_ctx // 2)
+
+    def _older(self, messages: list[Message], left_out: int) -> int | None:
+        """How many are left out where one more exchange is; None where the last message is the first."""
+        n_first = len(self._first)
+        later = range(n_first + left_out + 1, len(messages))
+        return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
 
     def _encode(self, prompt: str) -> list[int]:
         """Ids of a rendered conversation, with the BOS that the model wants and a template may leave out."""
@@ -91,3 +170,16 @@ class Chat:
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
             ids.insert(0, tok.bos_id)
         return ids
+
+
+def said(answer: str, thinks: bool) -> Message:
+    """An answer as templates take it: a thought stands by itself, under the names of Qwen and of gpt-oss."""
+    thought, content = reasoning.split(answer, thinks)
+    if not thought:
+        return {"role": "assistant", "content": answer}
+    return {
+        "role": "assistant",
+        "content": content.strip(),
+        "reasoning_content": thought,
+        "thinking": thought,
+    }

@@ -1,20 +1,25 @@
 """`vkbackend chat`: talk with a model.
 
-Every line is a message. Answers stream to stdout; devices, loading, memory and timings go to stderr. /clear
-forgets the conversation (the system prompt stays); /exit, Ctrl-D or the end of the input ends it. Ctrl-C ends
-an answer and keeps what was said of it; at the prompt it ends the program.
+Every line is a message; one that ends in a backslash goes on in the next line, one that begins with three
+double quotes goes on up to three more. Answers stream to stdout, thoughts dimmed on a terminal; devices,
+loading, memory and timings go to stderr. Where the context is full, the oldest messages leave it. /help
+lists the commands; /clear forgets the conversation; /exit, Ctrl-D or the end of the input ends it. Ctrl-C
+ends an answer and keeps what was said of it; at the prompt it ends the program.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -25,43 +30,70 @@ from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
 from vkbackend.models.text.chat_template import required
+from vkbackend.models.text.reasoning import ReasoningSplit
 from vkbackend.models.text.tokenizer import chat_template
 from vkbackend.tools.console import console, tell_notes
+from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
     demo_model,
     open_model,
+    show_model,
     show_timings,
     write_text,
 )
+from vkbackend.tools.message_lines import messages
 
 FRESH = "/clear forgets the conversation, a larger -c takes longer ones (0: the model's own)"
+COMMANDS = {
+    "/help": "show these commands",
+    "/clear": "forget the conversation; the system prompt stays",
+    "/regen": "answer the last message once more",
+    "/save": "FILE: write the conversation to a JSON file",
+    "/exit": "end, as Ctrl-D does",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    path = "the model, a .gguf file with a chat template (default: the embedded demo model, which has none)"
+    path = "the model, a .gguf file with a chat template (default: the embedded demo model)"
     add("-m", "--model", metavar="FILE", help=path)
     add("-sys", "--system-prompt", metavar="TEXT", help="what the model is told first (default: nothing)")
     add("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
     add("-st", "--single-turn", action="store_true", help="end after one answer")
     add("--chat-template-file", metavar="FILE",
         help="a jinja template in place of the model's own (default: that in the model file)")  # fmt: skip
+    add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
+        help="what the template finds beside the messages, such as "
+        """'{"enable_thinking": false}'""")  # fmt: skip
     add_length_arguments(parser, n_ctx=4096, ends="the answer ends")
     add_shared_arguments(parser)
 
 
+def variables(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict):
+            return found
+        why = f"a {type(found).__name__}"
+    except ValueError as error:
+        why = str(error)
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a JSON object; it is {why}")
+
+
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
+    settle(args)
     sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
     source = read_template(args)  # a model without one is told before it is loaded
-    llm, _ = open_model(args, err)
+    llm, infos = open_model(args, err)
     with llm:
-        conversation = Conversation(
-            Chat(llm, args.system_prompt, source), sampling, most, args.ignore_eos, err
-        )
+        chat = Chat(llm, args.system_prompt, source, variables=args.chat_template_kwargs)
+        show_model(llm, infos, args, err)
+        options = {"ignore_eos": args.ignore_eos, "stop": args.stop}
+        conversation = Conversation(chat, sampling, most, options, err)
         try:
             conversation.hold(args.prompt, args.single_turn)
         finally:
@@ -85,73 +117,97 @@ def read_template(args: argparse.Namespace) -> str:
 class Conversation:
     """A Chat on the terminal; `timings` are those of the answers that came to their end."""
 
-    def __init__(self, chat: Chat, sampling: SamplingParams, most: int | None, ignore_eos: bool,
+    def __init__(self, chat: Chat, sampling: SamplingParams, most: int | None, options: Mapping[str, Any],
                  err: Console) -> None:  # fmt: skip
         self.chat, self.err, self.most = chat, err, most
-        self._options = asdict(sampling) | {"ignore_eos": ignore_eos}
+        self._options = asdict(sampling) | dict(options)
         self.timings: list[dict[str, float]] = []
 
     def hold(self, first: str | None, single_turn: bool) -> None:
         """Answer messages until they end, or one; `first` comes before those that are read."""
         for text in messages(first):
-            if text == "/exit":
+            name, _, rest = text.partition(" ")
+            if name == "/exit":
                 return
-            if text == "/clear":
-                self.chat.clear()
-                tell_notes(["the conversation is forgotten"], self.err)
-            elif text:
-                try:
-                    self.answer(text)
-                except InvalidArgument as error:
-                    if single_turn or not sys.stdin.isatty():
-                        raise
-                    tell_notes([f"{error}; {FRESH}"], self.err)  # somebody is there to do so
-                if single_turn:
-                    return
+            try:
+                if name.startswith("/") and "/" not in name[1:]:
+                    self.obey(name, rest.strip())
+                    continue
+                if text:
+                    self.answer(partial(self.chat.send, text, self.most, **self._options))
+            except InvalidArgument as error:
+                if single_turn or not sys.stdin.isatty():
+                    raise
+                tell_notes([f"{error}; {FRESH}"], self.err)  # somebody is there to do so
+            if text and single_turn:
+                return
 
-    def answer(self, text: str) -> None:
-        """Say one message and write the answer, a line of its own."""
+    def obey(self, name: str, rest: str) -> None:
+        """Carry out a command, or say that there is none of that name."""
+        if name == "/help":
+            tell_notes((f"{command:<8}{what}" for command, what in COMMANDS.items()), self.err)
+        elif name == "/clear":
+            self.chat.clear()
+            tell_notes(["the conversation is forgotten"], self.err)
+        elif name == "/regen":
+            self.answer(partial(self.chat.regenerate, self.most, **self._options))
+        elif name == "/save":
+            tell_notes([self.save(rest)], self.err)
+        else:
+            tell_notes([f"{name} is no command; /help lists them"], self.err)
+
+    def save(self, path: str) -> str:
+        """Write the conversation to a file; returns what came of it."""
+        if not path:
+            return "/save needs the name of a file"
+        try:
+            text = json.dumps(self.chat.messages, ensure_ascii=False, indent=1)
+            Path(path).write_text(text + "\n", encoding="utf-8", errors="replace")
+        except OSError as error:
+            return f"{path!r} cannot be written: {error}"
+        return f"{len(self.chat.messages)} messages are in {path!r}"
+
+    def answer(self, ask: Callable[[], Generator[Chunk, None, None]]) -> None:
+        """Write the answer to what `ask` says, a line of its own."""
         chunks: list[Chunk] = []
-        with closing(self.chat.send(text, self.most, **self._options)) as stream, interrupts() as pressed:
+        before = self.chat.n_left_out
+        with closing(ask()) as stream, interrupts() as pressed:
+            show = shown(self.chat.thinks)
             try:
                 for chunk in stream:
                     chunks.append(chunk)
-                    write_text(chunk.text)
+                    show(chunk.text, chunk.finish_reason is not None)
                     if pressed:
                         break
             finally:
+                show("", True)
                 write_text("\n")
         last = chunks[-1]
         self.timings += [last.timings] if last.timings else []
         self._options["seed"] = (self._options["seed"] + 1) % (MAX_SEED + 1)  # other numbers for every answer
+        if (n := self.chat.n_left_out - before) > 0:
+            tell_notes([f"the context is full: its {n} oldest messages have left it"], self.err)
         if last.finish_reason == "length" and len(chunks) != self.most:
             tell_notes([f"ended  because the context is full: {FRESH}"], self.err)
 
 
-def messages(first: str | None) -> Iterator[str]:
-    """`first` and the lines of stdin, without the spaces around them."""
-    if first is not None:
-        yield first.strip()
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="replace")
-    with suppress(ImportError):
-        import readline  # noqa: F401  (input() edits its line and keeps a history with it)
-    while (line := read_line()) is not None:
-        yield line.strip()
+def shown(thinks: bool) -> Callable[[str, bool], None]:
+    """A function of (text, whether it is the last) that writes an answer; on a terminal its thoughts are
+    dimmed."""
+    if not sys.stdout.isatty():
+        return lambda text, last: write_text(text) if text else None
+    split = ReasoningSplit(thinks)
 
+    def show(text: str, last: bool) -> None:
+        for piece in split.push(text, last=last):
+            if piece.is_thought:
+                sys.stdout.write("\x1b[2m")
+            write_text(piece.text)
+            if piece.is_thought:
+                sys.stdout.write("\x1b[22m")
+        sys.stdout.flush()
 
-def read_line() -> str | None:
-    """One line of stdin, None at its end; on a terminal after a prompt, which stays out of a piped stdout."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        try:
-            return input("> ")
-        except EOFError:
-            write_text("\n")
-            return None
-    if sys.stdin.isatty():
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-    return sys.stdin.readline() or None
+    return show
 
 
 @contextmanager

@@ -17,6 +17,14 @@ from collections.abc import Mapping, Sequence
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.tools.parser import (
+    TALKS,
+    Parser,
+    bind_values,
+    conversation,
+    unknown_argument,
+    unknown_command,
+)
 
 COMMANDS = {  # module in this folder, imported when its command is the one asked for, and what it does
     "devices": ("devices", "List the Vulkan devices of this machine"),
@@ -58,7 +66,7 @@ Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, 
 
 def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser with all commands' names and the arguments of the `chosen` one alone; and that one's own."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
         epilog=EPILOG,
@@ -91,31 +99,19 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """The arguments, and the flag of each by its name; ends where one is unknown. argparse alone would take
     -t for -ts, -fa for -f a, -hf for a wish for help: flags are written out, and a value is a word of its
     own."""
-    parser, command = build_parser(words[0] if words else "")
+    chosen = words[0] if words else ""
+    parser, command = build_parser(chosen)
+    if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
+        parser.error(unknown_command(chosen, COMMANDS))
     known = command._option_string_actions
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
     if not unknown:
         args, unknown = parser.parse_known_args(words)
     if unknown:
-        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+        others = [build_parser(name)[1] for name in TALKS if chosen in TALKS and name != chosen]
+        command.error(unknown_argument(unknown[0], command, others[0] if others else None))
     flags = {action.dest: flag for flag, action in reversed(known.items()) if flag.startswith("--")}
     return args, {"path": "--model"} | flags
-
-
-def bind_values(argv: Sequence[str]) -> list[str]:
-    """`argv` with free text tied to its option: argparse would take "-1,2" or "- a list" for an option."""
-    long_names = {"-ts": "--tensor-split"}
-    if argv[:1] in (["generate"], ["chat"]):
-        long_names |= {"-p": "--prompt"}
-    if argv[:1] == ["chat"]:
-        long_names |= {"-sys": "--system-prompt"}
-    long_names |= {name: name for name in long_names.values()}
-    out: list[str] = []
-    words = iter(argv)
-    for word in words:
-        value = next(words, None) if word in long_names else None
-        out.append(word if value is None else f"{long_names[word]}={value}")
-    return out
 
 
 def shows_tracebacks() -> bool:
@@ -143,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
             stream.reconfigure(errors="backslashreplace")
-    words = bind_values(sys.argv[1:] if argv is None else argv)
+    words = conversation(bind_values(sys.argv[1:] if argv is None else argv))
     flags: dict[str, str] = {}
     try:
         args, flags = parse(words)

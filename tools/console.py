@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from rich.text import Text
 
 MIB = 1 << 20
 SHORT_WORD = 12  # characters
+UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MANY_COLUMNS = 8  # stand closer together, to fit a terminal of 80
 PIPE_WIDTH = 160  # columns where there is no terminal: enough for every table unwrapped
 
@@ -61,7 +63,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
         cells = [_cell(row[i]) for row in rows]
         words = [word for cell in cells for word in cell.split()]
-        short = [word for word in (*cells, *words) if numeric or len(word) <= SHORT_WORD]
+        short = [
+            word for word in (*cells, *words) if numeric or len(word) <= SHORT_WORD or UUID.fullmatch(word)
+        ]
         whole = [*column.split(), *short]  # never cut in two
         out.add_column(
             Text(column),

@@ -15,9 +15,11 @@ from vkbackend.errors import UnsupportedFeature
 from vkbackend.tools.console import console, size, table, write_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
     from vkbackend.vulkan.capabilities import DeviceInfo
+
+WIDE = 140  # columns that hold a UUID beside everything else of a device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +39,11 @@ def present() -> list[DeviceInfo]:
     return found
 
 
-def device_table(infos: Sequence[DeviceInfo], title: str = "") -> Table:
-    """One row per device."""
+def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:
+    """One row per device; where a terminal is too narrow, their UUIDs in a table of their own."""
+    columns = ["index", "name", "vendor", "type", "driver", "Vulkan", "memory", "PCI"]
     rows = [
-        (
+        [
             info.index,
             info.name,
             info.vendor,
@@ -49,13 +52,15 @@ def device_table(infos: Sequence[DeviceInfo], title: str = "") -> Table:
             info.api,
             size(sum(heap.nbytes for heap in info.heaps if heap.device_local)),
             info.pci or "-",
-            info.uuid,
-        )
+        ]
         for info in infos
     ]
-    return table(
-        title, ("index", "name", "vendor", "type", "driver", "Vulkan", "memory", "PCI", "UUID"), rows
-    )
+    whole = [[*row, info.uuid] for row, info in zip(rows, infos, strict=True)]
+    if out.width >= WIDE:
+        out.print(table(title, [*columns, "UUID"], whole))
+    else:
+        out.print(table(title, columns, rows))
+        out.print(table("", ["index", "UUID"], [[info.index, info.uuid] for info in infos]))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         write_json([info.to_json() for info in infos], indent=1)
     else:
-        console().print(device_table(infos))
+        show_devices(infos, console())
 
 
 if __name__ == "__main__":

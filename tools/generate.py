@@ -1,12 +1,14 @@
 """`vkbackend generate`: continue a prompt.
 
 The text streams to stdout; devices, loading, memory and timings go to stderr. Without -m the small demo model
-that comes with the package is used.
+that comes with the package is used, without -p and -f a text that is piped in.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import HOST, token_limit
+from vkbackend.models.engine.completion import Chunk
 from vkbackend.tools.console import console, tell_notes, write_json
+from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
     open_model,
+    show_model,
     show_timings,
     write_text,
 )
@@ -33,11 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-m", "--model", metavar="FILE", help="the model, a .gguf file (default: the embedded demo model)")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument(
-        "-p", "--prompt", metavar="TEXT", help="the text to continue (default: start from nothing)"
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        help="the text to continue (default: what is piped in, or start from nothing)",
     )
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file, - for stdin")
     add("--no-parse-special", dest="parse_special", action="store_false",
         help="control tokens written out in the prompt, such as <|im_start|>, are plain text")  # fmt: skip
+    add("--prompt-cache", metavar="FILE",
+        help="begin with what FILE holds of the prompt, and keep the prompt's state there")  # fmt: skip
+    add("--prompt-cache-ro", action="store_true", help="leave that file as it is")
     add_length_arguments(parser, n_ctx=512, ends="the model ends")
     add("--json", action="store_true",
         help="print one JSON object instead of the text: text, tokens, logprobs, prompt_tokens, "
@@ -46,16 +57,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    """The prompt of -p or -f; one newline at the end of a file is dropped."""
-    if args.file is None:
+    """The prompt of -p or -f, or a text that is piped in; one newline at the end of a file is dropped."""
+    name = "-" if args.file is None and args.prompt is None and text_is_piped() else args.file
+    if name is None:
         return args.prompt or ""
     try:
-        data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         return data.decode().removesuffix("\n")
     except (OSError, ValueError) as error:
         raise InvalidArgument(
-            f"the prompt file {args.file!r} cannot be read: {error}; give a UTF-8 text"
+            f"the prompt file {name!r} cannot be read: {error}; give a UTF-8 text"
         ) from None
+
+
+def text_is_piped() -> bool:
+    """Whether stdin is a pipe or a file, rather than a terminal or nothing."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def describe(info: DeviceInfo | None) -> dict[str, Any]:
@@ -70,13 +91,22 @@ def describe(info: DeviceInfo | None) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
-    prompt, sampling, most = read_prompt(args), sampling_of(args), token_limit("max_tokens", args.max_tokens)
+    settle(args)
+    sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
+    prompt, cache = read_prompt(args), args.prompt_cache
     llm, infos = open_model(args, err)
     with llm:
         ids = llm.tokenize(prompt, parse_special=args.parse_special)
-        chunks = []
+        if cache is not None and os.path.exists(cache):
+            llm.load_state(cache)
+        options = asdict(sampling) | {"ignore_eos": args.ignore_eos, "stop": args.stop}
+        stream = llm.stream(ids, most, slot=None if cache is None else 0, **options)
+        show_model(llm, infos, args, err)
+        chunks: list[Chunk] = []
         try:
-            for chunk in llm.stream(ids, most, ignore_eos=args.ignore_eos, **asdict(sampling)):
+            for chunk in stream:
+                if cache is not None and not chunks and not args.prompt_cache_ro:
+                    llm.save_state(cache)
                 chunks.append(chunk)
                 if not args.json:
                     write_text(chunk.text)

@@ -19,7 +19,10 @@ SHOWN_ELEMENTS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a .gguf file; of a split model, any of its parts")
+    model = parser.add_mutually_exclusive_group(required=True)
+    text = "a .gguf file; of a split model, any of its parts"
+    model.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
+    model.add_argument("-m", "--model", dest="model", metavar="MODEL", help="the same")
     parser.add_argument(
         "--json",
         action="store_true",

@@ -344,6 +344,11 @@ def tell_story(rng: random.Random) -> Story:
 SPACE = "\u2581"
 UNK, BOS, EOS = 0, 1, 2
 N_SPECIAL = 3 + 256
+# A message is the beginning of a story, which the answer tells to its end.
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
+    "{% else %}{{ bos_token }}{{ m.content }}{% endif %}{% endfor %}"
+)
 N_VOCAB_MIN = N_SPECIAL + 64  # the stories have 56 characters
 # No piece crosses the border of two chunks, so encoding chunk by chunk equals SPM on the whole text.
 CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|.", re.DOTALL)
@@ -652,6 +657,7 @@ def write_gguf(
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(True)
+    writer.add_chat_template(TEMPLATE)
     matrices = gguf.GGMLQuantizationType[dtype]
     for name, weight in weights.items():
         if weight.ndim == 1:

@@ -18,7 +18,7 @@ from vkbackend.models.text.tokenizer import MAX_TEXT
 
 MAX_SOURCE = 1 << 20  # characters; the longest of known models have some 20,000
 
-Message = Mapping[str, str]  # "role" ("system", "user", "assistant") and "content"
+Message = Mapping[str, Any]  # "role" ("system", "user", "assistant", "tool"), "content" and what else it has
 
 _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueDictionary()
 

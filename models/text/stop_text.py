@@ -16,7 +16,7 @@ class StopText:
         that begins earlier counts, although a shorter one is complete first."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
-        n_held = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        n_held = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)
         if (begun := len(text) - n_held) < hit:
             self._held = text[begun:]
             return text[:begun]
@@ -24,6 +24,6 @@ class StopText:
         return text[:hit]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

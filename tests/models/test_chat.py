@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -22,11 +23,13 @@ from places import ROOT
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, UnsupportedModel
 from vkbackend.models.chat import Chat
+from vkbackend.models.chat import said as as_message
 from vkbackend.models.engine.completion import total
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.text.chat_template import ChatTemplate
-from vkbackend.tools.chat import FRESH, Conversation, interrupts
+from vkbackend.tools.chat import FRESH, Conversation, interrupts, shown
 from vkbackend.tools.console import console
+from vkbackend.tools.message_lines import messages
 
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
@@ -185,7 +188,7 @@ def hold(model: Path, stdin: io.StringIO, first: str | None = None, *, single: b
     with LLM(model, n_ctx=n_ctx) as llm, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", stdin)
         sampling = SamplingParams(0, 40, 0.95, 0.05, 1.0, 64, 1)
-        found = Conversation(Chat(llm), sampling, most, True, console(stderr=True))
+        found = Conversation(Chat(llm), sampling, most, {"ignore_eos": True}, console(stderr=True))
         found.hold(first, single)
         return found
 
@@ -205,7 +208,8 @@ def test_lines_are_messages_until_they_end(model: Path, capsys: pytest.CaptureFi
 
 
 def test_a_full_context_is_told_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hold(model, Terminal("w1.\nw2.\n/clear\nw1.\n"), most=None, n_ctx=20)
+    long = "w1. " * 30
+    hold(model, Terminal(f"w1.\n{long}\n/clear\nw1.\n"), most=None, n_ctx=20)
     out, err = capsys.readouterr()
     ended, refused, cleared, again, end = err.removeprefix("> ").split("\n> ")
     assert ended == again == f"ended  because the context is full: {FRESH}"
@@ -214,7 +218,73 @@ def test_a_full_context_is_told_in_one_line(model: Path, capsys: pytest.CaptureF
     first, second, rest = out.split("\n")
     assert first == second and not rest
     with pytest.raises(InvalidArgument, match="the context holds 20"):
-        hold(model, io.StringIO("w1.\nw2.\n"), most=None, n_ctx=20)  # a script is not there to clear it
+        hold(model, io.StringIO(f"w1.\n{long}\n"), most=None, n_ctx=20)  # a script is not there to clear it
+
+
+def test_the_oldest_messages_leave_a_full_context(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The system prompt stays; also where the input is a pipe, and in the middle of an answer."""
+    with LLM(model, n_ctx=60) as llm:
+        chat, asked = Chat(llm, "w9."), list[list[int]]()
+        stream = llm.stream
+        llm.stream = lambda ids, *rest, **how: asked.append(ids) or stream(ids, *rest, **how)  # type: ignore
+        for n in range(6):
+            said = list(chat.send(f"w{n}.", 12, temperature=0, ignore_eos=True))
+            assert len(said) == 12 and said[-1].finish_reason == "length"
+        assert chat.n_left_out >= 4 and len(chat.messages) == 13
+        seen = [chat.messages[0], *chat.messages[1 + chat.n_left_out : -1]]
+        assert seen[1]["role"] == "user"
+        found = llm.detokenize(asked[-1], skip_special=False)  # the words of users are no tokens
+        roles = [f"<|{message['role']}|>" for message in [*seen, {"role": "assistant"}]]
+        assert re.findall(r"<\|\w+\|>", found) == roles and len(asked[-1]) <= 45
+        assert [c.token for c in said] == fake_runner.continuation(asked[-1], 12, [2])
+        chat.clear()
+        list(chat.send("w1.", 20, temperature=0, ignore_eos=True))
+        long = list(chat.send("w2.", 35, temperature=0, ignore_eos=True))  # 30 + 35 tokens do not fit in 60
+        assert len(long) == 35 and chat.n_left_out == 2
+        assert [c.finish_reason for c in long] == [None] * 34 + ["length"]
+        assert long[-1].timings is not None and long[-1].timings["decode_n"] >= 33
+    hold(model, io.StringIO("w1.\n" * 12), n_ctx=40)
+    assert "oldest messages have left it" in capsys.readouterr().err
+
+
+def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "talk.json"
+    lines = f"/regen\nw1.\n/regen\n/save {path}\n/save\n/help\n/hlep\n/a/b\n/save /nowhere/x\n"
+    found = hold(model, Terminal(lines))
+    out, err = capsys.readouterr()
+    answers = out.split("\n")
+    assert answers[0] == answers[1] != answers[2] and len(answers) == 4
+    assert json.loads(path.read_text()) == found.chat.messages[:2]
+    for said in ("no message to answer once more", "2 messages are in", "/save needs", "/hlep is no command",
+                 "/regen  answer", "'/nowhere/x' cannot be written"):  # fmt: skip
+        assert said in err
+    assert [m["content"] for m in found.chat.messages][::2] == ["w1.", "/a/b"]
+
+
+def test_messages_of_several_lines() -> None:
+    text = 'one\ntwo \\\n three\\\nfour\n"""five\n\n six"""\n"""seven"""\n"""\neight\n"""\n"""nine'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(text))
+        want = ["zero", "one", "two \n three\nfour", "five\n\n six", "seven", "eight", "nine"]
+        assert list(messages(" zero")) == want
+
+
+def test_thoughts_are_dimmed_on_a_terminal_and_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "<think>Hm</think>Yes"
+    for terminal in (Terminal(), io.StringIO()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            show = shown(False)
+            for i, c in enumerate(text):
+                show(c, i == len(text) - 1)
+        said = terminal.getvalue()
+        if terminal.isatty():
+            assert said.replace("\x1b[22m\x1b[2m", "") == "\x1b[2mHm\x1b[22mYes"
+        else:
+            assert said == text
+    kept = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm", "thinking": "Hm"}
+    assert as_message(text, False) == kept
+    assert as_message("Hm</think>Yes", True) == kept and as_message(" a", False)["content"] == " a"
 
 
 def test_the_first_interrupt_ends_an_answer(
@@ -277,7 +347,10 @@ def test_help() -> None:
 
 
 def test_errors_of_the_command(tmp_path: Path, template: str) -> None:
-    without = chat(text="a\n")
+    bare = tmp_path / "bare.gguf"
+    raw = (ROOT / "models" / "demo" / "demo.gguf").read_bytes()
+    bare.write_bytes(raw.replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
+    without = chat("-m", str(bare), text="a\n")
     assert without.returncode == 2 and not without.stdout and "loading" not in without.stderr
     assert re.search("error: .*no chat template.*--chat-template-file.*`vkbackend generate`", without.stderr)
     assert chat("--chat-template-file", "/nowhere").returncode == 2

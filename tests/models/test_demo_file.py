@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
-from vkbackend.tools.train_demo import BOS, EOS, N_SPECIAL, Vocabulary, tell_story
+from vkbackend.tools.train_demo import BOS, EOS, N_SPECIAL, TEMPLATE, Vocabulary, tell_story
 
 PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991
@@ -85,6 +85,7 @@ def forward(w: dict[str, np.ndarray], meta: dict[str, Any], ids: list[int]) -> n
 def test_size_and_names(meta: dict[str, Any]) -> None:
     assert PATH.stat().st_size <= 2_000_000
     assert meta["general.architecture"] == "llama"
+    assert meta["tokenizer.chat_template"] == TEMPLATE
     assert meta["general.name"] == "vkbackend demo" and meta["general.license"] == "MIT"
     assert meta["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q8_0
 

@@ -23,7 +23,7 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *args], env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=110,
-        cwd=ROOT, **options,
+        cwd=ROOT, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options,
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_every_option_of_generate_says_its_default_or_effect() -> None:
     )
     entries = re.split(r"\n  (?=-)", text)[1:]
     for option in wanted.split():
-        [entry] = [e for e in entries if re.match(rf"(.*, )?{option}\b", e)]
+        [entry] = [e for e in entries if re.match(rf"(.*, )?{option}(?![\w-])", e)]
         assert "(default: " in entry or re.search(r"--(ignore-eos|json|file)\b", entry), entry
         assert len(entry.partition("  ")[2].strip()) > 10, entry
 
@@ -65,9 +65,10 @@ def test_version_and_wrong_usage() -> None:
                  ["generate", "-p", "a", "-f", "b"]):  # fmt: skip
         result = run(*args)
         assert result.returncode == 2 and "error: " in last_line(result) and not result.stdout
-    for args in (["info", "x.gguf", "-t", "8"], ["generate", "-t", "8"], ["generate", "-fa"]):
+    for args in (["info", "x.gguf", "-t", "8"], ["bench", "-fa"]):
         result = run(*args)
-        assert last_line(result).startswith(f"vkbackend {args[0]}: error: unrecognized arguments: -")
+        assert result.stderr.startswith(f"vkbackend {args[0]}: error: unknown flag -")
+        assert result.stderr.count("\n") == 1
 
 
 def test_scripts_and_the_package_run_by_module_name(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_generate_streams_text_to_stdout_and_the_rest_to_stderr() -> None:
         assert part in result.stderr
     assert re.search(r"prompt +\d+ tokens +[\d.]+ ms +[\d.]+ tokens/s", result.stderr)
     assert re.search(r"decode +11 tokens +[\d.]+ ms +[\d.]+ tokens/s", result.stderr)
-    assert re.search(r"reduce +\d+ times +[\d.]+ us each", result.stderr)
+    assert "reduce" not in result.stderr  # of one device
     assert "is full" not in result.stderr
     full = generate("-p", "Once", "-c", "8", "--ignore-eos")
     assert last_line(full) == "ended  because the context of 8 tokens is full (-c)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from vkbackend.models.arguments import HOST
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
-from vkbackend.tools.devices import device_table, present
+from vkbackend.tools.devices import present, show_devices
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.llama_cpp import add_llama_cpp_arguments
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.sampling import add_sampling_arguments
@@ -37,11 +39,12 @@ def add_length_arguments(parser: argparse.ArgumentParser, *, n_ctx: int, ends: s
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """Sampling, devices and memory, placement, control vectors."""
+    """Sampling, devices and memory, placement, control vectors, what llama.cpp's users type."""
     add_sampling_arguments(parser)
     add_device_arguments(parser)
     add_placement_arguments(parser)
     add_control_arguments(parser)
+    add_llama_cpp_arguments(parser)
 
 
 def demo_model() -> str:
@@ -65,18 +68,22 @@ def chosen_devices(options: Options) -> list[DeviceInfo | None]:
 
 
 def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[DeviceInfo | None]]:
-    """The model on the devices that the flags name, and these; both are shown with memory and notes."""
+    """The model on the devices that the flags name, and these."""
     path = demo_model() if args.model is None else args.model
     infos = chosen_devices(options_of(args, path))
-    if vulkan := [info for info in infos if info is not None]:
-        err.print(device_table(vulkan, "devices"))
-    if args.model is None:
-        err.print("no model given (-m): using the embedded demo model", style="yellow")
     with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:
         llm = LLM(path, progress=progress, **fields_given(args, Options))
-    tell_notes([*llm.prediction, *llm.notes], err)
-    show_memory(llm, err)
     return llm, infos
+
+
+def show_model(llm: LLM, infos: Sequence[DeviceInfo | None], args: argparse.Namespace, err: Console) -> None:
+    """Devices, memory and notes, once nothing is wrong with the arguments."""
+    if vulkan := [info for info in infos if info is not None]:
+        show_devices(vulkan, err, "devices")
+    if args.model is None:
+        err.print("no model given (-m): using the embedded demo model", style="yellow")
+    tell_notes([*getattr(args, "notes", ()), *llm.prediction, *llm.notes], err)
+    show_memory(llm, err)
 
 
 def show_memory(llm: LLM, err: Console) -> None:
@@ -93,7 +100,8 @@ def show_timings(timings: dict[str, float], seed: int | None, err: Console) -> N
     for part in ("prompt", "decode"):
         rate = t[f"{part}_tokens_per_second"]
         err.print(f"{part} {t[f'{part}_n']:6d} tokens {t[f'{part}_ms']:10.1f} ms {rate:10.1f} tokens/s")
-    err.print(f"reduce {t['n_reduces']:6d} times  {t['reduce_us']:10.1f} us each")
+    if t["n_reduces"]:
+        err.print(f"reduce {t['n_reduces']:6d} times  {t['reduce_us']:10.1f} us each")
     err.print(f"seed   {seed}")
 
 

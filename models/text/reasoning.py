@@ -1,0 +1,79 @@
+"""What a model thinks, told from what it answers, in text that comes in pieces.
+
+Thoughts stand in front of the answer, between markers that a family has; gpt-oss names a channel for each
+part of its turn. Markers belong to neither part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkbackend.models.text.stop_text import overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    text: str
+    is_thought: bool
+
+
+# Marker: whether what follows is a thought. Those of THOUGHTS count where no answer has begun.
+THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
+CHANNELS = {
+    "<|channel|>analysis<|message|>": True,
+    "<|channel|>commentary<|message|>": False,
+    "<|channel|>final<|message|>": False,
+    "<|start|>assistant": False,
+    "<|end|>": False,
+}
+
+
+def opened(prompt: str) -> bool:
+    """Whether a prompt ends in a thought that the answer goes on with."""
+    return prompt.rstrip().endswith(tuple(THOUGHTS))
+
+
+class ReasoningSplit:
+    """`thinking`: the text begins in a thought."""
+
+    def __init__(self, thinking: bool = False) -> None:
+        self._held, self._thinking, self._begun = "", thinking, False
+        self._closers = tuple(THOUGHTS.values()) if thinking else ()
+
+    def push(self, piece: str, *, last: bool = False) -> list[Piece]:
+        """What is certain now; what may become a marker is held back, up to the `last` piece."""
+        text, out = self._held + piece, list[Piece]()
+        while found := [(at, marker) for marker in self._markers() if (at := text.find(marker)) >= 0]:
+            at, marker = min(found)
+            self._give(text[:at], out)
+            text = text[at + len(marker) :]
+            if marker in THOUGHTS and self._begun:
+                self._give(marker, out)  # the answer speaks of it
+            else:
+                self._thinking = marker in THOUGHTS or CHANNELS.get(marker, False)
+                self._closers = (THOUGHTS[marker],) if marker in THOUGHTS else ()
+        n_held = 0 if last else max(overlap(text, marker) for marker in self._markers())
+        if not (last or self._begun or self._thinking or text[: len(text) - n_held].strip()):
+            n_held = len(text)  # white space in front of a marker is no answer
+        self._held = text[len(text) - n_held :]
+        self._give(text[: len(text) - n_held], out)
+        return out
+
+    def _markers(self) -> tuple[str, ...]:
+        openers = () if self._begun or self._thinking else tuple(THOUGHTS)
+        return (*self._closers, *openers, *CHANNELS)
+
+    def _give(self, text: str, out: list[Piece]) -> None:
+        if not self._thinking and not self._begun:
+            if not text.strip():
+                return
+            self._begun = True
+        if text:
+            out.append(Piece(text, self._thinking))
+
+
+def split(text: str, thinking: bool = False) -> tuple[str, str]:
+    """The thought and the answer of a whole text."""
+    pieces = ReasoningSplit(thinking).push(text, last=True)
+    thought = "".join(piece.text for piece in pieces if piece.is_thought)
+    return thought.strip(), "".join(piece.text for piece in pieces if not piece.is_thought)

@@ -1,0 +1,80 @@
+"""The argument parser of the `vkbackend` command: what is wrong is one line, with what to type instead."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import NoReturn
+
+TALKS = ("generate", "chat")  # the commands of llama.cpp's one program
+CONVERSATION = {
+    "-cnv": "chat",
+    "--conversation": "chat",
+    "-no-cnv": "generate",
+    "--no-conversation": "generate",
+}
+FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-prompt"}
+
+# What there is none of, and what to do instead.
+MISSING = {
+    "-j": "structured output",
+    "--json-schema": "structured output",
+    "--grammar": "structured output",
+    "--grammar-file": "structured output",
+    "--lora": "adapters; merge it into the model",
+    "-md": "speculative decoding",
+    "--mmproj": "images and sound",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; `{self.prog} -h` shows what there is\n")
+
+
+def bind_values(argv: Sequence[str]) -> list[str]:
+    """`argv` with free text tied to its option: argparse would take "-1,2" or "- a list" for an option."""
+    long_names = {"-ts": "--tensor-split"} | (FREE_TEXT if argv[:1] and argv[0] in TALKS else {})
+    long_names |= {name: name for name in long_names.values()}
+    out: list[str] = []
+    words = iter(argv)
+    for word in words:
+        value = next(words, None) if word in long_names else None
+        out.append(word if value is None else f"{long_names[word]}={value}")
+    return out
+
+
+def conversation(words: Sequence[str]) -> list[str]:
+    """-cnv makes `chat` of `generate`, -no-cnv the other way round; the last one counts."""
+    if not words or words[0] not in TALKS:
+        return list(words)
+    chosen = [CONVERSATION[word] for word in words if word in CONVERSATION]
+    return [*(chosen[-1:] or words[:1]), *(word for word in words[1:] if word not in CONVERSATION)]
+
+
+def unknown_command(word: str, commands: Iterable[str]) -> str:
+    if word.endswith(".gguf") or os.path.isfile(word):
+        return f"{word!r} is no command; type `vkbackend generate -m {word}` or `vkbackend info {word}`"
+    near = get_close_matches(word.lower(), list(commands), 1, 0.5)
+    return f"unknown command {word!r}" + (f"; did you mean `vkbackend {near[0]}`?" if near else "")
+
+
+def unknown_argument(
+    word: str, command: argparse.ArgumentParser, other: argparse.ArgumentParser | None
+) -> str:
+    """What to type for a word that `command` does not know; `other` may know it."""
+    known = command._option_string_actions
+    if not word.startswith("-"):
+        if "--model" in known:
+            return f"{word!r} is no flag; a model is named with -m: `{command.prog} -m {word}`"
+        return f"unrecognized argument {word!r}"
+    flag = word.partition("=")[0]
+    if flag in MISSING:
+        return f"{flag}: there is no {MISSING[flag]} yet"
+    if other is not None and flag in other._option_string_actions:
+        return f"{flag} is a flag of `{other.prog}`"
+    shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]
+    near = get_close_matches(flag, shown, 1, 0.0)
+    return f"unknown flag {flag}" + (f"; the nearest one is {near[0]}" if near else "")
