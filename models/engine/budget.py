@@ -9,6 +9,7 @@ from vkbackend.meta.sizing import bucket
 SLOWER = 2.0  # a step with rows of prompts may take this many times one without
 WEIGHT = 0.25  # of a new measurement in the mean
 REFRESH = 64  # steps after which the time without rows of prompts is measured again
+EVERY = 8  # of the steps that only decode one is looked at: there are many
 FIRST_ROWS = 8  # before anything is known
 LEAST_ROWS = 4
 
@@ -19,6 +20,7 @@ class PrefillBudget:
     def __init__(self) -> None:
         self._alone: dict[int, float] = {}  # seconds of a step, by its decoding rows as they are padded
         self._age: dict[int, int] = {}  # steps since it was measured
+        self._n_told = 0
         self._row_s = 0.0  # what a row of a prompt adds
 
     def rows(self, n_decode: int, most: int) -> int:
@@ -28,6 +30,7 @@ class PrefillBudget:
         kind = bucket(n_decode)
         alone = self._alone.get(kind)
         if alone is None or self._age[kind] >= REFRESH:
+            self._n_told = -1  # the next step is looked at
             return 0
         self._age[kind] += 1
         if not self._row_s:
@@ -38,7 +41,8 @@ class PrefillBudget:
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
         """A step of so many rows took so long; one that was recorded first is not told."""
-        if not n_decode:
+        self._n_told += 1
+        if not n_decode or not (n_prompt or self._n_told % EVERY == 0 or bucket(n_decode) not in self._alone):
             return
         kind = bucket(n_decode)
         known = self._alone.get(kind)

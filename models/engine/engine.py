@@ -77,6 +77,7 @@ class Engine:
         self._deadlines, self._times = Deadlines(), StepTimes()
         self._news = News()
         self._n_submitted = self._n_steps = 0
+        self._reduced = runner.reduce_stats()  # before the next step
         self.is_stuck = False  # the last step had no rows
         self._broken: ErrorData | None = None
 
@@ -203,10 +204,12 @@ class Engine:
 
     def step(self) -> News:
         """End what is late, give free slots to waiting requests, run one micro-batch, return what is new."""
-        for sequence in self._deadlines.passed(time.monotonic()):
-            self._fail_one(sequence, DeadlineExceeded(_late(sequence)))
+        if self._deadlines:
+            for sequence in self._deadlines.passed(time.monotonic()):
+                self._fail_one(sequence, DeadlineExceeded(_late(sequence)))
         try:
-            self.scheduler.admit()
+            if self.scheduler.free and self.scheduler.waiting:
+                self.scheduler.admit()
             batch = self.scheduler.compose()
         except VkbackendError as error:  # of a device that copies a block
             self._fail([], error)
@@ -232,7 +235,7 @@ class Engine:
                 tokens += sequence.tokens[start : start + n]
             if n_outputs:
                 outputs += range(first + n - n_outputs, first + n)
-        began, (reduces, reduce_s) = time.perf_counter(), self.runner.reduce_stats()
+        began, (reduces, reduce_s) = time.perf_counter(), self._reduced
         recorded = self.runner.n_recorded
         try:
             if top_k := self._top_k(batch):
@@ -246,7 +249,7 @@ class Engine:
         if recorded == self.runner.n_recorded:
             self.scheduler.budget.took(n_ones, len(tokens) - n_ones, step_s)
         self._times.add(step_s, len(tokens))
-        reduces_now, reduce_s_now = self.runner.reduce_stats()
+        reduces_now, reduce_s_now = self._reduced = self.runner.reduce_stats()
         self._advance(batch, ids, logits, step_s, reduces_now - reduces, reduce_s_now - reduce_s)
         self._n_steps += 1
 

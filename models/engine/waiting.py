@@ -74,6 +74,9 @@ class Deadlines:
     def add(self, sequence: Sequence, at: float) -> None:
         heappush(self._heap, (at, sequence.number, sequence))
 
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
     def passed(self, now: float) -> Iterator[Sequence]:
         """Requests whose deadline has passed and that are not over."""
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].is_over):

@@ -2,15 +2,14 @@
 
 Devices that compute nothing, so what is left is Python: the engine's step with sampling, and the delivery of
 its answers. Prints a Markdown table of microseconds of CPU time per token by the number of sequences. With
-`--against CHECKOUT`, another checkout with its environment (.venv), processes of both take turns, and the
-ratio of the medians stands beside them.
+`--against CHECKOUT`, another checkout with its environment (.venv), processes of both take turns; the least
+is what other work on the machine added least to.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -95,7 +94,7 @@ def main() -> None:
         found = {f"{way} {n}": measure(args.model, n, how) for n in SIZES for way, how in WAYS.items()}
         sys.stdout.write(json.dumps(found))
         return
-    from vkbackend.tools.measure.turns import table
+    from vkbackend.tools.measure.turns import least_and_median, table
 
     pythons = {"here": sys.executable}
     if args.against:
@@ -106,11 +105,14 @@ def main() -> None:
             rounds[name].append(all_of(python, args.model))
     rows = []
     for key in rounds["here"][0]:
-        medians = [statistics.median(one[key] for one in rounds[name]) for name in pythons]
         way, n = key.split()
-        rows.append((n, way, *reversed(medians), *([medians[0] / medians[1]] if args.against else [])))
-    columns = ["sequences", "sampling", *(["us there"] if args.against else []), "us here"]
-    table("CPU time per token", [*columns, *(["ratio"] if args.against else [])], rows)
+        both = [least_and_median([one[key] for one in rounds[name]]) for name in reversed(pythons)]
+        ratios = [here / there for there, here in zip(both[0], both[-1], strict=True)]
+        cells = [x for pair in both for x in pair]
+        rows.append((n, way, *cells, *(ratios if args.against else [])))
+    columns = ["sequences", "sampling"]
+    columns += [f"us {name}, {what}" for name in reversed(pythons) for what in ("least", "median")]
+    table("CPU time per token", [*columns, *(["ratio of least", "of median"] if args.against else [])], rows)
 
 
 if __name__ == "__main__":

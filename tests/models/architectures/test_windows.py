@@ -174,8 +174,8 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
     return [e.token for e in events if e.token is not None], events[-1].timings.prompt_n
 
 
-    """Behind 108 positions a slot holds a window of 20 from position 64 on, so it goes on from 83 on; where its
-    first blocks were not needed elsewhere, a request may begin behind one of them."""
+def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
+    """Behind 108 positions a slot holds a window of 20 from position 64 on: it goes on from 83 on. Where its
     first blocks were not needed elsewhere, a request may begin behind one of them."""
     with opened(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
