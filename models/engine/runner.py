@@ -245,7 +245,8 @@ class Runner:
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
         half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
-        mix = mix_of(half or rows, n_single(runs), len(runs))
+        n_alone = n_rows if n_rows == len(runs) else n_single(runs)
+        mix = mix_of(half or rows, n_alone, len(runs))
         step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, bool(half), mix)
         self.kv.flush()
         if self.kv.states:
