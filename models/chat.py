@@ -18,18 +18,19 @@ from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import AnswerKeywords, GenerateOptions
 from vkbackend.models.text import reasoning
-from vkbackend.models.text.chat_template import ChatTemplate, Message, required
+from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
 from vkbackend.options import takes
 
 
 class Chat:
     """One conversation in `slot` of an LLM. `system` is what it is told first; `template` is a jinja source
-    (None: the model's own), `variables` are what it finds beside the messages.
+    or the name of one of the model's own (None: the default one; ChatML where it has none, which `notes`
+    say), `variables` are what it finds beside the messages, such as `tools`, `enable_thinking`.
 
     `messages` is the conversation; the first `n_left_out` of it, behind the system prompt, have left the
     context. `thinks`: the answer that is made begins in a thought that the template opened.
 
-    Raises UnsupportedModel without a tokenizer or a template, InvalidArgument for one that is not valid.
+    Raises UnsupportedModel without a tokenizer, InvalidArgument for a template that is not valid.
     """
 
     def __init__(
@@ -44,10 +45,11 @@ class Chat:
         for name, text in (("system", system), ("template", template)):
             if text is not None:
                 text_of(name, text)
+        self._variables = dict(variables or {})
         special = (self._tokenizer.bos_id, self._tokenizer.eos_id)
         bos, eos = ("" if i is None else self._tokenizer.piece(i).decode(errors="replace") for i in special)
-        source = required(llm.chat_template if template is None else template)
-        self._template, self._variables = ChatTemplate(source, bos, eos), dict(variables or {})
+        source, self.notes = choose(llm.chat_templates, template, bool(self._variables.get("tools")))
+        self._template = ChatTemplate(source, bos, eos)
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.thinks = False
         self.clear()

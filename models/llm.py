@@ -37,7 +37,7 @@ from vkbackend.models.generation import Batch, Generation, are_prompts, arun_all
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
 from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOptions, Keywords, Options
-from vkbackend.models.text.tokenizer import Tokenizer, chat_template, end_ids
+from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 from vkbackend.options import takes
 
 PROMPT = "expected a text or a sequence of token ids"
@@ -53,8 +53,8 @@ class LLM:
     called with (bytes loaded, bytes in all). All other keywords are described in `Keywords`
     (models/options.py): `devices`, `tensor_split`, `n_ctx`, `n_slots` and more.
 
-    n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), prediction (of measured devices)
-    and notes say what was opened.
+    n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), chat_templates (by name),
+    prediction (of measured devices) and notes say what was opened.
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
     UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout, and ForkedProcess in a process that
     was forked after the model was made.
@@ -75,7 +75,8 @@ class LLM:
             raise refused("progress", progress, "expected a function of (bytes loaded, bytes in all)")
         self._tokenizer: Tokenizer | None = None
         with GGUF.open(wanted.path) as gguf:
-            self.chat_template, suppressed = chat_template(gguf), suppressed_ids(gguf)
+            self.chat_templates, suppressed = chat_templates(gguf), suppressed_ids(gguf)
+            self.chat_template = self.chat_templates.get("default")
             try:
                 self._tokenizer = Tokenizer.from_gguf(gguf)
                 stop_ids = self._tokenizer.stop_ids

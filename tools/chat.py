@@ -27,18 +27,14 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import token_limit
 from vkbackend.models.chat import Chat
 from vkbackend.models.engine.completion import Chunk, total
-from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.sampling.params import MAX_SEED, SamplingParams
-from vkbackend.models.text.chat_template import required
 from vkbackend.models.text.reasoning import ReasoningSplit
-from vkbackend.models.text.tokenizer import chat_template
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
-    demo_model,
     open_model,
     show_model,
     show_timings,
@@ -58,13 +54,13 @@ COMMANDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    path = "the model, a .gguf file with a chat template (default: the embedded demo model)"
+    path = "the model, a .gguf file (default: the embedded demo model)"
     add("-m", "--model", metavar="FILE", help=path)
     add("-sys", "--system-prompt", metavar="TEXT", help="what the model is told first (default: nothing)")
     add("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
     add("-st", "--single-turn", action="store_true", help="end after one answer")
     add("--chat-template-file", metavar="FILE",
-        help="a jinja template in place of the model's own (default: that in the model file)")  # fmt: skip
+        help="a jinja template in place of the model's own (default: that, or ChatML without one)")  # fmt: skip
     add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
         help="what the template finds beside the messages, such as "
         """'{"enable_thinking": false}'""")  # fmt: skip
@@ -87,11 +83,12 @@ def run(args: argparse.Namespace) -> None:
     err = console(stderr=True)
     settle(args)
     sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
-    source = read_template(args)  # a model without one is told before it is loaded
+    source = None if args.chat_template_file is None else read_template(args.chat_template_file)
     llm, infos = open_model(args, err)
     with llm:
         chat = Chat(llm, args.system_prompt, source, variables=args.chat_template_kwargs)
         show_model(llm, infos, args, err)
+        tell_notes(chat.notes, err)
         options = {"ignore_eos": args.ignore_eos, "stop": args.stop}
         conversation = Conversation(chat, sampling, most, options, err)
         try:
@@ -101,11 +98,7 @@ def run(args: argparse.Namespace) -> None:
                 show_timings(total(conversation.timings), sampling.seed, err)
 
 
-def read_template(args: argparse.Namespace) -> str:
-    path = args.chat_template_file
-    if path is None:
-        with GGUF.open(demo_model() if args.model is None else args.model) as gguf:
-            return required(chat_template(gguf))
+def read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.errors import InvalidArgument
 from vkbackend.models.text.template_process import TemplateProcess
 from vkbackend.models.text.tokenizer import MAX_TEXT
 
@@ -20,17 +20,33 @@ MAX_SOURCE = 1 << 20  # characters; the longest of known models have some 20,000
 
 Message = Mapping[str, Any]  # "role" ("system", "user", "assistant", "tool"), "content" and what else it has
 
+CHATML = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's thought
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # its space shows whether a template trims
+
 _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueDictionary()
 
 
-def required(source: str | None) -> str:
-    """`source`; raises UnsupportedModel where a model has none."""
-    if source is None:
-        raise UnsupportedModel(
-            "the model has no chat template; give one with --chat-template-file (in Python `template`), or "
-            "continue plain text with `vkbackend generate`"
-        )
-    return source
+def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
+    """The source to use, and what is to be told of it: that of the name `given`, or `given` itself; else the
+    model's, the one for tools where there are some; ChatML where it has none."""
+    if given is not None:
+        return templates.get(given, given), []
+    for name in ("tool_use", "default") if tools else ("default",):
+        if name in templates:
+            return templates[name], []
+    return CHATML, [
+        "the model has no chat template: messages are written as ChatML, which it may not have been "
+        "trained on; --chat-template-file (in Python `template`) gives another one"
+    ]
 
 
 class ChatTemplate:
@@ -50,12 +66,53 @@ class ChatTemplate:
         self._process = _in_use.get(key) or _in_use.setdefault(key, TemplateProcess(*key, most=MAX_TEXT))
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> str:
         """The text that asks for the answer to `messages`; without `add_generation_prompt` that of the
-        messages alone. `variables` are what else the template finds by their names, such as `tools`.
+        messages alone, with `continue_final_message` up to the end of the last one's content, to go on with
+        it. `variables` are what else the template finds by their names, such as `tools` and `documents`.
 
         Raises InvalidArgument where the template refuses them, fails, reaches a limit or makes more text than
         a tokenizer takes; Timeout.
         """
-        return self._process.render(messages, {"add_generation_prompt": add_generation_prompt, **variables})
+        found = [with_thought(message) for message in messages]
+        if continue_final_message:
+            if not found:
+                raise InvalidArgument("continue_final_message: there is no message to go on with")
+            found[-1], end = tagged(found[-1])
+            add_generation_prompt = False
+        variables = {name: value for name, value in variables.items() if value is not None}
+        text = self._process.render(found, {"add_generation_prompt": add_generation_prompt, **variables})
+        return before_tag(text, end) if continue_final_message else text
+
+
+def with_thought(message: Message) -> Message:
+    """The message with its thought under the names that templates read, as Hugging Face fills them in."""
+    thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+
+
+def tagged(message: Message) -> tuple[Message, str]:
+    """With a tag behind the text of the content, or of the last part of it that has one; and that text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + TAG}, content
+    parts = list(content) if isinstance(content, list | tuple) else []
+    for i in reversed(range(len(parts))):
+        if isinstance(parts[i], Mapping) and "text" in parts[i]:
+            end = parts[i]["text"]
+            parts[i] = {**parts[i], "text": end + TAG}
+            return {**message, "content": parts}, end
+    raise InvalidArgument("continue_final_message: the last message has no text to go on with")
+
+
+def before_tag(text: str, end: str) -> str:
+    at = text.rfind(TAG.strip())
+    if at < 0 or end.strip() not in text:
+        raise InvalidArgument("continue_final_message: the template leaves out the end of the last message")
+    return text[:at] if text.startswith(TAG, at) else text[:at].rstrip()

@@ -298,11 +298,15 @@ class TextStream:
         return rest
 
 
-def chat_template(gguf: GGUF) -> str | None:
-    """The jinja source of the file's chat template, if it has one."""
-    with suppress(GGUFError):
-        return gguf.string("tokenizer.chat_template", None)
-    return None
+def chat_templates(gguf: GGUF) -> dict[str, str]:
+    """All chat templates of the file by their names; the unnamed one is "default"."""
+    found = {}
+    for key in gguf.metadata:
+        name = key.removeprefix("tokenizer.chat_template")
+        if name != key and (name == "" or name[0] == "."):
+            with suppress(GGUFError):
+                found[name[1:] or "default"] = gguf.string(key)
+    return found
 
 
 def end_ids(gguf: GGUF) -> frozenset[int]:

@@ -21,7 +21,7 @@ from gguf_files import F32, STRING, U32, array, key, vocabulary
 from places import ROOT
 
 from vkbackend import LLM
-from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.errors import InvalidArgument
 from vkbackend.models.chat import Chat
 from vkbackend.models.chat import said as as_message
 from vkbackend.models.engine.completion import total
@@ -350,22 +350,35 @@ def test_errors_of_the_command(tmp_path: Path, template: str) -> None:
     bare = tmp_path / "bare.gguf"
     raw = (ROOT / "models" / "demo" / "demo.gguf").read_bytes()
     bare.write_bytes(raw.replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
-    without = chat("-m", str(bare), text="a\n")
-    assert without.returncode == 2 and not without.stdout and "loading" not in without.stderr
-    assert re.search("error: .*no chat template.*--chat-template-file.*`vkbackend generate`", without.stderr)
+    without = chat("-m", str(bare), "-n", "1", text="a\n")
+    assert (
+        without.returncode == 0
+        and "the model has no chat template: messages are written as ChatML" in without.stderr
+    )
     assert chat("--chat-template-file", "/nowhere").returncode == 2
     full = chat("--chat-template-file", template, "-c", "8", "-p", "Once upon a time " * 9, "-st")
     assert full.returncode == 2 and "the context holds 8" in full.stderr and "Traceback" not in full.stderr
 
 
-def test_a_model_without_a_template_takes_one(model: Path) -> None:
+def test_a_model_without_a_template(model: Path) -> None:
+    """It takes one, by its text or the name of another one of the file; else messages are ChatML."""
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
-    with LLM(model, n_ctx=64) as llm:
-        with pytest.raises(UnsupportedModel, match="`vkbackend generate`"):
-            Chat(llm)
+    with LLM(model, n_ctx=300) as llm:
+        assert llm.chat_template is None
         said = list(Chat(llm, template=TURNS).send("w1.", 3, temperature=0, ignore_eos=True))
         asked = ids(llm, "<|user|>w1.</s><|assistant|>")
         assert [c.token for c in said] == fake_runner.continuation(asked, 3)
+        chat = Chat(llm, "b")
+        assert "ChatML" in chat.notes[0]
+        text = "<|im_start|>system\nb<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+        assert chat._template.render([*chat.messages, {"role": "user", "content": "a"}]) == text
+        llm.chat_templates = {"default": "d", "tool_use": "t", "rag": "r"}
+        assert [Chat(llm, template=name)._template.render([]) for name in (None, "rag", "x")] == [
+            "d",
+            "r",
+            "x",
+        ]
+        assert Chat(llm, variables={"tools": [{}]})._template.render([]) == "t"
 
 
 def test_ctrl_c_on_a_terminal_ends_the_answer_and_then_the_program(template: str) -> None:

@@ -25,7 +25,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
-from vkbackend.models.text.tokenizer import Tokenizer, chat_template, end_ids
+from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -48,7 +48,7 @@ def lay_out_model(gguf: GGUF) -> None:
 
 
 def read_text(gguf: GGUF) -> None:
-    chat_template(gguf)
+    chat_templates(gguf)
     end_ids(gguf)
     Tokenizer.from_gguf(gguf).encode("ab <x>", parse_special=True)
 

@@ -1,0 +1,49 @@
+"""Templates modelled on those of the supported families, against what transformers renders through them."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from oracles.make_templates import CONVERSATIONS, GOLDEN, TEMPLATES, TOKENS, VARIABLES, make
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.text.chat_template import ChatTemplate
+
+pytestmark = pytest.mark.no_vulkan
+
+NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+KEPT = json.loads((GOLDEN / "templates.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_those_of_transformers(name: str) -> None:
+    """Byte for byte. What it refuses we refuse, but for templates that loop over documents or tools that are
+    None: they get none."""
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate(source, TOKENS["bos_token"], TOKENS["eos_token"])
+    n_texts = 0
+    for talk, messages in CONVERSATIONS.items():
+        for kind, variables in VARIABLES.items():
+            want = KEPT["texts"][name][f"{talk}, {kind}"]
+            if isinstance(want, str):
+                assert template.render(messages, **variables) == want, (talk, kind)
+                n_texts += 1
+            elif "'NoneType' object is not iterable" not in want["refused"]:
+                with pytest.raises(InvalidArgument):
+                    template.render(messages, **variables)
+    assert n_texts >= 14
+
+
+def test_every_family_is_there() -> None:
+    assert sorted(KEPT["texts"]) == NAMES and len(NAMES) >= 10
+    several = sum(isinstance(text, str) for texts in KEPT["texts"].values() for text in texts.values())
+    assert several > 900
+
+
+@pytest.mark.oracle
+def test_transformers_still_says_so() -> None:
+    if find_spec("transformers") is None:
+        pytest.skip("not installed: transformers")
+    assert make()["texts"] == KEPT["texts"]
