@@ -1,5 +1,6 @@
 """How many rows of prompts a step takes beside sequences that decode: so many that the step takes about twice
-as long as without them. Both times are measured, as every device, model and depth has its own.
+as long as without them. What a row costs depends on device, model, depth and padding, so the number is found
+by trying: it grows while steps are fast enough, and shrinks when one is not.
 """
 
 from __future__ import annotations
@@ -7,11 +8,12 @@ from __future__ import annotations
 from vkbackend.meta.sizing import bucket
 
 SLOWER = 2.0  # a step with rows of prompts may take this many times one without
-WEIGHT = 0.25  # of a new measurement in the mean
-REFRESH = 64  # steps after which the time without rows of prompts is measured again
+GROWTH = 1.15  # of the number of rows behind a step that was fast enough
+WEIGHT = 0.25  # of a new measurement of a step without rows of prompts
+REFRESH = 64  # steps after which that is measured again
 EVERY = 8  # of the steps that only decode one is looked at: there are many
-FIRST_ROWS = 8  # before anything is known
-LEAST_ROWS = 4
+FIRST_ROWS = 8
+PADDED = 16  # from so many rows on the padding of rows to a bucket is worth avoiding
 
 
 class PrefillBudget:
@@ -20,24 +22,22 @@ class PrefillBudget:
     def __init__(self) -> None:
         self._alone: dict[int, float] = {}  # seconds of a step, by its decoding rows as they are padded
         self._age: dict[int, int] = {}  # steps since it was measured
+        self._rows = float(FIRST_ROWS)
         self._n_told = 0
-        self._row_s = 0.0  # what a row of a prompt adds
 
     def rows(self, n_decode: int, most: int) -> int:
         """Rows of prompts, at most `most`, for a step with so many decoding rows."""
         if not n_decode:
             return most
         kind = bucket(n_decode)
-        alone = self._alone.get(kind)
-        if alone is None or self._age[kind] >= REFRESH:
+        if kind not in self._alone or self._age[kind] >= REFRESH:
             self._n_told = -1  # the next step is looked at
             return 0
         self._age[kind] += 1
-        if not self._row_s:
-            return min(most, FIRST_ROWS)
-        wanted = n_decode + max(LEAST_ROWS, int((SLOWER - 1) * alone / self._row_s))
-        # Rows are padded to a bucket: those up to the next smaller one cost nothing more.
-        return min(most, max(_below(wanted) - n_decode, LEAST_ROWS))
+        n = max(1, int(self._rows))
+        if n >= PADDED:
+            n = max(_below(n_decode + n) - n_decode, PADDED // 2)
+        return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
         """A step of so many rows took so long; one that was recorded first is not told."""
@@ -49,11 +49,11 @@ class PrefillBudget:
         if not n_prompt:
             self._alone[kind] = seconds if known is None else known + WEIGHT * (seconds - known)
             self._age[kind] = 0
-        elif known is not None:
-            row_s = max(seconds - known, 0.05 * known) / n_prompt
-            # One step that waited for something else would stop prompts for long.
-            row_s = min(row_s, 4 * self._row_s) if self._row_s else row_s
-            self._row_s += (WEIGHT if self._row_s else 1.0) * (row_s - self._row_s)
+        elif known is not None and seconds > SLOWER * known:
+            # A step that waited for something else would stop prompts for long if it counted fully.
+            self._rows = max(1.0, self._rows * max(0.5, SLOWER * known / seconds))
+        elif known is not None and n_prompt >= int(self._rows) // 2:  # else there were no more to compute
+            self._rows = min(self._rows * GROWTH, 1e4)
 
 
 def _below(n: int) -> int:

@@ -2,7 +2,8 @@
 vkbackend.tools.studies.long_prompt -m model.gguf -dev 0`.
 
 Four sequences decode; then a prompt of 4,000 tokens arrives beside them. Prints a Markdown table of the
-milliseconds from token to token of the four, before it and while it is read, and what they are to each other.
+milliseconds from token to token of the four, before it, while it is read and behind it, as many tokens each
+time; a token costs more the longer its text is, so both of the undisturbed ones count.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
 import time
 
 from vkbackend.checks import whole_number
@@ -24,11 +24,12 @@ N_DECODING = 4
 UNDISTURBED = 200  # tokens of each before the prompt comes
 
 
-async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], float]:
-    """Milliseconds between tokens before the prompt and beside it, and until its first token."""
+async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], list[float], float]:
+    """Milliseconds between tokens before the prompt, beside it and behind it, and seconds until its first
+    token."""
     rng = random.Random(7)
     gaps: list[float] = []
-    beside = asyncio.Event()
+    over = asyncio.Event()
 
     async def decoder(i: int) -> None:
         last = 0.0
@@ -37,7 +38,7 @@ async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], fl
             if last:
                 gaps.append(1e3 * (now - last))
             last = now
-            if beside.is_set():
+            if over.is_set():
                 return
 
     tasks = [asyncio.create_task(decoder(i)) for i in range(N_DECODING)]
@@ -50,9 +51,13 @@ async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], fl
     gaps.clear()
     await llm.agenerate([rng.randrange(llm.n_vocab) for _ in range(n_prompt)], 1)
     took, during = time.perf_counter() - began, list(gaps)
-    beside.set()
+    gaps.clear()
+    while len(gaps) < UNDISTURBED * N_DECODING:
+        await asyncio.sleep(0.01)
+    after = list(gaps)
+    over.set()
     await asyncio.gather(*tasks)
-    return before, during, took
+    return before, during, after, took
 
 
 def main() -> None:
@@ -66,14 +71,14 @@ def main() -> None:
         devices = device_list("devices", args.device)
         with LLM(args.model, devices=devices, n_slots=N_DECODING + 1, n_ctx=2 * n) as llm:
             asyncio.run(measure(llm, min(n, 600)))  # records the steps that there will be
-            before, during, took = asyncio.run(measure(llm, n))
+            before, during, after, took = asyncio.run(measure(llm, n))
     rows = []
     for name, q in (("median", 0.5), ("p99", 0.99), ("most", 1.0)):
-        values = quantile(before, q), quantile(during, q)
-        rows.append((name, *values, values[1] / values[0]))
-    table(f"{args.model}: a prompt of {n} tokens beside {N_DECODING} that decode; read in {took:.1f} s "
-          f"({statistics.fmean(during):.1f} ms a token beside it)",
-          ("from token to token", "ms undisturbed", "ms beside it", "ratio"), rows)  # fmt: skip
+        alone, beside = quantile(before + after, q), quantile(during, q)
+        rows.append((name, quantile(before, q), quantile(after, q), beside, beside / alone))
+    columns = "from token to token", "ms before", "ms behind", "ms beside it", "ratio to both"
+    title = f"{args.model}: a prompt of {n} tokens beside {N_DECODING} that decode, read in {took:.1f} s"
+    table(title, columns, rows)
 
 
 if __name__ == "__main__":
