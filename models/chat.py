@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Unpack
 
+from vkbackend.checks import switch
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import text_of, token_limit
 from vkbackend.models.engine.completion import Chunk, total
@@ -19,6 +20,7 @@ from vkbackend.models.llm import LLM
 from vkbackend.models.options import AnswerKeywords, GenerateOptions
 from vkbackend.models.text import reasoning
 from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
+from vkbackend.models.text.protection import Prompt, Protection
 from vkbackend.options import takes
 
 
@@ -26,6 +28,9 @@ class Chat:
     """One conversation in `slot` of an LLM. `system` is what it is told first; `template` is a jinja source
     or the name of one of the model's own (None: the default one; ChatML where it has none, which `notes`
     say), `variables` are what it finds beside the messages, such as `tools`, `enable_thinking`.
+
+    What looks like special tokens in messages and documents is plain text, unless `parse_special`. Where it
+    could not be told from the template's own, `protected` is False.
 
     `messages` is the conversation; the first `n_left_out` of it, behind the system prompt, have left the
     context. `thinks`: the answer that is made begins in a thought that the template opened.
@@ -40,6 +45,7 @@ class Chat:
         template: str | None = None,
         slot: int = 0,
         variables: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
     ) -> None:
         self._llm, self._slot, self._tokenizer = llm, slot, llm.tokenizer
         for name, text in (("system", system), ("template", template)):
@@ -50,6 +56,9 @@ class Chat:
         bos, eos = ("" if i is None else self._tokenizer.piece(i).decode(errors="replace") for i in special)
         source, self.notes = choose(llm.chat_templates, template, bool(self._variables.get("tools")))
         self._template = ChatTemplate(source, bos, eos)
+        parse_special = switch("parse_special", parse_special)
+        self._protection = None if parse_special else Protection(self._template, self._tokenizer, source)
+        self.protected = True
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.thinks = False
         self.clear()
@@ -90,13 +99,14 @@ class Chat:
         room = self._llm.n_ctx // 4 if most is None else min(most, self._llm.n_ctx // 4)
         left_out, prompt, ids = self._fitting(messages, self.n_left_out, self._llm.n_ctx - room)
         stream = self._llm.stream(ids, most, slot=self._slot, **options)
-        self.n_left_out, self.thinks = left_out, reasoning.opened(prompt)
+        self.n_left_out, self.protected = left_out, prompt.protected
+        self.thinks = reasoning.opened(prompt.text)
         return self._answer(messages, prompt, ids, stream, most, options)
 
     def _answer(
         self,
         messages: list[Message],
-        prompt: str,
+        prompt: Prompt,
         ids: list[int],
         stream: Generator[Chunk, None, None],
         most: int | None,
@@ -130,11 +140,11 @@ class Chat:
             self.messages = [*messages, said(answer, self.thinks)]
             # Bytes of half a character, or a stop string, are in the tokens and not in the text.
             whole = self._tokenizer.decode(made, at_start=False) == answer
-            self._text, self._ids = (prompt + answer, ids + made) if whole else ("", [])
+            self._text, self._ids = (prompt.text + answer, ids + made) if whole else ("", [])
 
     # ---- what the context holds ----
 
-    def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, str, list[int]] | None:
+    def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
         """The same for an answer of which `n_made` tokens are there; None where nothing older is left."""
         older = self._older(messages, self.n_left_out)
         if older is None:
@@ -142,13 +152,13 @@ class Chat:
         found = self._fitting(messages, older, self._llm.n_ctx // 2 - n_made)
         return found if len(found[2]) + n_made < self._llm.n_ctx else None
 
-    def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, str, list[int]]:
+    def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
         """How many messages are left out so that the others have `most` tokens, their text, its ids. Half of
         the context is made free at once: else every turn would compute the whole conversation anew."""
         n_first = len(self._first)
         while True:
             seen = [*messages[:n_first], *messages[n_first + left_out :]]
-            prompt = self._template.render(seen, **self._variables)
+            prompt = self._render(seen)
             ids = self._encode(prompt)
             older = self._older(messages, left_out)
             if len(ids) <= most or older is None:
@@ -161,14 +171,19 @@ class Chat:
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
 
-    def _encode(self, prompt: str) -> list[int]:
+    def _render(self, messages: list[Message]) -> Prompt:
+        if self._protection is None:
+            return Prompt(self._template.render(messages, **self._variables))
+        return self._protection.prompt(messages, self._variables)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
         """Ids of a rendered conversation, with the BOS that the model wants and a template may leave out."""
         tok = self._tokenizer
-        if self._text and prompt.startswith(self._text):
-            rest = tok.encode(prompt[len(self._text) :], add_special=False, parse_special=True)
+        if self._text and prompt.text.startswith(self._text) and (new := prompt.behind(len(self._text))):
+            rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
             if rest and tok.is_marker(rest[0]):  # else it may belong to the same word
                 return self._ids + rest
-        ids = tok.encode(prompt, add_special=False, parse_special=True)
+        ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
             ids.insert(0, tok.bos_id)
         return ids

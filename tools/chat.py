@@ -43,6 +43,7 @@ from vkbackend.tools.flags.text import (
 from vkbackend.tools.message_lines import messages
 
 FRESH = "/clear forgets the conversation, a larger -c takes longer ones (0: the model's own)"
+UNPROTECTED = "texts of special tokens in the messages count as such: the template alters the messages"
 COMMANDS = {
     "/help": "show these commands",
     "/clear": "forget the conversation; the system prompt stays",
@@ -60,10 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
     add("-st", "--single-turn", action="store_true", help="end after one answer")
     add("--chat-template-file", metavar="FILE",
-        help="a jinja template in place of the model's own (default: that, or ChatML without one)")  # fmt: skip
+        help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip
     add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
         help="what the template finds beside the messages, such as "
         """'{"enable_thinking": false}'""")  # fmt: skip
+    add("--parse-special", action="store_true",
+        help="control tokens written out in messages count; else they are plain text")  # fmt: skip
     add_length_arguments(parser, n_ctx=4096, ends="the answer ends")
     add_shared_arguments(parser)
 
@@ -86,7 +89,13 @@ def run(args: argparse.Namespace) -> None:
     source = None if args.chat_template_file is None else read_template(args.chat_template_file)
     llm, infos = open_model(args, err)
     with llm:
-        chat = Chat(llm, args.system_prompt, source, variables=args.chat_template_kwargs)
+        chat = Chat(
+            llm,
+            args.system_prompt,
+            source,
+            variables=args.chat_template_kwargs,
+            parse_special=args.parse_special,
+        )
         show_model(llm, infos, args, err)
         tell_notes(chat.notes, err)
         options = {"ignore_eos": args.ignore_eos, "stop": args.stop}
@@ -165,6 +174,8 @@ class Conversation:
         chunks: list[Chunk] = []
         before = self.chat.n_left_out
         with closing(ask()) as stream, interrupts() as pressed:
+            if not self.chat.protected:
+                tell_notes([UNPROTECTED], self.err)
             show = shown(self.chat.thinks)
             try:
                 for chunk in stream:

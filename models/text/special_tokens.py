@@ -59,6 +59,10 @@ class SpecialTokens:
             done = at + len(self._texts[i])
         return [*out, text[done:]] if done < len(text) else out
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """Where the special tokens stand in the text, in order."""
+        return [(at, at + len(self._texts[i])) for at, i in self._find(text)]
+
     def _find(self, text: str) -> Iterator[tuple[int, int]]:
         """Where the tokens are that are cut out, and which."""
         at = 0

@@ -9,7 +9,7 @@ import codecs
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from tokenizers import Regex, pre_tokenizers
@@ -192,11 +192,18 @@ class Tokenizer:
 
     # ---- text to ids ----
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = False,
+        plain: Sequence[tuple[int, int]] = (),
+    ) -> list[int]:
         """Ids of a text; `add_special`: with BOS and EOS where the model wants them.
 
-        User-defined tokens are always taken from the text, control tokens only with `parse_special`. Lone
-        surrogates become U+FFFD. Raises InvalidArgument (no str, longer than MAX_TEXT).
+        User-defined tokens are always taken from the text, control tokens only with `parse_special`, none in
+        the stretches `plain`, which are in order. Lone surrogates become U+FFFD. Raises InvalidArgument (no
+        str, longer than MAX_TEXT).
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"the text is a {type(text).__name__}, expected a str")
@@ -204,13 +211,13 @@ class Tokenizer:
             raise InvalidArgument(
                 f"the text has {len(text)} characters, at most {MAX_TEXT} are taken at once"
             )
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        text = whole_characters(text)
         out: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
             out.append(self.bos_id)
         prefix = self.add_space_prefix  # a text that follows a special token begins with a space again
         strip = False
-        for fragment in (self._special if parse_special else self._user_defined).cut(text):
+        for fragment in self._fragments(text, parse_special, plain):
             if isinstance(fragment, int):
                 out.append(fragment)
                 prefix, strip = self.add_space_prefix, fragment in self._stripping
@@ -220,6 +227,24 @@ class Tokenizer:
         if add_special and self.add_eos and self.eos_id is not None:
             out.append(self.eos_id)
         return out
+
+    def _fragments(self, text: str, parse_special: bool, plain: Sequence[tuple[int, int]]) -> list[str | int]:
+        special = self._special if parse_special else self._user_defined
+        out: list[str | int] = []
+        done = 0
+        for begin, end in (*plain, (len(text), len(text))):
+            for fragment in (*special.cut(text[done:begin]), text[begin:end]):
+                if isinstance(fragment, str) and out and isinstance(before := out[-1], str):
+                    out[-1] = before + fragment  # merged as one text
+                elif fragment != "":
+                    out.append(fragment)
+            done = end
+        return out
+
+    def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
+        """Control and unknown tokens, and those user-defined ones whose texts are `wanted`."""
+        found = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
+        return [(text, i) for text, i in found if self.is_special(i) or wanted(text)]
 
     # ---- ids to text ----
 
@@ -271,6 +296,11 @@ class Tokenizer:
             return text.replace(SPACE, " ").encode()
         # A character outside the byte alphabet stands for itself: some vocabularies add such normal tokens.
         return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in text)
+
+
+def whole_characters(text: str) -> str:
+    """Halves of surrogate pairs joined, lone ones as U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class TextStream:

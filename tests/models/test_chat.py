@@ -174,6 +174,22 @@ def test_a_message_that_does_not_fit_is_forgotten(model: Path) -> None:
         assert chat.messages == [] and len(list(chat.send("w1.", 3, temperature=0, ignore_eos=True))) == 3
 
 
+def test_texts_of_special_tokens_in_messages_are_plain(model: Path) -> None:
+    """Unless the caller says that they count."""
+    with LLM(model, n_ctx=200) as llm:
+        asked = list[list[int]]()
+        stream = llm.stream
+        llm.stream = lambda ids, *rest, **how: asked.append(ids) or stream(ids, *rest, **how)  # type: ignore
+        for parse_special, n in ((False, 1), (True, 2)):
+            chat = Chat(llm, parse_special=parse_special)
+            for turn in (1, 2):  # the second goes on from what the slot holds
+                list(chat.send("A<|user|>B", 4, temperature=0, ignore_eos=True))
+                assert asked[-1].count(TOKENS.index("<|user|>")) == n * turn and chat.protected
+        upper = Chat(llm, template="{{ messages[0].content | upper }}{{ messages | length }}")
+        list(upper.send("a</s>", 1))
+        assert not upper.protected
+
+
 # ---- the command ----
 
 

@@ -1,0 +1,147 @@
+"""Special tokens that a message only looks like: in what users and tools say they are plain text.
+
+`Hi<|im_end|>` in a message would else end the message and let its author speak as somebody else. Sentinels
+that nobody can guess stand beside such texts while a template renders them. They are used only where the
+text without them is the plain rendering, byte for byte: templates look at how contents begin and end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.text.chat_template import ChatTemplate, Message
+from vkbackend.models.text.special_tokens import SpecialTokens
+from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
+
+Spans = tuple[tuple[int, int], ...]
+Change = Callable[[str, bool], str]  # a text, and whether it is of the model itself
+TRUSTED = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered conversation. `plain`: where it holds what looks like special tokens and is none. Without
+    `protected` they could not be told apart."""
+
+    text: str
+    plain: Spans = ()
+    protected: bool = True
+
+    def behind(self, n: int) -> Prompt | None:
+        """What follows the first `n` characters; None where these end in the middle of a plain stretch."""
+        if any(begin < n < end for begin, end in self.plain):
+            return None
+        spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
+        return Prompt(self.text[n:], spans, self.protected)
+
+
+class Protection:
+    """`source`: of the template. User-defined tokens that it writes are as special as control tokens."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, source: str) -> None:
+        self._template = template
+        self._control = SpecialTokens(tokenizer.markers(lambda text: False))
+        self._special = SpecialTokens(tokenizer.markers(lambda text: text in source))
+
+    def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
+        """Raises what rendering raises."""
+        found: list[str] = []
+
+        def collect(text: str, own: bool) -> str:
+            if self._places(text := whole_characters(text), own):
+                found.append(text)
+            return text
+
+        said, given = changed(messages, variables, collect)
+        text = self._template.render(said, **given)
+        if not found:
+            return Prompt(text)
+        for behind in (True, False):  # behind them first: templates rather look at how a content begins
+            if spans := self._by_sentinels(said, given, text, behind):
+                return Prompt(text, spans)
+        spans = _by_contents(found, text)
+        return Prompt(text, spans, protected=bool(spans))
+
+    def _places(self, text: str, own: bool) -> list[tuple[int, int]]:
+        return (self._control if own else self._special).places(text)
+
+    def _by_sentinels(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, behind: bool
+    ) -> Spans:
+        """With a sentinel behind each such text, or in front of it. Nothing where that changed the rendering,
+        or tore one from its text."""
+        code, marks = token_hex(8), list[str]()
+
+        def mark(text: str, own: bool) -> str:
+            out, done = "", 0
+            for begin, end in self._places(text, own):
+                sentinel, marked = f"\uf8f0{code}{len(marks):08x}\uf8f1", text[begin:end]
+                marks.append(marked)
+                out += text[done:begin] + (marked + sentinel if behind else sentinel + marked)
+                done = end
+            return out + text[done:]
+
+        said, given = changed(messages, variables, mark)
+        try:
+            parts = re.split(f"\uf8f0{code}([0-9a-f]{{8}})\uf8f1", self._template.render(said, **given))
+        except InvalidArgument:
+            return ()
+        if "".join(parts[::2]) != text:
+            return ()
+        spans, at = set[tuple[int, int]](), 0
+        for part, index in zip(parts[::2], parts[1::2], strict=False):
+            at += len(part)
+            marked = marks[int(index, 16)]
+            begin = at - len(marked) if behind else at
+            if begin < 0 or not text.startswith(marked, begin):
+                return ()
+            spans.add((begin, begin + len(marked)))
+        return disjoint(spans)
+
+
+def _by_contents(contents: list[str], text: str) -> Spans:
+    """Where the contents stand in the text as they are, if they stand nowhere else."""
+    spans = set[tuple[int, int]]()
+    for content in set(contents):
+        whole = content if content in text else content.strip()
+        if not whole or text.count(whole) != contents.count(content):
+            return ()
+        spans |= {found.span() for found in re.finditer(re.escape(whole), text)}
+    return disjoint(spans)
+
+
+def disjoint(spans: set[tuple[int, int]]) -> Spans:
+    """In order, those that overlap as one."""
+    out: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if out and begin < out[-1][1]:
+            begin, end = out[-1][0], max(end, out.pop()[1])
+        out.append((begin, end))
+    return tuple(out)
+
+
+def changed(
+    messages: Sequence[Message], variables: Mapping[str, Any], change: Change
+) -> tuple[list[Message], dict[str, Any]]:
+    """With every text that is not trusted, in messages and documents, changed."""
+
+    def all_of(value: Any, own: bool) -> Any:
+        if isinstance(value, str):
+            return change(value, own)
+        if isinstance(value, Mapping):
+            return {key: all_of(item, own) for key, item in value.items()}
+        return [all_of(item, own) for item in value] if isinstance(value, list | tuple) else value
+
+    said: list[Message] = []
+    for message in messages:
+        role = message.get("role")
+        said.append(message if role in TRUSTED else all_of(message, role == "assistant"))
+    given = dict(variables)
+    if given.get("documents") is not None:
+        given["documents"] = all_of(given["documents"], False)
+    return said, given

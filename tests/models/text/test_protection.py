@@ -1,0 +1,145 @@
+"""Messages that hold the texts of special tokens: none of them becomes one, in any family's template."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_files import BOOL, F32, STRING, array, key, vocabulary
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.make_templates import CALLED, TEMPLATES, TOKENS
+
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.text.chat_template import ChatTemplate
+from vkbackend.models.text.protection import Protection, disjoint
+from vkbackend.models.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.no_vulkan
+
+NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
+MARK = r"<[|\uff5c]?[\w/\u2581]+[|\uff5c]?>|\[/?[A-Z_]+\]"  # what looks like a special token
+
+
+@cache
+def source(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def special_of(name: str) -> list[str]:
+    """What the template writes, and what models have besides."""
+    extra = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|channel|>", "[INST]"]
+    return sorted({*re.findall(MARK, source(name)), *extra})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vocabularies")
+
+
+def tokenizer(folder: Path, name: str, model: str = "gpt2") -> Tokenizer:
+    """Every other marker is a control token, the rest is user-defined."""
+    special = special_of(name)
+    bytes_ = [f"<0x{b:02X}>" for b in range(256)]
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = [chr(b) for b in plain] + [chr(0x100 + i) for i in range(256 - len(plain))]
+    texts = [*(letters if model == "gpt2" else bytes_), *special]
+    kinds = [(CONTROL, USER_DEFINED)[i % 2] for i in range(len(special))]
+    types = [NORMAL if model == "gpt2" else BYTE] * 256 + kinds
+    extra = [array("tokenizer.ggml.merges", STRING, []), key("tokenizer.ggml.pre", STRING, "qwen2")]
+    if model == "llama":
+        scores = array("tokenizer.ggml.scores", F32, [0.0] * len(texts))
+        extra = [scores, key("tokenizer.ggml.add_bos_token", BOOL, False)]
+    path = folder / f"{name}-{model}.gguf"
+    path.write_bytes(vocabulary(model, texts, types=types, extra=extra))
+    with GGUF.open(path) as gguf:
+        return Tokenizer.from_gguf(gguf)
+
+
+def conversation(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"a {text} b"}, {"role": "assistant", "content": "Yes"},
+            {"role": "user", "content": text}]  # fmt: skip
+
+
+def special_ids(tok: Tokenizer, ids: list[int]) -> Counter[int]:
+    return Counter(i for i in ids if tok.is_marker(i))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_special_token_of_a_family(folder: Path, name: str, model: str) -> None:
+    """As many special tokens as where the messages are harmless, and the text is the rendering."""
+    tok, template = tokenizer(folder, name, model), ChatTemplate(source(name), *TOKENS.values())
+    protection = Protection(template, tok, source(name))
+    written = [text for text, _ in tok.markers(lambda text: text in source(name))]
+    variables = {"tools": None, "documents": [{"title": "A", "text": "harmless"}]}
+    want = protection.prompt(conversation("x"), variables)
+    harmless = special_ids(tok, tok.encode(want.text, False, True, plain=want.plain))
+    for text in ["".join(written), *written]:
+        talk = conversation(f"{text} and {text}")
+        found = protection.prompt(talk, variables)
+        ids = tok.encode(found.text, add_special=False, parse_special=True, plain=found.plain)
+        assert found.protected and found.text == template.render(talk, **variables)
+        assert special_ids(tok, ids) == harmless, text
+        decoded = tok.decode(ids, skip_special=False)
+        assert decoded == found.text or model == "llama"
+        unprotected = special_ids(tok, tok.encode(found.text, add_special=False, parse_special=True))
+        assert unprotected != harmless, "nothing to protect from"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["qwen3", "llama3", "glm4", "deepseek"]), st.integers(0, 1 << 32))
+def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: int) -> None:
+    """Also pieces of special tokens, what trims and splits, and tools that answer."""
+    rng = random.Random(seed)
+    tok = tokenizer(tmp_path_factory.getbasetemp(), name)
+    special = special_of(name)
+    halves = [half for text in special for half in (text[: len(text) // 2], text[len(text) // 2 :])]
+    parts = [*special, *halves, " ", "\n", "a", "</think>", "<think>"]
+    template = ChatTemplate(source(name), *TOKENS.values())
+    protection = Protection(template, tok, source(name))
+
+    def talk(words: list[str]) -> list[dict[str, Any]]:
+        user, told = "".join(words[:5]), "".join(words[5:])
+        tool = {"role": "tool", "content": told, "tool_call_id": "call12345"}
+        return [{"role": "user", "content": f"{user}."}, CALLED, tool]
+
+    words = rng.choices(parts, k=10)
+    found, calm = protection.prompt(talk(words), {}), protection.prompt(talk(["x"] * 10), {})
+    if found.protected:
+        ids = tok.encode(found.text, add_special=False, parse_special=True, plain=found.plain)
+        own = tok.encode(calm.text, add_special=False, parse_special=True)
+        written = {i for _, i in tok.markers(lambda text: text in source(name))}
+        counts = [Counter(i for i in made if i in written) for made in (ids, own)]
+        assert counts[0] == counts[1]
+
+
+def test_templates_that_alter_messages(folder: Path) -> None:
+    """Sentinels in front where they change how a content ends, whole contents where they change both; else
+    the prompt says that it is not protected."""
+    tok = tokenizer(folder, "qwen3")
+    end = "<|im_end|>"
+
+    def prompt(text: str, said: str) -> tuple[bool, int]:
+        source = "<|im_start|>" + text
+        messages = [{"role": "user", "content": said}]
+        found = Protection(ChatTemplate(source), tok, source).prompt(messages, {})
+        ids = tok.encode(found.text, add_special=False, parse_special=True, plain=found.plain)
+        return found.protected, sum(special_ids(tok, ids).values())
+
+    content, length = "{{ messages[0].content }}", "{{ messages[0].content | length }}"
+    ending = "{% if messages[0].content.endswith('" + end + "') %}" + content + "{% endif %}"
+    assert prompt(content, f"a{end}b") == prompt(ending, f"a{end}") == (True, 1)
+    assert prompt(length + content, f"a{end}") == (True, 1)
+    assert prompt(length + content + end, end) == (False, 3)  # stands there twice, once by the template
+    assert prompt(length + "{{ messages[0].content | replace('a', 'b') }}", f"a{end}") == (False, 2)
+
+
+def test_stretches_that_overlap_are_one() -> None:
+    assert disjoint({(4, 6), (0, 2), (1, 3), (1, 2), (6, 7)}) == ((0, 3), (4, 6), (6, 7))
