@@ -35,6 +35,7 @@ from vkbackend.models.engine.messages import (
 )
 from vkbackend.models.generation import Batch, Generation, are_prompts, arun_all, astream, run_all, stream
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.hub import fetch
 from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
 from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOptions, Keywords, Options
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
@@ -89,6 +90,13 @@ class LLM:
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
         self.device_names, self.prediction = list(info.devices), list(info.prediction)
         self.notes = list(info.notes)
+
+    @classmethod
+    def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
+        """A model of the Hugging Face Hub, fetched where it is not there yet: "user/repo:Q4_K_M",
+        "user/repo", or a `file` of it. The keywords are those of `LLM(path, ...)`; raises what `fetch`
+        (models/hub.py) raises as well."""
+        return cls(fetch(name, None if file is None else text_of("file", file)), **options)
 
     # ---- text ----
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.hub import fetch
 from vkbackend.tools.console import console
 
 _HOST = "the devices compute, the host only hands them their work"
@@ -61,7 +62,7 @@ def note(namespace: argparse.Namespace, line: str) -> None:
 
 
 def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
-    """-b, -lm, -r, -e, --list-devices and the flags without effect."""
+    """-b, -lm, -r, -e, -hf, --list-devices and the flags without effect."""
     add = parser.add_argument_group("as llama.cpp has them").add_argument
     add("-r", "--reverse-prompt", dest="stop", action="append", default=[], metavar="TEXT",
         help="end the text in front of TEXT; may be given several times")  # fmt: skip
@@ -73,6 +74,9 @@ def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
     modes = ", ".join(LOAD_MODES)
     add("-lm", "--load-mode", action=_LoadMode, metavar="MODE", dest="load_mode",
         help=f"how weights are read: {modes}; none, dio: as --no-mmap (default: auto)")  # fmt: skip
+    add("-hf", "-hfr", "--hf-repo", dest="hf_repo", metavar="USER/REPO[:TAG]",
+        help="a model of the Hugging Face Hub, such as user/repo:Q4_K_M (default: that of -m)")  # fmt: skip
+    add("-hff", "--hf-file", dest="hf_file", metavar="FILE", help="that file of it (default: by the tag)")
     add("--list-devices", action=_ListDevices, nargs=0, help="show the devices and end")
     for flags, value, why in WITHOUT_EFFECT:
         count = {"nargs": 0} if value is None else {"nargs": "?"} if value[0] == "[" else {}
@@ -88,6 +92,10 @@ def settle(args: argparse.Namespace) -> None:
         if args.n_batch < 1:
             raise InvalidArgument(f"--batch-size={args.n_batch}: expected a whole number of 1 or more")
         args.n_ubatch = min(args.n_ubatch, args.n_batch)
+    if args.hf_repo is not None:
+        if args.model is not None:
+            raise InvalidArgument("-m and -hf name a model each; give one")
+        args.model = fetch(args.hf_repo, args.hf_file)
     if args.escape:
         args.stop = [unescaped(text) for text in args.stop]
         for name in ("prompt", "system_prompt"):

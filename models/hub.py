@@ -1,0 +1,122 @@
+"""Model files of the Hugging Face Hub: `user/repo:Q4_K_M` to the path of a file that is there.
+
+`huggingface_hub` downloads, resumes, shows progress and keeps the files (HF_HOME, HF_ENDPOINT, HF_TOKEN,
+HF_HUB_OFFLINE); it is imported when a name is asked for. Here a file is chosen, and room made sure of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.arguments import text_of
+
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # where no tag is given; llama.cpp's order
+_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+
+
+def fetch(name: str, file: str | None = None) -> str:
+    """The path of the model `user/repo` or `user/repo:TAG`, or of `file` in that repository; of a split one,
+    that of its first part. Raises InvalidArgument (no such name, repository or file), VkbackendError (no
+    connection, no room on the disk)."""
+    found = _NAME.fullmatch(text_of("repository", name))
+    if not found:
+        raise InvalidArgument(f"{name!r} names no repository; expected user/repo or user/repo:Q4_K_M")
+    repo = found["repo"]
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        sizes = _offline(repo) if constants.HF_HUB_OFFLINE else _online(repo)
+        parts = chosen(repo, sizes, found["tag"], file)
+        cached = {part for part in parts if isinstance(try_to_load_from_cache(repo, part), str)}
+        if not constants.HF_HUB_OFFLINE:
+            _check_room(constants.HF_HUB_CACHE, sum(sizes[part] for part in parts if part not in cached))
+        paths = [hf_hub_download(repo, part) for part in parts]
+        return paths[0]
+    except RepositoryNotFoundError:
+        raise InvalidArgument(
+            f"{repo} is not there, or may not be read; check its name, and HF_TOKEN where it is private"
+        ) from None
+    except LocalEntryNotFoundError as error:
+        raise VkbackendError(f"{repo} is not in {constants.HF_HUB_CACHE}: {_first_line(error)}") from None
+    except EntryNotFoundError as error:
+        raise InvalidArgument(f"{repo}: {_first_line(error)}") from None
+    except (HTTPError, OSError) as error:
+        raise VkbackendError(
+            f"{repo} cannot be fetched from {constants.ENDPOINT}: {_first_line(error)}; what has come is "
+            "kept: try again"
+        ) from None
+
+
+def _online(repo: str) -> dict[str, int]:
+    from huggingface_hub import HfApi
+
+    tree = HfApi().list_repo_tree(repo, recursive=True)
+    return {entry.path: int(getattr(entry, "size", 0) or 0) for entry in tree}
+
+
+def _offline(repo: str) -> dict[str, int]:
+    """What the cache holds of it."""
+    from huggingface_hub import snapshot_download
+
+    folder = Path(snapshot_download(repo, local_files_only=True))
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*.gguf")}
+
+
+def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | None) -> list[str]:
+    """The files to fetch, a split model's parts in order."""
+    models = sorted(path for path in sizes if path.lower().endswith(".gguf") and "mmproj" not in path.lower())
+    if not models:
+        raise InvalidArgument(f"{repo} has no .gguf file; look for a repository that was converted to GGUF")
+    if file is not None:
+        if file not in sizes:
+            raise InvalidArgument(f"{repo} has no file {file!r}; there are: {', '.join(models)}")
+        first = file
+    elif tag is not None:
+        if not (tagged := _tagged(models, tag)):
+            raise InvalidArgument(f"{repo} has no model {tag!r}; there are: {', '.join(models)}")
+        first = tagged[0]
+    else:
+        first = next((found[0] for wish in PREFERRED if (found := _tagged(models, wish))), models[0])
+    if not (part := _PART.search(first)):
+        return [first]
+    stem, n_parts = first[: part.start()], int(part[2])
+    parts = [f"{stem}-{i:05}-of-{part[2]}{first[-5:]}" for i in range(1, n_parts + 1)]
+    if missing := [path for path in parts if path not in sizes]:
+        raise InvalidArgument(f"{repo} lacks a part of {first!r}: {missing[0]}")
+    return parts
+
+
+def _tagged(models: Iterable[str], tag: str) -> list[str]:
+    """The models whose names hold the tag as a word of its own."""
+    word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(tag)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    return [path for path in models if word.search(path)]
+
+
+def _check_room(folder: str, needed: int) -> None:
+    there = Path(folder)
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise VkbackendError(
+            f"{needed} bytes are to be fetched and {there} has {free} free; make room, or let HF_HOME name "
+            "another disk"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    text = (str(error) or type(error).__name__).strip().partition("\n")[0]
+    token = os.environ.get("HF_TOKEN")
+    return text.replace(token, "***") if token else text

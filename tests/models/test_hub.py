@@ -1,0 +1,158 @@
+"""Models by their names on a hub, which is a server of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.hub import chosen, fetch
+
+DEMO = (ROOT / "models" / "demo" / "demo.gguf").read_bytes()
+PARTS = [f"demo-Q4_K_M-0000{i}-of-00002.gguf" for i in (1, 2)]
+FILES = {"demo-Q8_0.gguf": DEMO, **dict.fromkeys(PARTS, b"part")}
+COMMIT = "c" * 40
+SECRET = "hf_secretsecretsecret"
+
+
+class Hub(BaseHTTPRequestHandler):
+    asked: list[str] = []  # noqa: RUF012
+    cut = 0  # bytes after which the next download breaks off
+
+    def do_HEAD(self) -> None:
+        self.do_GET(body=False)
+
+    def do_GET(self, body: bool = True) -> None:
+        path = self.path.partition("?")[0]
+        Hub.asked.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        if path.startswith("/api/models/me/demo/tree/"):
+            tree = [{"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    for name, data in FILES.items()]  # fmt: skip
+            return self.answer(json.dumps(tree).encode(), {"Content-Type": "application/json"})
+        if path.startswith("/api/models/me/demo"):
+            files = [{"rfilename": name} for name in FILES]
+            return self.answer(json.dumps({"id": "me/demo", "sha": COMMIT, "siblings": files}).encode(), {})
+        name = path.rpartition("/")[2]
+        if path.startswith("/me/demo/resolve/") and name in FILES:
+            data = FILES[name]
+            headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            if (span := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) and body:
+                start = int(span[1])
+                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+                return self.answer(data[start:], headers, 206)
+            return self.answer(data if body else b"", {**headers, "Content-Length": str(len(data))})
+        self.answer(b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}, 404)
+
+    def answer(self, data: bytes, headers: dict[str, str], status: int = 200) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        n, Hub.cut = (Hub.cut, 0) if Hub.cut and len(data) > Hub.cut else (len(data), Hub.cut)
+        self.wfile.write(data[:n])
+        if n < len(data):
+            self.wfile.flush()
+            self.close_connection = True
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Hub.asked.clear()
+    here = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
+    quiet = {"HF_TOKEN": SECRET, "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*", "no_proxy": "*"}
+    yield {**os.environ, **here, **quiet}
+    server.shutdown()
+    server.server_close()
+
+
+def generate(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = "-m vkbackend.tools.cli generate -dev numpy -n 4 -p Once".split()
+    done = subprocess.run(
+        [sys.executable, *command, *words], env=env, capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
+    assert SECRET not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    return done
+
+
+def test_a_model_is_fetched_once_and_found_offline(hub: dict[str, str]) -> None:
+    first = generate(hub, "-hf", "me/demo:Q8_0", "--temp", "0")
+    assert first.returncode == 0, first.stderr
+    fetched = [line for line in Hub.asked if line.startswith("GET /me/demo/resolve")]
+    assert len(fetched) == 1 and "demo-Q8_0.gguf" in fetched[0]
+    again = generate(hub, "-hf", "me/demo:q8_0", "--temp", "0")
+    assert again.stdout == first.stdout
+    assert [line for line in Hub.asked if line.startswith("GET /me/demo/resolve")] == fetched
+    Hub.asked.clear()
+    offline = generate({**hub, "HF_HUB_OFFLINE": "1"}, "-hf", "me/demo", "--temp", "0")
+    assert offline.returncode == 0 and offline.stdout == first.stdout and not Hub.asked, offline.stderr
+    nothing = generate({**hub, "HF_HUB_OFFLINE": "1"}, "-hf", "me/other")
+    assert nothing.returncode == 2 and "me/other" in nothing.stderr.rstrip().rpartition("\n")[2]
+
+
+def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
+    """Of a file larger than the 10 MB that the library writes at once."""
+    FILES["big.gguf"] = bytes(range(256)) * (21 << 12)
+    Hub.cut = 15 << 20
+    code = "from vkbackend.models.hub import fetch; print(fetch('me/demo', 'big.gguf'))"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], env=hub, capture_output=True, text=True, cwd=ROOT)
+        assert Path(done.stdout.strip()).read_bytes() == FILES["big.gguf"], done.stderr
+    finally:
+        del FILES["big.gguf"]
+    assert any("bytes=10485760-" in line for line in Hub.asked), Hub.asked
+    assert Hub.cut == 0
+
+
+def test_what_is_not_there(hub: dict[str, str]) -> None:
+    for words, said in (
+        (["-hf", "me/nothing"], "me/nothing is not there, or may not be read"),
+        (["-hf", "me/demo:Q2_K"], "me/demo has no model 'Q2_K'; there are: demo-Q4_K_M-00001"),
+        (["-hf", "me/demo", "-hff", "x.gguf"], "has no file 'x.gguf'"),
+        (["-hf", "demo"], "'demo' names no repository; expected user/repo"),
+        (["-hf", "me/demo", "-m", "x"], "-m and -hf name a model each; give one"),
+    ):
+        done = generate(hub, *words)
+        assert done.returncode == 2 and said in done.stderr.rstrip().rpartition("\n")[2], done.stderr
+
+
+def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(repo: str) -> dict[str, int]:
+        raise OSError(f"refused, said {SECRET}\nand more")
+
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setattr("vkbackend.models.hub._online", refused)
+    with pytest.raises(VkbackendError, match=r"me/x cannot be .*: refused, said \*\*\*; .*try again"):
+        fetch("me/x")
+    monkeypatch.setattr("vkbackend.models.hub._online", lambda repo: {"x-Q8_0.gguf": 1 << 60})
+    with pytest.raises(VkbackendError, match=r"1152921504606846976 bytes are .* has \d+ free"):
+        fetch("me/x")
+
+
+def test_the_file_that_is_chosen() -> None:
+    sizes = {name: len(data) for name, data in FILES.items()} | {"mmproj-Q8_0.gguf": 1, "a.txt": 1}
+    assert chosen("r", sizes, None, None) == chosen("r", sizes, "q4_k_m", None) == PARTS
+    assert chosen("r", sizes, "Q8_0", None) == ["demo-Q8_0.gguf"]
+    assert chosen("r", {"x-BF16.gguf": 1, "x-F16.gguf": 1}, "F16", None) == ["x-F16.gguf"]
+    assert chosen("r", {"x.gguf": 1}, None, None) == ["x.gguf"]
+    del sizes[PARTS[1]]
+    with pytest.raises(InvalidArgument, match="lacks a part"):
+        chosen("r", sizes, "Q4_K_M", None)
+    with pytest.raises(InvalidArgument, match=r"no \.gguf"):
+        chosen("r", {"a.txt": 1}, None, None)
