@@ -13,6 +13,7 @@ import pytest
 from gguf_files import BOOL, F32, STRING, array, key, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from material import DATA, SHARED_VOCABULARIES
 from oracles.make_templates import CALLED, TEMPLATES, TOKENS
 
 from vkbackend.models.gguf.reader import GGUF
@@ -22,6 +23,7 @@ from vkbackend.models.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.no_vulkan
 
+VOCABULARIES = sorted([*(DATA / "vocab").glob("*.gguf"), *SHARED_VOCABULARIES.glob("*.gguf")])
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
 MARK = r"<[|\uff5c]?[\w/\u2581]+[|\uff5c]?>|\[/?[A-Z_]+\]"  # what looks like a special token
@@ -139,6 +141,19 @@ def test_templates_that_alter_messages(folder: Path) -> None:
     assert prompt(length + content, f"a{end}") == (True, 1)
     assert prompt(length + content + end, end) == (False, 3)  # stands there twice, once by the template
     assert prompt(length + "{{ messages[0].content | replace('a', 'b') }}", f"a{end}") == (False, 2)
+
+
+@pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
+def test_no_special_token_of_a_vocabulary_is_made_of_plain_text(path: Path) -> None:
+    """By no merge either, whatever stands beside its text."""
+    with GGUF.open(path) as gguf:
+        tok = Tokenizer.from_gguf(gguf)
+    markers = tok.markers(lambda text: True)
+    assert len(markers) >= 3
+    for text, _ in markers:
+        for said in (text, f"a{text}b", text + text, f" {text}\n"):
+            ids = tok.encode(said, add_special=False, parse_special=True, plain=[(0, len(said))])
+            assert not special_ids(tok, ids), said
 
 
 def test_stretches_that_overlap_are_one() -> None:
