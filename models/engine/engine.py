@@ -224,12 +224,12 @@ class Engine:
         tokens: list[int] = []
         runs: list[Run] = []
         outputs: list[int] = []
-        n_ones = 0
+        n_decode = 0
         for sequence, n, n_outputs in batch:
             first, start = len(tokens), sequence.n_stored
             runs.append(Run(sequence.slot, first, n, start))
             if n == 1:
-                n_ones += 1
+                n_decode += sequence.n_wanted == 1  # else one row of a prompt
                 tokens.append(sequence.tokens[start])
             else:
                 tokens += sequence.tokens[start : start + n]
@@ -247,7 +247,7 @@ class Engine:
             return
         step_s = time.perf_counter() - began
         if recorded == self.runner.n_recorded:
-            self.scheduler.budget.took(n_ones, len(tokens) - n_ones, step_s)
+            self.scheduler.budget.took(n_decode, len(tokens) - n_decode, step_s)
         self._times.add(step_s, len(tokens))
         reduces_now, reduce_s_now = self._reduced = self.runner.reduce_stats()
         self._advance(batch, ids, logits, step_s, reduces_now - reduces, reduce_s_now - reduce_s)

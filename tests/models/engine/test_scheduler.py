@@ -184,3 +184,22 @@ def test_stats(options: dict[str, Any]) -> None:
     assert stats["cells"] == 256 and 0 < stats["cells_used"] <= 256
     assert (stats["hit_rate"] > 0) == options.get("prefix_cache", True)
     assert stats["step_ms_p99"] >= stats["step_ms_p50"] > 0
+
+
+def test_a_row_of_a_prompt_is_no_row_that_decodes() -> None:
+    told: list[tuple[int, int]] = []
+
+    class One(PrefillBudget):
+        def rows(self, n_decode: int, most: int) -> int:
+            return min(most, 1) if n_decode else most
+
+        def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
+            told.append((n_decode, n_prompt))
+
+    engine, _ = make(One(), n_slots=2, n_ctx=128)
+    engine.submit(Generate(0, (1, 2), 50, GREEDY))
+    engine.step()
+    engine.submit(Generate(1, tuple(range(9)), 5, GREEDY))
+    for _ in range(8):
+        engine.step()
+    assert told == [(0, 2), *[(1, 1)] * 8]
