@@ -68,21 +68,22 @@ def chosen_devices(options: Options) -> list[DeviceInfo | None]:
 
 
 def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[DeviceInfo | None]]:
-    """The model on the devices that the flags name, and these."""
+    """The model on the devices that the flags name, and these; what of the file is not used is told."""
     path = demo_model() if args.model is None else args.model
     infos = chosen_devices(options_of(args, path))
     with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:
         llm = LLM(path, progress=progress, **fields_given(args, Options))
+    tell_notes([*llm.prediction, *llm.notes], err)
     return llm, infos
 
 
 def show_model(llm: LLM, infos: Sequence[DeviceInfo | None], args: argparse.Namespace, err: Console) -> None:
-    """Devices, memory and notes, once nothing is wrong with the arguments."""
+    """Devices, memory and flags without effect, once nothing is wrong with the arguments."""
     if vulkan := [info for info in infos if info is not None]:
         show_devices(vulkan, err, "devices")
     if args.model is None:
         err.print("no model given (-m): using the embedded demo model", style="yellow")
-    tell_notes([*getattr(args, "notes", ()), *llm.prediction, *llm.notes], err)
+    tell_notes(getattr(args, "notes", ()), err)
     show_memory(llm, err)
 
 
