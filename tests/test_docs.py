@@ -19,6 +19,7 @@ FOLDERS = (
     "models",
     "models/architectures",
     "models/placement",
+    "models/sampling",
     "shaders",
     "tests/support/oracles",
 )

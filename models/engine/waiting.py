@@ -70,8 +70,13 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
+        self._most = 64  # entries before those that are over are dropped
 
     def add(self, sequence: Sequence, at: float) -> None:
+        if len(self._heap) >= self._most:
+            self._heap = [entry for entry in self._heap if not entry[2].is_over]
+            heapify(self._heap)
+            self._most = 64 + 2 * len(self._heap)
         heappush(self._heap, (at, sequence.number, sequence))
 
     def __bool__(self) -> bool:

@@ -222,3 +222,54 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
     rows: list[Request] = [Logits(999, prompt(70, 3))]
     assert sum(len(e.logits) for e in finish(engine, rows)[999] if e.logits is not None) == 70
     assert len(engine.scheduler.free) == n_slots and not engine.scheduler.running
+
+
+# ---- many ----
+
+
+@pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_many_requests_leave_nothing(kind: str, n: int) -> None:
+    """Random cancels, priorities and deadlines: no cell is lost, nothing is kept of who is gone, and no token
+    is wrong against what a request gets alone."""
+    rng = random.Random(n)
+    engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, **KINDS[kind])
+    bases = [prompt(80, i) for i in range(5)]
+    asked: dict[int, tuple[int, ...]] = {}
+    got: dict[int, list[int]] = {}
+    done: dict[int, str] = {}
+    for i in range(n):
+        base = rng.choice(bases)
+        asked[i] = (*base[: rng.randint(0, 80)], *prompt(rng.randint(1, 12), rng.randrange(50)))
+        late = rng.choice([None, None, None, 0.0, 10.0])
+        engine.submit(
+            Generate(i, asked[i], rng.randint(1, 8), GREEDY, priority=rng.randint(-2, 2), deadline_s=late)
+        )
+        for _ in range(rng.randint(0, 9)):
+            for event in events_of(engine.step()):
+                _note(event, got, done)
+        if rng.random() < 0.1:
+            engine.submit(Cancel(rng.randint(max(0, i - 8), i)))
+        if i % 500 == 0:
+            check_sound(engine)
+    for events in finish(engine, [], limit=50 * n).values():
+        for event in events:
+            _note(event, got, done)
+    check_sound(engine)
+    for i, tokens in got.items():
+        assert tokens == continuation(asked[i], len(tokens)), i
+    assert {"length", "DeadlineExceeded"} <= set(done.values()) and len(done) > 0.8 * n
+    scheduler = engine.scheduler
+    assert not engine._by_id and not scheduler.running and not len(scheduler.waiting)
+    assert len(scheduler.waiting._any) <= 64 and len(engine._deadlines._heap) <= 128
+    assert len(scheduler.free) == 4
+    for slot in range(4):
+        engine.cache.drop(slot)
+    assert all(free == total for free, total in blocks_in_use(engine)), "every block is free or in the tree"
+
+
+def _note(event: Event, got: dict[int, list[int]], done: dict[int, str]) -> None:
+    if event.token is not None:
+        got.setdefault(event.id, []).append(event.token)
+    if event.done:
+        done[event.id] = event.error.kind if event.error else str(event.finish_reason)
