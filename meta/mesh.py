@@ -77,7 +77,7 @@ class Mesh:
         self.devices, self.options = list(devices), options or ReduceOptions()
         self.weights: dict[str, Weight] = {}
         self.n_reduces, self.reduce_s, self.load_s = 0, 0.0, 0.0
-        self.n_recorded = 0
+        self.n_recorded, self.record_s = 0, 0.0
         self._ahead, self._keep_values = self.options.submit_ahead, keep_values or env.debug() >= 5
         self._spin = SPIN_S if not any(d.limits.is_cpu for d in devices) else 0.0
         self._provider: Provider | None = None
@@ -182,8 +182,10 @@ class Mesh:
         kind = StepKind(n_rows, n_outputs, top_k, halves, mix)
         step = self._steps.get(kind)
         if step is None:
+            began = time.perf_counter()
             step = self._record(kind)
             self.n_recorded += 1
+            self.record_s += time.perf_counter() - began
             self._make_place(step.n_commands)
             self._steps[kind] = step
         self._n_asked += 1

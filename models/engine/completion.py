@@ -32,7 +32,8 @@ class Completion:
     `slot` holds the sequence until another one runs there. `logprobs` of each token, and `prompt_logprobs` of
     each of the prompt (None of the first, which nothing precedes), where they are asked for.
 
-    timings: prompt_n (tokens of the prompt that were computed), prompt_ms, prompt_tokens_per_second,
+    timings, without what is recorded and compiled once: prompt_n (tokens of the prompt that were computed),
+    prompt_ms, prompt_tokens_per_second,
     decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host time of one all-reduce).
     """
 

@@ -295,6 +295,11 @@ class Runner:
         return self.mesh.n_recorded
 
     @property
+    def record_s(self) -> float:
+        """Seconds that recording and compiling steps took so far."""
+        return self.mesh.record_s
+
+    @property
     def states(self) -> SlotStates | None:
         """Which cells hold the recurrent state of the slots, where there is such."""
         return self.kv.states.slots if self.kv.states else None

@@ -54,7 +54,7 @@ class FakeRunner:
     max_top_k = 0
     prediction = None
     notes: tuple[str, ...] = ()
-    n_recorded = 0
+    n_recorded, record_s = 0, 0.0
 
     def __init__(
         self,

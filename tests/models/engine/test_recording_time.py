@@ -1,0 +1,48 @@
+"""A step that is recorded first takes longer; the times of a request leave that out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from fake_runner import FakeRunner
+from scheduling import GREEDY, Everything, finish
+
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Generate
+from vkbackend.step import Run
+
+pytestmark = pytest.mark.no_vulkan
+RECORDING_S, STEP_S = 2.0, 0.01
+
+
+class Clocked(FakeRunner):
+    """Steps take STEP_S of a clock of its own, the first one RECORDING_S more."""
+
+    now = 0.0
+
+    def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
+        if not self.steps:
+            self.now += RECORDING_S
+            self.n_recorded, self.record_s = 1, RECORDING_S
+        self.now += STEP_S
+        return super().step(tokens, runs, outputs)
+
+
+def test_timings_leave_out_what_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+
+    class Told(Everything):
+        def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
+            told.append(seconds)
+
+    runner = Clocked(n_slots=1)
+    monkeypatch.setattr(time, "perf_counter", lambda: runner.now)
+    engine = Engine(runner, Told())  # type: ignore[arg-type]
+    timings = finish(engine, [Generate(0, (1, 2, 3), 3, GREEDY)])[0][-1].timings
+    assert timings is not None
+    assert timings.prompt_s == pytest.approx(STEP_S) and timings.decode_s == pytest.approx(2 * STEP_S)
+    assert told == pytest.approx([STEP_S] * 2), "the first step is no measure for the budget"
+    assert engine.stats()["step_ms_p99"] == pytest.approx(1e3 * STEP_S)
