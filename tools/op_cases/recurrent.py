@@ -116,7 +116,7 @@ class DeltaGates(Case):
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
         small = np.abs(array) < 1e-4  # of their own: a logarithm without care loses these
-        # A driver's exp may end at e^88, so a sigmoid below 1e-38 is any such number: 1e-30 more hides that alone.
+        # A driver's exp may end at e^88, so a sigmoid below 1e-38 is any such number: 1e-30 more hides it.
         return {f"{name} small": np.where(small, array + 1e-30, 0), name: np.where(small, 0, array)}
 
 
