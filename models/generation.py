@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -152,11 +153,11 @@ def stream(
 
 
 async def astream(
-    mailbox: Mailbox, generation: Generation, tokenizer: Tokenizer | None
+    mailbox: Mailbox, generation: Generation, tokenizer: Tokenizer | None, *, eager: bool = False
 ) -> AsyncGenerator[Chunk, None]:
     for chunk in await aprompt_chunks(mailbox, generation):
         yield chunk
-    answers, chunks = AsyncAnswers(mailbox, generation.message, eager=False), Chunks(generation, tokenizer)
+    answers, chunks = AsyncAnswers(mailbox, generation.message, eager=eager), Chunks(generation, tokenizer)
     try:
         async for answer in answers:
             yield chunks.push(answer)
@@ -227,28 +228,18 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """As `run_all`."""
-    done: list[Completion] = []
-    posted: deque[tuple[Generation, AsyncAnswers]] = deque()
-    left = iter(generations)
+    """As `run_all`; where one fails, or the caller is cancelled, all end."""
+    room = asyncio.Semaphore(1 + ahead)
+
+    async def one(generation: Generation) -> Completion:
+        async with room:
+            eager = not generation.options.stop or len(generations) > 1
+            chunks = astream(mailbox, generation, tokenizer, eager=eager)
+            return completion(generation, [chunk async for chunk in chunks])
+
+    tasks = [asyncio.ensure_future(one(generation)) for generation in generations]
     try:
-        while True:
-            while len(posted) <= ahead and (generation := next(left, None)) is not None:
-                eager = not generation.options.stop or len(generations) > 1
-                posted.append((generation, AsyncAnswers(mailbox, generation.message, eager=eager)))
-            if not posted:
-                return done
-            generation, answers = posted.popleft()
-            chunks = Chunks(generation, tokenizer)
-            try:
-                made = await aprompt_chunks(mailbox, generation)
-                async for answer in answers:
-                    made.append(chunks.push(answer))
-                    if chunks.found:
-                        break
-            finally:
-                answers.close()
-            done.append(completion(generation, made))
+        return await asyncio.gather(*tasks)
     finally:
-        for _, answers in posted:
-            answers.close()
+        for task in tasks:
+            task.cancel()

@@ -22,7 +22,16 @@ from vkbackend.errors import Timeout, VkbackendError
 from vkbackend.models.engine import hosting
 from vkbackend.models.engine.channel import Abandoned, Channel, Letter, Next
 from vkbackend.models.engine.hosting import WAIT_SLICE_S, Hosted
-from vkbackend.models.engine.messages import Answer, Close, EngineInfo, ErrorData, Event, Progress, Request
+from vkbackend.models.engine.messages import (
+    Answer,
+    Close,
+    EngineInfo,
+    ErrorData,
+    Event,
+    Progress,
+    Request,
+    is_last,
+)
 
 Host = Callable[[Channel], Hosted]  # opens an engine, in the thread that will have it
 
@@ -117,16 +126,11 @@ class Answers:
     def __iter__(self) -> Iterator[Answer]:
         """What came, in order: events, and tokens alone."""
         try:
-            while True:
+            ends = False
+            while not ends:
                 answer = self._next()
-                if isinstance(answer, int):
-                    yield answer
-                    continue
-                if answer.error:
-                    raise answer.error.exception()
+                ends = is_last(answer)
                 yield answer
-                if answer.done:
-                    return
         finally:
             self.close()
 

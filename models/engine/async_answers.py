@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.channel import Letter, Next
-from vkbackend.models.engine.messages import Answer, Request
+from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class AsyncMail:
@@ -59,16 +59,11 @@ class AsyncAnswers:
 
     async def __aiter__(self) -> AsyncIterator[Answer]:
         try:
-            while True:
+            ends = False
+            while not ends:
                 answer = await self._next()
-                if isinstance(answer, int):
-                    yield answer
-                    continue
-                if answer.error:
-                    raise answer.error.exception()
+                ends = is_last(answer)
                 yield answer
-                if answer.done:
-                    return
         finally:
             self.close()
 

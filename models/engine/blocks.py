@@ -33,9 +33,6 @@ class States(Protocol):
     def give_back(self, cell: int) -> None:
         """Nobody needs the cell any more."""
 
-    def resume_at(self, slot: int, position: int) -> int:
-        """The last position up to `position` from which the slot can go on."""
-
     def drop(self, slot: int) -> None:
         """Forget what the slot holds."""
 

@@ -37,7 +37,7 @@ from vkbackend.models.engine.scheduler import Batch, Scheduler
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.models.engine.slot_requests import SlotRequests
 from vkbackend.models.engine.step_times import StepTimes
-from vkbackend.models.engine.waiting import Deadlines
+from vkbackend.models.engine.waiting import Deadlines, Waiting
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice, choose_rows
@@ -172,7 +172,7 @@ class Engine:
         """Release the runner; requests in work get no further event. May be called twice."""
         self._by_id.clear()
         self.scheduler.running.clear()
-        self.scheduler.waiting.clear()
+        self.scheduler.waiting = Waiting()
         self._news = News()
         self._broken = ErrorData("VkbackendError", "the engine is closed")
         self.runner.close()

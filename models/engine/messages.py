@@ -222,6 +222,15 @@ class News:
 Answer = Event | int  # an int: the next token, and nothing else
 
 
+def is_last(answer: Answer) -> bool:
+    """Whether nothing follows. Raises the error that the answer carries."""
+    if isinstance(answer, int):
+        return False
+    if answer.error:
+        raise answer.error.exception()
+    return answer.done
+
+
 # ---- checks that callers make too, so that a bad request fails where it is made ----
 
 

@@ -87,10 +87,6 @@ class PrefixCache:
         windows = [low[g] * CELL_BLOCK + p.window - 1 for g, p in enumerate(self.pools) if low[g]]
         return max(windows, default=0)
 
-    def n_available(self) -> int:
-        """Blocks for all positions that can be had without taking them from a slot."""
-        return len(self._free[0]) + len(self._unused[0])
-
     def usage(self) -> Usage:
         shared = {node for slot in self._slots for node in slot.nodes if node.users[0] > 1}
         n, free, unused = self.pools[0].n_blocks, len(self._free[0]), len(self._unused[0])

@@ -42,9 +42,6 @@ class Waiting:
                 heapify(heap)
             self._n_dead = 0
 
-    def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
-
     def waits_for(self, slot: int) -> bool:
         return self._first(self._by_slot.get(slot, [])) is not None
 
