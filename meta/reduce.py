@@ -78,7 +78,7 @@ class ReduceSlots:
 
 
 class Provider(ABC):
-    """ReduceSlots for partial sums of up to `slot_nbytes` bytes."""
+    """Slots for partial sums of up to `slot_nbytes` bytes."""
 
     name: str
     pages_nbytes: int = 0  # of host memory that all devices share
