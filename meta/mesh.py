@@ -20,10 +20,10 @@ from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
+from vkbackend.meta.candidates import TopK, read_top_k, write_masks
 from vkbackend.meta.graph import mix_of
 from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.load import Load, Progress, Source, load_weights
-from vkbackend.meta.ops import candidates
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import Provider, Reduce, make_provider
 from vkbackend.meta.sizing import Build, StepKind, StepShape, StepSizes, build_step, measure
@@ -172,14 +172,22 @@ class Mesh:
     # ---- steps ----
 
     def recorded_step(
-        self, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False, mix: Mix | None = None
+        self,
+        n_rows: int,
+        n_outputs: int,
+        top_k: int = 0,
+        halves: bool = False,
+        mix: Mix | None = None,
+        masked: bool = False,
+        summed: bool = False,
     ) -> Step:
         """The recorded step for this many rows and output rows, made on first use and kept until those used
         later fill the place. With `top_k` it ends with that many candidates of each output row instead of all
-        logits; with `halves` it is two half micro-batches in turn, the output rows in the second. `mix`: what
-        the rows are (None: those of one long run)."""
+        logits, with `masked` of those that `write_masks` allows, with `summed` beside the logarithm of the
+        sum of all of the row; with `halves` it is two half micro-batches in turn, the output rows in the
+        second. `mix`: what the rows are (None: those of one long run)."""
         mix = mix or mix_of(n_rows // 2 if halves else n_rows)
-        kind = StepKind(n_rows, n_outputs, top_k, halves, mix)
+        kind = StepKind(n_rows, n_outputs, top_k, halves, mix, masked, summed)
         step = self._steps.get(kind)
         if step is None:
             began = time.perf_counter()
@@ -254,6 +262,11 @@ class Mesh:
                 at = inputs.rope[name].offset
                 host[at : at + rows.nbytes] = rows.reshape(-1).view(np.uint8)
             device.flush(inputs.host.buffer)  # type: ignore[arg-type]
+
+    def write_masks(self, masks: np.ndarray) -> None:
+        """Hand every device its part of uint32 [n, ceil(n_vocab / 32)]: which tokens the candidates of the
+        next step's first n output rows may be, the lowest bit of a word first."""
+        write_masks(self.devices, self._inputs, self._shape.vocab, masks)
 
     def check_usable(self) -> None:
         """Raise DeviceLost after a step that failed or was interrupted, ForkedProcess in a forked child."""
@@ -354,21 +367,9 @@ class Mesh:
                 host = view.buffer.host[: view.nbytes].view(np.float32)  # type: ignore[union-attr]
                 out[:n_outputs, begin:end] = host.reshape(view.shape)[:n_outputs]
 
-    def read_top_k(self, n_outputs: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids int64, logits float32), both [n_outputs, k], best first, the lower id first on ties: the
-        candidates of the last step, which was one with `top_k` k."""
-        ids, scores = [], []
-        for device, inputs, (begin, _) in zip(self.devices, self._inputs, self._shape.vocab, strict=True):
-            if inputs.logits is not None:
-                device.invalidate(inputs.logits.buffer)  # type: ignore[arg-type]
-                places, values = candidates(inputs.logits, n_outputs, k)
-                host = places.buffer.host  # type: ignore[union-attr]
-                found = host[places.offset : places.end].view(np.uint32).reshape(n_outputs, k)
-                ids.append(found.astype(np.int64) + begin)
-                scores.append(host[values.offset : values.end].view(np.float32).reshape(n_outputs, k))
-        every, value = np.concatenate(ids, axis=1), np.concatenate(scores, axis=1)
-        order = np.argsort(np.where(np.isnan(value), -np.inf, -value), axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(every, order, 1), np.take_along_axis(value, order, 1)
+    def read_top_k(self, n_outputs: int, k: int, summed: bool = False) -> TopK:
+        """The candidates of the last step, which was one with `top_k` k, and `summed`."""
+        return read_top_k(self.devices, self._inputs, self._shape.vocab, n_outputs, k, summed)
 
     def close(self) -> None:
         """Release recordings, memory and devices; a device that does not answer is left as it is."""

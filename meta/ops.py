@@ -16,6 +16,7 @@ from vkbackend import ops as device_ops
 from vkbackend.buffer import View, Virtual
 from vkbackend.formats import row_nbytes
 from vkbackend.meta import split
+from vkbackend.meta.candidates import places
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.split import MIRRORED, Kind
 from vkbackend.meta.sums import add as add
@@ -134,25 +135,28 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
         if softcap:
             graph.on(d, "softcap").softcap(product, out, c=softcap)
         if graph.top_k:
-            _top_k(graph, d, out, *candidates(inputs.logits, graph.n_outputs, graph.top_k))
+            n_chunks = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.top_k)[1]
+            ids, values, sums = places(inputs.logits, graph.n_outputs, graph.top_k, n_chunks)
+            mask = None
+            if graph.masked:
+                assert inputs.mask is not None
+                mask = inputs.mask.rows(0, graph.n_outputs)
+            _top_k(graph, d, out, ids, values, mask)
+            if graph.summed:
+                chunk = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.top_k)[0]
+                graph.on(d, "log_sum_exp").log_sum_exp(out, sums, chunk=min(chunk, shape[1]))
 
 
-def candidates(region: View, n_outputs: int, k: int) -> tuple[View, View]:
-    """Where the host finds the places u32 and the values f32 [n_outputs, 1, k] of a device's best logits."""
-    ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
-    return ids, View(region.buffer, region.offset + ids.nbytes, (n_outputs, 1, k))
-
-
-def _top_k(graph: Graph, d: int, x: View, ids: View, values: View) -> None:
+def _top_k(graph: Graph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
     """The best of each row of x: of its chunks side by side, then of what those gave."""
     on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.top_k
     chunk, n_chunks = device_ops.top_k_chunks(on.limits, n, k)
     if n_chunks == 1:
-        on.top_k(x, ids, values, chunk=n)
+        on.top_k(x, ids, values, mask=mask, chunk=n)
         return
     part_ids = replace(graph.scratch((n_rows, n_chunks, k), "top_k ids"), dtype="u32")
     part = graph.scratch((n_rows, n_chunks, k), "top_k values")
-    on.top_k(x, part_ids, part, chunk=chunk)
+    on.top_k(x, part_ids, part, mask=mask, chunk=chunk)
     flat, places = part.reshape(n_rows, n_chunks * k), part_ids.reshape(n_rows, n_chunks * k)
     on.top_k(flat, ids, values, source=places, chunk=n_chunks * k)
 

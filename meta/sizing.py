@@ -63,6 +63,15 @@ class StepShape:
         begin, end = self.vocab[device]
         return 4 * self.n_outputs * (end - begin)
 
+    def mask_words(self, device: int) -> int:
+        """Of an output row, a bit for each vocabulary row; 0 where the devices choose no candidates."""
+        begin, end = self.vocab[device]
+        return -(-(end - begin) // 32) if self.top_k else 0
+
+    def outputs_nbytes(self, device: int) -> int:
+        """What the host reads of a step, and the masks that it writes."""
+        return aligned(self.logits_nbytes(device)) + 4 * self.n_outputs * self.mask_words(device)
+
     def inputs(self, device: int, host: Buffer, local: Buffer, region: Buffer | None) -> Inputs:
         """Views of one device's step parameters, of the host's copy, and of the logits' region."""
         offsets, total = self.places()
@@ -71,12 +80,14 @@ class StepShape:
             for name, width in self.rope_widths.items()
         }
         begin, end = self.vocab[device]
+        words, at = self.mask_words(device), aligned(self.logits_nbytes(device))
         return Inputs(
             View(local, 0, (STEP_NBYTES // 4,), "u32"),
             rope,
             View(host, 0, (total // 4,)),
             View(local, 0, (total // 4,)),
             View(region, 0, (self.n_outputs, end - begin)) if region else None,
+            View(region, at, (self.n_outputs, words), "u32") if region and words else None,
         )
 
     def unplaced(self, device: int) -> Inputs:
@@ -93,14 +104,17 @@ def second_half(inputs: Inputs, n_rows: int) -> Inputs:
 
 
 class StepKind(NamedTuple):
-    """What distinguishes recorded steps: rows, output rows, candidates per output row, two halves or one,
-    what its rows are (None: those of one long run). It is looked up in every step."""
+    """What distinguishes recorded steps: rows, output rows, candidates per output row (of those that a mask
+    allows; with the sums that probabilities need), two halves or one, what its rows are (None: those of one
+    long run). It is looked up in every step."""
 
     n_rows: int
     n_outputs: int
     top_k: int = 0
     halves: bool = False
     mix: Mix | None = None
+    masked: bool = False
+    summed: bool = False
 
 
 Built = tuple[list[Recording], list[Reduce | None], dict[str, list[View | None]]]
@@ -132,6 +146,8 @@ def build_step(
             reduce_type,
             lane=lane,
             top_k=kind.top_k,
+            masked=kind.masked,
+            summed=kind.summed,
             mix=kind.mix,
         )
         made.begin()
@@ -158,7 +174,7 @@ def build_step(
 @dataclass(frozen=True, slots=True)
 class StepSizes:
     """Bytes: per device the arena of a step's values and the step parameters (one copy each on the device and
-    the host) with the logits; `slot` is one device's share of the largest reduce (0: no reduces)."""
+    the host) with the logits and masks; `slot` is one device's share of the largest reduce (0: none)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -185,6 +201,8 @@ def measure(
         most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
         kinds |= {StepKind(rows, most), StepKind(rows, one), StepKind(rows, most, shape.top_k)}
         kinds |= {StepKind(rows, most, shape.top_k, mix=mix) for mix in Mix}
+        if shape.top_k:
+            kinds.add(StepKind(rows, most, shape.top_k, masked=True, summed=True))
     if shape.halves and shape.n_rows >= shape.halves:
         kinds.add(StepKind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
     for kind in kinds:
@@ -193,7 +211,7 @@ def measure(
             arenas[d] = max(arenas[d], plan_scratch(recording, reuse)[1])
         # A slot holds a share as it travels, and sums in f32.
         words = max([words, *(max(r.elements, wire_words(r.wire, r.elements)) for r in reduces if r)])
-    logits = tuple(shape.logits_nbytes(d) for d in range(n))
+    logits = tuple(shape.outputs_nbytes(d) for d in range(n))
     return StepSizes(tuple(arenas), params, logits, 4 * words)
 
 

@@ -75,3 +75,4 @@ class Inputs:
     host: View
     device: View
     logits: View | None  # f32 [max_outputs, own vocabulary rows], host visible
+    mask: View | None = None  # u32 [max_outputs, words]: the tokens that may be chosen, a bit each

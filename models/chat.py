@@ -16,6 +16,7 @@ from vkbackend.checks import switch
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import text_of, token_limit
 from vkbackend.models.engine.completion import Chunk, total
+from vkbackend.models.grammar.structure import KEYWORDS
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import AnswerKeywords, GenerateOptions
 from vkbackend.models.text import reasoning
@@ -113,6 +114,8 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
+        # Where a grammar is, the text would begin anew.
+        slides = not any(options.get(name) for name in KEYWORDS)
         made: list[int] = []
         try:
             while True:
@@ -120,7 +123,9 @@ class Chat:
                 with closing(stream):
                     for chunk in stream:
                         made += [] if chunk.token is None else [chunk.token]
-                        full = chunk.finish_reason == "length" and (most is None or len(made) < most)
+                        full = (
+                            slides and chunk.finish_reason == "length" and (most is None or len(made) < most)
+                        )
                         if full and (shorter := self._shortened(messages, len(made))):
                             before.append(chunk.timings or {})
                             chunk = replace(chunk, finish_reason=None, timings=None)

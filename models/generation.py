@@ -49,6 +49,7 @@ class Generation:
             options.priority,
             options.deadline_s,
             timed=bool(options.stop),
+            structure=options.structure,
         )
 
     def several(self, n: int) -> list[Generation]:

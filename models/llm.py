@@ -30,13 +30,14 @@ from vkbackend.models.engine.messages import (
     Progress,
     Request,
     SaveState,
+    SetVocabulary,
     Stats,
     check_tokens,
 )
 from vkbackend.models.generation import Batch, Generation, are_prompts, arun_all, astream, run_all, stream
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
-from vkbackend.models.model_tokens import ModelTokens, suppressed_ids
+from vkbackend.models.model_tokens import ModelTokens, suppressed_ids, vocabulary_of
 from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOptions, Keywords, Options
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 from vkbackend.options import takes
@@ -75,6 +76,7 @@ class LLM:
         if progress is not None and not callable(progress):
             raise refused("progress", progress, "expected a function of (bytes loaded, bytes in all)")
         self._tokenizer: Tokenizer | None = None
+        self._knows_vocabulary = False
         with GGUF.open(wanted.path) as gguf:
             self.chat_templates, suppressed = chat_templates(gguf), suppressed_ids(gguf)
             self.chat_template = self.chat_templates.get("default")
@@ -242,10 +244,19 @@ class LLM:
             expected = "the engine has a process of its own; open the model with process=False"
             raise refused("logits_processors", list(checked.logits_processors), expected)
         checked = self._model_tokens.resolved(checked, self.n_vocab)
+        if checked.structure:
+            self._tell_vocabulary()
         ids, echo = self._prompt(prompt, checked.parse_special), ""
         if checked.echo:
             echo = prompt if isinstance(prompt, str) else self.detokenize(ids, skip_special=False)
         return Generation(ids, most, checked, frozenset(checked.stop_token_ids), echo)
+
+    def _tell_vocabulary(self) -> None:
+        """Let the engine know what tokens stand for, before the first grammar. Raises UnsupportedModel."""
+        if not self._knows_vocabulary:
+            vocabulary = vocabulary_of(self.tokenizer)
+            list(self._ask(lambda id_: SetVocabulary(id_, vocabulary)))
+            self._knows_vocabulary = True
 
     # ---- what a slot holds ----
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.grammar.compiler import Vocabulary
 from vkbackend.models.options import GenerateOptions
 from vkbackend.models.sampling.breakers import breaker_tokens
 from vkbackend.models.sampling.params import BREAKERS
@@ -23,6 +24,13 @@ def suppressed_ids(gguf: GGUF) -> frozenset[int]:
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """What tokens stand for, as grammars need it: control tokens are no text."""
+    pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
+    special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
+    return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
 
 
 class ModelTokens:

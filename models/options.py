@@ -9,7 +9,7 @@ check), and a flag with the same destination in tools/flags.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -30,6 +30,7 @@ from vkbackend.models.arguments import (
     stop_strings,
     unlike,
 )
+from vkbackend.models.grammar.structure import Structure, grammar_text, schema_text, structure_of
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams, logprobs_count
 from vkbackend.open_device import RUNTIMES
 from vkbackend.ops import CACHE_TYPES
@@ -223,6 +224,18 @@ class AnswerKeywords(SamplingKeywords, total=False):
     """Strings that end the text; they are left out themselves. None (default): none."""
     ignore_eos: bool
     """True: the tokens that end the model's texts are forbidden, so it goes on."""
+    json_schema: str | bool | Mapping[str, Any] | type | None
+    """The answer is JSON of this JSON Schema: its text, a dict, or a class of pydantic. This and the next
+    four need the extra `grammar` (llguidance); what it does not support is an error. None (default): no
+    schema."""
+    json_object: bool
+    """True: the answer is some JSON object."""
+    regex: str | None
+    """The whole answer matches this regular expression, in Rust's syntax. None (default): none."""
+    lark: str | None
+    """The answer follows this grammar, in Lark's syntax as llguidance takes it. None (default): none."""
+    grammar: str | None
+    """The answer follows this grammar in GBNF, llama.cpp's syntax. None (default): none."""
 
 
 class GenerateKeywords(AnswerKeywords, total=False):
@@ -254,12 +267,22 @@ class GenerateOptions(SamplingParams):
 
     stop: tuple[str, ...] = option((), stop_strings)
     ignore_eos: bool = option(False, switch)
+    json_schema: str | None = option(None, schema_text)
+    json_object: bool = option(False, switch)
+    regex: str | None = option(None, grammar_text)
+    lark: str | None = option(None, grammar_text)
+    grammar: str | None = option(None, grammar_text)
     echo: bool = option(False, switch)
     prompt_logprobs: int | None = option(None, logprobs_count)
     parse_special: bool = option(True, switch)
     slot: int | None = None  # checked by who knows how many there are
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the text must be. Raises InvalidArgument where that is said twice, UnsupportedFeature."""
+        return structure_of(self.json_schema, self.json_object, self.regex, self.lark, self.grammar)
 
     @classmethod
     def of(cls, **options: Unpack[GenerateKeywords]) -> GenerateOptions:

@@ -2,11 +2,12 @@
 #extension GL_GOOGLE_include_directive : require
 // The K largest of each chunk of each row, largest first, the lower place first on ties, NaN before all. Workgroups
 // (chunk, -, row). A thread knows the best of its own elements; K times the best of all is taken, and the thread that
-// had it looks for its next. ids are places in the row, or with MAPPED what `source` holds there.
+// had it looks for its next. ids are places in the row, or what `source` holds there. `source` may be a mask, too: a
+// bit for each place, the lowest of a word first, and places without theirs are none of the row's.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint K = 64;
-layout(constant_id = 2) const uint MAPPED = 0;
+layout(constant_id = 2) const uint KIND = 0; // 0: not read, 1: ids, 2: a mask in whole words per row
 
 const uint NONE = 0xffffffffu; // the id of a place that a short chunk leaves empty; its value is -inf
 
@@ -49,6 +50,7 @@ void main() {
         if (search) {
             own_key = 0;
             for (uint i = begin + thread; i < end; i += LOCAL) {
+                if (KIND == 2 && (source[source_off + row * ((n + 31) / 32) + i / 32] >> (i % 32) & 1) == 0) continue;
                 const uint key = order_key(x[base + i]);
                 const bool after = fresh || key < last_key || (key == last_key && i > last_at);
                 if (after && key > own_key) { // the first of equals stays
@@ -77,7 +79,7 @@ void main() {
         const uint at = best_at[0];
         barrier();
         if (thread == 0) {
-            ids[ids_off + out_at + j] = key == 0 ? NONE : MAPPED != 0 ? source[source_off + row * n + at] : at;
+            ids[ids_off + out_at + j] = key == 0 ? NONE : KIND == 1 ? source[source_off + row * n + at] : at;
             values[values_off + out_at + j] = key == 0 ? uintBitsToFloat(0xff800000u) : x[base + at];
         }
         if (key != 0 && own_key == key && own_at == at) {

@@ -32,6 +32,7 @@ from vkbackend.models.text.reasoning import ReasoningSplit
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
+from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
         )
         show_model(llm, infos, args, err)
         tell_notes(chat.notes, err)
-        options = {"ignore_eos": args.ignore_eos, "stop": args.stop}
+        options = {"ignore_eos": args.ignore_eos, "stop": args.stop, **structure_given(args)}
         conversation = Conversation(chat, sampling, most, options, err)
         try:
             conversation.hold(args.prompt, args.single_turn)

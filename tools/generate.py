@@ -20,6 +20,7 @@ from vkbackend.models.engine.completion import Chunk
 from vkbackend.tools.console import console, tell_notes, write_json
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
+from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace) -> None:
         if cache is not None and os.path.exists(cache):
             llm.load_state(cache)
         options = asdict(sampling) | {"ignore_eos": args.ignore_eos, "stop": args.stop}
+        options |= structure_given(args)
         stream = llm.stream(ids, most, slot=None if cache is None else 0, **options)
         show_model(llm, infos, args, err)
         chunks: list[Chunk] = []

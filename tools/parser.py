@@ -19,13 +19,9 @@ FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-promp
 
 # What there is none of, and what to do instead.
 MISSING = {
-    "-j": "structured output",
-    "--json-schema": "structured output",
-    "--grammar": "structured output",
-    "--grammar-file": "structured output",
-    "--lora": "adapters; merge it into the model",
-    "-md": "speculative decoding",
-    "--mmproj": "images and sound",
+    "--lora": "adapters yet; merge it into the model",
+    "-md": "draft models yet",
+    "--mmproj": "images and sound yet",
 }
 
 
@@ -72,7 +68,7 @@ def unknown_argument(
         return f"unrecognized argument {word!r}"
     flag = word.partition("=")[0]
     if flag in MISSING:
-        return f"{flag}: there is no {MISSING[flag]} yet"
+        return f"{flag}: there are no {MISSING[flag]}"
     if other is not None and flag in other._option_string_actions:
         return f"{flag} is a flag of `{other.prog}`"
     shown = [name for name, action in known.items() if action.help != argparse.SUPPRESS]

@@ -14,6 +14,7 @@ import numpy as np
 
 from vkbackend.errors import DeadlineExceeded, DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.grammars import Grammars
 from vkbackend.models.engine.messages import (
     Cancel,
     Close,
@@ -28,6 +29,7 @@ from vkbackend.models.engine.messages import (
     Progress,
     Request,
     Resume,
+    SetVocabulary,
     Stats,
     check_slot,
     check_tokens,
@@ -47,6 +49,11 @@ from vkbackend.step import Run
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner import Runner
+
+
+# Of a step's output rows: candidates' ids, or None where the logits are whole rows; logits; the logarithms of
+# their sums, where logprobs of candidates are asked for.
+Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class Engine:
@@ -71,6 +78,7 @@ class Engine:
             share=share,
             budget=budget,
         )
+        self.grammars = Grammars(runner.n_vocab, runner.max_outputs)
         self._slots = SlotRequests(runner, self.cache, self.scheduler)
         self._windowed = any(pool.window for pool in runner.pools)
         self._by_id: dict[int, Sequence] = {}
@@ -116,6 +124,9 @@ class Engine:
         elif isinstance(request, Pause | Resume):
             if (sequence := self._by_id.get(request.id)) is not None:
                 sequence.is_paused = isinstance(request, Pause)
+        elif isinstance(request, SetVocabulary):
+            self.grammars.set_vocabulary(request.vocabulary)
+            self._tell(Event(request.id))
         elif isinstance(request, Memory):
             self._tell(Event(request.id, memory=self.runner.memory()))
         elif isinstance(request, Stats):
@@ -142,17 +153,21 @@ class Engine:
         check_tokens(request.tokens, runner.n_vocab, runner.n_ctx)
         if isinstance(request, Generate) and request.slot is not None:
             check_slot(request.slot, runner.n_slots)
-        if len(waiting) >= runner.options.n_queue:
+        if (n_waiting := len(waiting) + len(self.grammars)) >= runner.options.n_queue:
             raise QueueFull(
-                f"{len(waiting)} requests wait for one of {runner.n_slots} slots, and no more may (n_queue); "
+                f"{n_waiting} requests wait for one of {runner.n_slots} slots, and no more may (n_queue); "
                 "try again later, or open the model with more slots (n_slots)"
             )
-        sampler = Sampler(request.sampling) if isinstance(request, Generate) else None
+        sampler = None
+        if isinstance(request, Generate):
+            sampler = Sampler(request.sampling, request.structure is not None)
         now = time.monotonic()
         sequence = Sequence(request, self._n_submitted, now, list(request.tokens), sampler)
+        has_to_wait = self.grammars.compile(sequence)
         self._n_submitted += 1
         self._by_id[request.id] = sequence
-        waiting.add(sequence)
+        if not has_to_wait:
+            waiting.add(sequence)
         if request.deadline_s is not None:
             self._deadlines.add(sequence, now + request.deadline_s)
 
@@ -165,7 +180,7 @@ class Engine:
         del self._by_id[sequence.request.id]
         if sequence.slot >= 0:
             self.scheduler.release(sequence)
-        else:
+        elif not self.grammars.forget(sequence):
             self.scheduler.waiting.forget()
 
     def close(self) -> None:
@@ -175,6 +190,7 @@ class Engine:
         self.scheduler.waiting = Waiting()
         self._news = News()
         self._broken = ErrorData("VkbackendError", "the engine is closed")
+        self.grammars.close()
         self.runner.close()
 
     def stats(self) -> dict[str, Any]:
@@ -182,7 +198,7 @@ class Engine:
         usage, scheduler = self.cache.usage(), self.scheduler
         decoding = sum(s.n_wanted == 1 for s in scheduler.running)
         return {
-            "n_waiting": len(scheduler.waiting),
+            "n_waiting": len(scheduler.waiting) + len(self.grammars),
             "n_running": len(scheduler.running),
             "n_decoding": decoding,
             "n_slots": self.runner.n_slots,
@@ -207,6 +223,10 @@ class Engine:
         if self._deadlines:
             for sequence in self._deadlines.passed(time.monotonic()):
                 self._fail_one(sequence, DeadlineExceeded(_late(sequence)))
+        for sequence, wrong in self.grammars.compiled():
+            self.scheduler.waiting.add(sequence)
+            if wrong:
+                self._fail_one(sequence, wrong)
         try:
             if self.scheduler.free and self.scheduler.waiting:
                 self.scheduler.admit()
@@ -238,10 +258,12 @@ class Engine:
         began, (reduces, reduce_s) = time.perf_counter(), self._reduced
         recorded, record_s = self.runner.n_recorded, self.runner.record_s
         try:
+            masks = self.grammars.masks(batch)
             if top_k := self._top_k(batch):
-                ids, logits = self.runner.step_top_k(tokens, runs, outputs, top_k)
+                summed = any(s.sampler.params.logprobs is not None for s, *_ in batch if s.sampler)
+                found: Rows = self.runner.step_top_k(tokens, runs, outputs, top_k, masks, summed)
             else:
-                ids, logits = None, self.runner.step(tokens, runs, outputs)
+                found = None, self.runner.step(tokens, runs, outputs), None
         except VkbackendError as error:
             self._fail(batch, error)
             return
@@ -251,7 +273,7 @@ class Engine:
             self.scheduler.budget.took(n_decode, len(tokens) - n_decode, step_s)
         self._times.add(step_s, len(tokens))
         reduces_now, reduce_s_now = self._reduced = self.runner.reduce_stats()
-        self._advance(batch, ids, logits, step_s, reduces_now - reduces, reduce_s_now - reduce_s)
+        self._advance(batch, found, step_s, reduces_now - reduces, reduce_s_now - reduce_s)
         self._n_steps += 1
 
     def _top_k(self, batch: Batch) -> int:
@@ -268,8 +290,7 @@ class Engine:
     def _advance(
         self,
         batch: Batch,
-        ids: np.ndarray | None,
-        logits: np.ndarray,
+        found: Rows,
         step_s: float,
         n_reduces: int,
         reduce_s: float,
@@ -296,15 +317,17 @@ class Engine:
                 self.cache.stored(sequence.slot, sequence.tokens, stored)
                 if n > 1 or stored <= len(sequence.request.tokens):
                     self.cache.snapshot(sequence.slot, start)
-            if n_outputs and not self._gives_rows(sequence, logits[row : row + n_outputs], over):
+            if n_outputs and not self._gives_rows(sequence, found[1][row : row + n_outputs], over):
                 drawing.append(sequence)
                 rows.append(row)
             row += n_outputs
         if drawing:
+            ids, logits, log_sums = found
             if len(rows) < len(logits):
                 ids, logits = None if ids is None else ids[rows], logits[rows]
+                log_sums = None if log_sums is None else log_sums[rows]
             samplers = [s.sampler for s in drawing if s.sampler]
-            choices = choose_rows(samplers, [s.tokens for s in drawing], ids, logits)
+            choices = choose_rows(samplers, [s.tokens for s in drawing], ids, logits, log_sums)
             for sequence, choice in zip(drawing, choices, strict=True):
                 self._take(sequence, choice, over)
         for sequence in over:
@@ -333,8 +356,9 @@ class Engine:
             over.append(sequence)
             return
         sequence.tokens.append(choice)
-        logprobs = sequence.sampler.logprobs if sequence.sampler else None
-        if choice in request.stop_ids:
+        sampler = sequence.sampler
+        logprobs = sampler.logprobs if sampler else None
+        if choice in request.stop_ids or (sampler and sampler.matcher and sampler.matcher.is_over):
             reason = "stop"
         elif sequence.n_generated == request.max_tokens or sequence.n_stored >= self.runner.n_ctx:
             reason = "length"

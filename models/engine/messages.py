@@ -14,6 +14,8 @@ import numpy as np
 
 from vkbackend import errors
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.grammar.compiler import Vocabulary
+from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.params import SamplingParams
 
@@ -55,6 +57,15 @@ class Generate:
     priority: int = 0  # the lower the earlier
     deadline_s: float | None = None  # seconds from now on; then it ends with DeadlineExceeded
     timed: bool = False  # timings come with every token: its caller may end it
+    structure: Structure | None = None  # what the text of the tokens must be; needs a vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class SetVocabulary:
+    """What tokens stand for, told before the first request with a structure; answered when it is taken."""
+
+    id: int
+    vocabulary: Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +148,9 @@ class Close:
 
 
 Request = (
-    Generate | Logits | Memory | Stats | SaveState | LoadState | CopySlot | Cancel | Pause | Resume | Close
-)
+    Generate | SetVocabulary | Logits | Memory | Stats
+    | SaveState | LoadState | CopySlot | Cancel | Pause | Resume | Close
+)  # fmt: skip
 
 
 # ---- answers ----

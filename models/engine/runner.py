@@ -15,6 +15,7 @@ from vkbackend import env
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.meta.balance import Prediction, auto_split, predict
+from vkbackend.meta.candidates import TopK
 from vkbackend.meta.graph import mix_of
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.sizing import StepShape, bucket
@@ -229,17 +230,31 @@ class Runner:
         return self._logits[: len(outputs)]
 
     def step_top_k(
-        self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], k: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `step`; returns the best `k` (up to `max_top_k`) ids of each output row and their logits, best
-        first, both [len(outputs), k], the lower id first on ties and NaN before all."""
+        self,
+        tokens: Sequence[int],
+        runs: Sequence[Run],
+        outputs: Sequence[int],
+        k: int,
+        masks: np.ndarray | None = None,
+        summed: bool = False,
+    ) -> TopK:
+        """As `step`; the best `k` (up to `max_top_k`) tokens of each output row, of those whose bits are set
+        in `masks`, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
         assert 0 < k <= self.max_top_k and outputs
         asked = 1 if k == 1 else self.max_top_k
-        self._run(tokens, runs, outputs, asked)
-        ids, logits = self.mesh.read_top_k(len(outputs), asked)
-        return ids[:, :k], logits[:, :k]
+        self._run(tokens, runs, outputs, asked, masks, summed)
+        found = self.mesh.read_top_k(len(outputs), asked, summed)
+        return found if k == asked else TopK(found.ids[:, :k], found.logits[:, :k], found.log_sums)
 
-    def _run(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], top_k: int) -> None:
+    def _run(
+        self,
+        tokens: Sequence[int],
+        runs: Sequence[Run],
+        outputs: Sequence[int],
+        top_k: int,
+        masks: np.ndarray | None = None,
+        summed: bool = False,
+    ) -> None:
         self.mesh.check_usable()
         n_rows, n_outputs = len(tokens), len(outputs)
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
@@ -247,7 +262,11 @@ class Runner:
         half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
         n_alone = n_rows if n_rows == len(runs) else n_single(runs)
         mix = mix_of(half or rows, n_alone, len(runs))
-        step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, bool(half), mix)
+        step = self.mesh.recorded_step(
+            rows, bucket(n_outputs), top_k, bool(half), mix, masks is not None, summed
+        )
+        if masks is not None:
+            self.mesh.write_masks(masks)
         self.kv.flush()
         if self.kv.states:
             runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]

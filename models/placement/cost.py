@@ -106,7 +106,7 @@ def step_shape(
     widths = {name: table.n_rot for name, table in model.ropes(options.n_ctx).items()}
     vocab = layout.output_plan.ranges["vocab"]
     least = min(end - begin for begin, end in vocab if end > begin)
-    top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 2 * MAX_TOP_K else 0
+    top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 4 * MAX_TOP_K else 0
     return StepShape(rows, outputs, vocab, widths, layout.active, top_k, HALVES_FROM if halves else 0)
 
 

@@ -25,3 +25,11 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
     scores -= peak + np.log(np.exp(scores - peak).sum())
     top = tuple(zip(ids.tolist(), scores[ids].tolist(), strict=True))
     return Logprobs(float(scores[token]), top)
+
+
+def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
+    """The same of the best tokens of a row, best first, `token` among them; log_sum: log sum exp of the
+    row."""
+    scores = logits.astype(np.float64) - log_sum
+    top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
+    return Logprobs(float(scores[ids == token][0]), top)

@@ -261,8 +261,7 @@ class SamplingParams:
     def n_decisive(self) -> int:
         """How many of the likeliest tokens decide the choice, beside those that are lowered; 0 where all of
         them may."""
-        looks = self.logprobs is not None or self.logits_processors
-        if looks or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
+        if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
         for name in self.chain:

@@ -27,12 +27,15 @@ def choose_rows(
     histories: Sequence[Sequence[int]],
     ids: np.ndarray | None,
     logits: np.ndarray,
+    log_sums: np.ndarray | None = None,
 ) -> list[Choice]:
     """The next token of each row, or what is wrong with that row alone.
 
     ids [n, k] and float32 logits [n, k]: candidates, best first, at least as many as any sampler's
-    `n_candidates`. Without ids the logits are whole rows [n, n_vocab].
+    `n_candidates`. Without ids the logits are whole rows [n, n_vocab]. log_sums float64 [n]: of whole rows,
+    where a sampler tells logprobs of candidates.
     """
+    sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
         together = len(samplers) >= TOGETHER and all([sampler.ranked for sampler in samplers])
         if not together or not np.isfinite(logits.max(axis=1)).all():
@@ -43,7 +46,7 @@ def choose_rows(
             return best
         ids, logits = best_of_rows(logits, max(sampler.n_candidates(()) for sampler in samplers))
     if not all(map(math.isfinite, logits[:, 0].tolist())):
-        rows = zip(samplers, ids, logits, histories, strict=True)
+        rows = zip(samplers, ids, logits, histories, sums, strict=True)
         return [_tried(sampler.choose, *row) for sampler, *row in rows]
     chosen: list[Choice] = ids[:, 0].tolist()
     alone, drawn = [], []
@@ -55,7 +58,7 @@ def choose_rows(
     if len(drawn) < TOGETHER:
         alone, drawn = alone + drawn, []
     for row in alone:
-        chosen[row] = _tried(samplers[row].choose, ids[row], logits[row], histories[row])
+        chosen[row] = _tried(samplers[row].choose, ids[row], logits[row], histories[row], sums[row])
     if not drawn:
         return chosen
     if len(drawn) < len(samplers):

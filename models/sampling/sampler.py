@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vkbackend.errors import VkbackendError
+from vkbackend.models.grammar.compiler import Matcher
 from vkbackend.models.sampling import filters
 from vkbackend.models.sampling.candidates import Candidates, best
-from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of
+from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of, logprobs_of_best
 from vkbackend.models.sampling.mirostat import Mirostat
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.sampling.penalties import dry_penalties, penalize, recent, subtract
@@ -30,8 +31,9 @@ class Sampler:
     hold none of the `forbidden` tokens. `choose_rows` knows these.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, constrained: bool = False) -> None:
         self.params = params
+        self.matcher: Matcher | None = None  # set before the first choice of one that is `constrained`
         self.random = np.random.Generator(np.random.PCG64(params.seed))
         self.logprobs: Logprobs | None = None  # of the last choice, where they are asked for
         self._n_chosen = 0
@@ -50,10 +52,15 @@ class Sampler:
         filtered = "top_k", "top_p" * (params.top_p < 1), "min_p" * (params.min_p > 0), "temperature"
         plain = ("temperature",) if self.greedy else tuple(filter(None, filtered))
         moved = params.mirostat or params.dynatemp_range or params.min_tokens
+        moved = moved or constrained or params.logprobs is not None
         self.plain = self._names == plain and not moved and len(self.forbidden) == len(self._bias)
         least = math.log(params.min_p) if params.min_p else -math.inf
         self.values = params.temperature, params.top_p, least, params.top_k
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
+        self._n_shown = params.logprobs or 0
+        if constrained and params.logprobs is not None:
+            # The best of all tokens are to be told, and the candidates are those of the grammar.
+            self._n_decisive = self._n_candidates = 0
         # Whether the likeliest few of a row of logits are all that a choice needs, whatever came before.
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
@@ -61,7 +68,8 @@ class Sampler:
     def n_candidates(self, history: History) -> int:
         """How many of the likeliest tokens decide the next choice, those included that are lowered; 0 where
         all of them may."""
-        return self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
+        n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
+        return n and max(n, self._n_shown)
 
     def sample(self, logits: np.ndarray, history: History) -> int:
         """The next token for float32 `logits` [n_vocab]; `history`: the tokens so far, oldest first.
@@ -77,18 +85,31 @@ class Sampler:
             return self._choose_plain(ids, logits[ids])
         scores = self._processed(logits, history).astype(np.float64)
         check_finite(float(scores.max()))  # NaN if there is one anywhere
-        token = self._choose(Candidates.of_row(scores), history)
+        candidates = Candidates.of_row(scores)
+        if self.matcher:
+            candidates.keep(self.matcher.allowed(len(scores)))
+        token = self._choose(candidates, history)
         if self.params.logprobs is not None:
             self.logprobs = logprobs_of(logits, token, self.params.logprobs)
         return token
 
-    def choose(self, ids: np.ndarray, logits: np.ndarray, history: History = ()) -> int:
-        """The next token, as `sample` would choose it, from the `n_candidates` best or more: ids [n] and
-        their float32 logits, best first."""
+    def choose(
+        self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
+    ) -> int:
+        """The next token, as `sample` would choose it, from the `n_candidates` best or more, of those that
+        the matcher allows: ids [n] and their float32 logits, best first. log_sum: log(sum(exp(logits))) of
+        all tokens, where logprobs are asked for."""
+        if self.matcher and not (n := int(np.count_nonzero(logits != -np.inf))) == len(logits):
+            ids, logits = ids[:n], logits[:n]
+            if not n:
+                raise self.matcher.stuck()
         check_finite(float(logits[0]))
         if self.plain and not self.forbidden:
             return int(ids[0]) if self.greedy else self._choose_plain(ids, logits)
-        return self._choose(Candidates(ids, logits.astype(np.float64), ordered=True), history)
+        token = self._choose(Candidates(ids, logits.astype(np.float64), ordered=True), history)
+        if self.params.logprobs is not None:
+            self.logprobs = logprobs_of_best(ids, logits, log_sum, token, self.params.logprobs)
+        return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
         """The chain of a plain sampler that draws, written out: each filter keeps the first few. It takes two
@@ -112,6 +133,12 @@ class Sampler:
         for step in self._chain:
             step(c, history)
         self._n_chosen += 1
+        token = self._drawn(c)
+        if self.matcher:
+            self.matcher.take(token)
+        return token
+
+    def _drawn(self, c: Candidates) -> int:
         if self.greedy:
             return int(c.ids[0])
         if self.params.mirostat:

@@ -90,6 +90,25 @@ def test_a_conversation_and_none(run: Run) -> None:
     assert run("chat", "-sys", "-cnv", "-st", *words)[0] == 0  # a value is no flag
 
 
+def test_structured_output(run: Run, tmp_path: Path) -> None:
+    """Each flag forces its text, in `chat` too; what is no grammar is one line."""
+    gbnf, schema = tmp_path / "yes.gbnf", tmp_path / "schema.json"
+    gbnf.write_text('root ::= "ye" "s"{2}\n')
+    schema.write_text('{"enum": ["from a file"]}')
+    for flags, text in (
+        (["--grammar", 'root ::= "no!"'], "no!"), (["--grammar-file", str(gbnf)], "yess"),
+        (["-j", '{"const": 12}'], "12"), (["--json-schema", '{"const": null}'], "null"),
+        (["-jf", str(schema)], '"from a file"'), (["--json-schema-file", str(schema)], '"from a file"'),
+        (["--regex", "a{3}"], "aaa"),
+    ):  # fmt: skip
+        code, out, err = run("generate", "-p", "Once", "-dev", "numpy", "-n", "20", *flags)
+        assert (code, out) == (0, f"{text}\n"), err
+    code, out, _ = run("chat", "-st", "-p", "Hi", "-dev", "numpy", "-n", "20", "-j", '{"const": 12}')
+    assert code == 0 and out.strip() == "12"
+    code, out, err = run("generate", "-p", "Once", "-dev", "numpy", "-j", '{"not": {}}')
+    assert code == 2 and "not" in err.splitlines()[-1] and out.strip() == ""
+
+
 def test_layers_and_penalties_and_temperature(run: Run) -> None:
     words = ("-ngl", "-1", "--temperature", "0", "--repeat-last-n", "-1", "--samplers", "top_k;temperature")
     assert answer(run, "-p", "Once", *words, "-l", "5-inf")["text"]
@@ -154,7 +173,9 @@ def test_chat_template_kwargs(run: Run, tmp_path: Path) -> None:
         (["generate", "-tem", "1"], "unknown flag -tem; the nearest one is -"),
         (["generate", "-st"], "-st is a flag of `vkbackend chat`"),
         (["chat", "--json"], "--json is a flag of `vkbackend generate`"),
-        (["generate", "--grammar", "x"], "--grammar: there is no structured output yet"),
+        (["generate", "--lora", "x"], "--lora: there are no adapters yet; merge it"),
+        (["generate", "--grammar", "x ::=", "-j", "{}"], "-j/--json-schema: not allowed with argument"),
+        (["generate", "--grammar-file", "/nowhere"], "'/nowhere' cannot be read"),
         (["generate", "m.gguf"], "named with -m: `vkbackend generate -m m.gguf`"),
         (["info"], "one of the arguments"),
         (["genrate"], "unknown command 'genrate'; did you mean `vkbackend generate`?"),

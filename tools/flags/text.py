@@ -21,6 +21,7 @@ from vkbackend.tools.flags.llama_cpp import add_llama_cpp_arguments
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.sampling import add_sampling_arguments
+from vkbackend.tools.flags.structure import add_structure_arguments
 
 if TYPE_CHECKING:
     from vkbackend.vulkan.capabilities import DeviceInfo
@@ -41,6 +42,7 @@ def add_length_arguments(parser: argparse.ArgumentParser, *, n_ctx: int, ends: s
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """Sampling, devices and memory, placement, control vectors, what llama.cpp's users type."""
     add_sampling_arguments(parser)
+    add_structure_arguments(parser)
     add_device_arguments(parser)
     add_placement_arguments(parser)
     add_control_arguments(parser)

@@ -188,7 +188,8 @@ class Softcap(Case):
 @dataclass(frozen=True)
 class TopK(Case):
     """`values` different numbers, few for many ties, zeros of both signs, infinities, and NaN in a row with
-    `nan`; with `mapped` ids come from a table."""
+    `nan`; with `mapped` ids come from a table, with `allowed` a mask leaves that share of the places, and
+    none in the first row."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -198,9 +199,13 @@ class TopK(Case):
     values: int = 1 << 20
     nan: bool = False
     mapped: bool = False
+    allowed: float = 1.0
 
     def setup(self, rng: np.random.Generator) -> Setup:
         shape, n_chunks = (self.rows, self.n), -(-self.n // self.chunk)
+        bits = np.zeros((self.rows, -(-self.n // 32) * 32), np.uint8)
+        bits[1:] = rng.random((self.rows - 1, bits.shape[1])) < self.allowed
+        mask = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
         x = (rng.integers(0, self.values, shape) - self.values // 2).astype(np.float32)
         x[(x == 0) & (rng.random(shape) < 0.5)] = -0.0
         x[rng.random(shape) < 0.02], x[rng.random(shape) < 0.02] = np.inf, -np.inf
@@ -209,15 +214,41 @@ class TopK(Case):
         tensors = {
             "x": Tensor(shape, "f32", x),
             "source": Tensor(shape, "u32", rng.integers(0, 1 << 31, shape).astype(np.uint32)),
+            "mask": Tensor(mask.shape, "u32", mask),
             "ids": output(self.rows, n_chunks, self.k, dtype="u32"),
             "top": output(self.rows, n_chunks, self.k),
         }
 
         def record(r: Recorder, v: Views) -> None:
             source = v["source"] if self.mapped else None
-            r.top_k(v["x"], v["ids"], v["top"], source=source, chunk=self.chunk)
+            mask = v["mask"] if self.allowed < 1 else None
+            r.top_k(v["x"], v["ids"], v["top"], source=source, mask=mask, chunk=self.chunk)
 
         return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class LogSumExp(Case):
+    """Logits of a spread that a model has; `spread` of hundreds would overflow without the largest. Chunks of
+    -inf alone in the first row."""
+
+    n: int = 64
+    rows: int = 2
+    chunk: int = 64
+    spread: float = 5.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = (rng.standard_normal((self.rows, self.n)) * self.spread).astype(np.float32)
+        x[0, : self.chunk] = -np.inf
+        y = output(self.rows, -(-self.n // self.chunk), 2)
+        tensors = {"x": Tensor(x.shape, "f32", x), "y": y}
+        return Setup(tensors, lambda r, v: r.log_sum_exp(v["x"], v["y"], chunk=self.chunk))
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        if name != "y":
+            return {name: array}
+        peaks = array[..., 0]
+        return {"largest": np.where(np.isneginf(peaks), 0, peaks), "sums": array[..., 1]}
 
 
 @dataclass(frozen=True)
@@ -413,7 +444,9 @@ def _cases() -> _Sweep:
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
     s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]
     s.quick += [TopK(1, k=1), TopK(200, k=7, chunk=64, values=9), TopK(130, 3, k=64, chunk=130, nan=True)]
-    s.quick += [TopK(96, k=7, chunk=96, mapped=True, values=30)]
+    s.quick += [TopK(96, k=7, chunk=96, mapped=True, values=30), TopK(33, 3, k=40, chunk=33, allowed=0.5)]
+    s.quick += [TopK(1031, 3, k=7, chunk=64, allowed=0.1), TopK(32, k=5, chunk=32, allowed=0.0, nan=True)]
+    s.quick += [LogSumExp(1, chunk=1), LogSumExp(257, 3, chunk=64), LogSumExp(1031, 5, 500, 300.0)]
     s.wide += [
         TopK(1031, 5, k=k, chunk=c, values=v) for k in (1, 7, 64) for c in (64, 1031) for v in (3, 9999)
     ]

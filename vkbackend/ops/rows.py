@@ -164,18 +164,43 @@ class RowOps(Target):
             flops=(n_slots + 5) * n * n_rows,
         )
 
-    def top_k(self, x: View, ids: View, values: View, *, source: View | None = None, chunk: int) -> None:
+    def top_k(
+        self,
+        x: View,
+        ids: View,
+        values: View,
+        *,
+        source: View | None = None,
+        mask: View | None = None,
+        chunk: int,
+    ) -> None:
         """The k largest of every chunk of each row of x [n_rows, n], descending, ties by place, NaN first.
 
         ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K; ids are places in the row, or what
-        `source` u32 [n_rows, n] holds there. A chunk of fewer than k elements ends in ids 0xffffffff, -inf.
+        `source` u32 [n_rows, n] holds there. With `mask` u32 [n_rows, ceil(n / 32)] only places count whose
+        bit is set, the lowest bit of a word first. Fewer than k elements end in ids 0xffffffff, -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]
         assert ids.dtype == "u32" and 1 <= k <= MAX_TOP_K and n_chunks == -(-n // chunk), (x, ids, chunk)
         assert rows_of(values, n_chunks * k) == n_rows and ids.shape[0] == n_rows, (x, ids, values)
         assert source is None or (source.dtype == "u32" and source.shape == x.shape), (x, source)
-        args = x, x if source is None else source, ids, values
+        assert mask is None or (mask.dtype == "u32" and mask.shape == (n_rows, -(-n // 32))), (x, mask)
+        assert source is None or mask is None, (source, mask)
+        args = x, source or mask or x, ids, values
         push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "chunk": chunk, "n_chunks": n_chunks}
-        consts = {"LOCAL": 32 if self.limits.is_cpu else 128, "K": k, "MAPPED": int(source is not None)}
+        kind = 1 if source is not None else 2 if mask is not None else 0
+        consts = {"LOCAL": 32 if self.limits.is_cpu else 128, "K": k, "KIND": kind}
         self.record("top_k", "f32", args, push, consts, (n_chunks, 1, n_rows))
+
+    def log_sum_exp(self, x: View, y: View, *, chunk: int) -> None:
+        """y [n_rows, n_chunks, 2]: the largest element of every chunk of each row of x [n_rows, n], and the
+        sum of exp(x - largest); NaN where the chunk has NaN or +inf. `log_of_sums` makes the logarithm of the
+        row's whole sum of them."""
+        n_rows, n = x.shape
+        n_chunks = y.shape[1]
+        assert y.shape == (n_rows, n_chunks, 2) and n_chunks == -(-n // chunk), (x, y, chunk)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "chunk": chunk, "n_chunks": n_chunks}
+        local, batch = (32, 1) if self.limits.is_cpu else (256, 4)
+        consts = {"LOCAL": min(local, floor_pow2(self.limits.max_invocations)), "BATCH": batch}
+        self.record("log_sum_exp", "f32", (x, y), push, consts, (n_chunks, 1, n_rows), flops=4 * n_rows * n)

@@ -99,18 +99,37 @@ def add_partials(
 
 def top_k(
     x: Array, source: Array, ids: Array, values: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int,
-    k: int = 64, mapped: int = 0, **_: Any,
+    k: int = 64, kind: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """The k largest of each chunk, descending, the lower place first on ties, NaN before all."""
+    """The k largest of each chunk, descending, the lower place first on ties, NaN before all. kind: 1 where
+    `source` has ids, 2 where it is a mask."""
     rows = np.asarray(x, np.float32).reshape(-1)[: n_rows * n].reshape(n_rows, n)
+    table = source.reshape(-1).view(np.uint32)
     places, found = ids.reshape(-1), values.reshape(-1)
     for r in range(n_rows):
+        words = table[r * -(-n // 32) :][: -(-n // 32)].view(np.uint8) if kind == 2 else None
+        allowed = np.unpackbits(words, bitorder="little")[:n] if words is not None else np.ones(n, np.uint8)
         for c in range(n_chunks):
-            part = rows[r, c * chunk : (c + 1) * chunk]
+            at = np.flatnonzero(allowed[c * chunk : (c + 1) * chunk]) + c * chunk
+            part = rows[r, at]
             ranks = np.where(np.isnan(part), np.inf, part).astype(np.float64)
-            order = np.lexsort((np.arange(len(part)), -ranks, ~np.isnan(part)))[:k]
-            at = (r * n_chunks + c) * k
-            places[at : at + k], found[at : at + k] = 0xFFFFFFFF, -np.inf
-            chosen = order + c * chunk
-            places[at : at + len(order)] = source.reshape(-1)[r * n + chosen] if mapped else chosen
-            found[at : at + len(order)] = part[order]
+            order = np.lexsort((at, -ranks, ~np.isnan(part)))[:k]
+            out = (r * n_chunks + c) * k
+            places[out : out + k], found[out : out + k] = 0xFFFFFFFF, -np.inf
+            chosen = at[order]
+            places[out : out + len(order)] = table[r * n + chosen] if kind == 1 else chosen
+            found[out : out + len(order)] = part[order]
+
+
+def log_sum_exp(
+    x: Array, y: Array, *, n: int, n_rows: int, chunk: int, n_chunks: int, **_: Any
+) -> None:  # fmt: skip
+    """The largest of each chunk and the sum of exp(x - largest)."""
+    rows = np.asarray(x, np.float64).reshape(-1)[: n_rows * n].reshape(n_rows, n)
+    out = y.reshape(-1)[: n_rows * n_chunks * 2].reshape(n_rows, n_chunks, 2)
+    for c in range(n_chunks):
+        part = rows[:, c * chunk : (c + 1) * chunk]
+        peak = np.fmax.reduce(part, axis=1, initial=-np.inf)
+        with np.errstate(invalid="ignore"):
+            out[:, c, 0] = peak
+            out[:, c, 1] = np.exp(part - np.where(peak == -np.inf, 0, peak)[:, None]).sum(axis=1)

@@ -33,9 +33,41 @@ def test_candidates_are_those_of_the_logits(large: Synthetic, devices: list[str]
     logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
     want = np.argsort(-logits, axis=1, kind="stable")
     for k in (1, 40, MAX_TOP_K):
-        ids, values = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k)
-        assert ids.tolist() == want[:, :k].tolist()
-        assert np.array_equal(values, np.take_along_axis(logits, ids, 1))
+        found = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k)
+        assert found.ids.tolist() == want[:, :k].tolist() and found.log_sums is None
+        assert np.array_equal(found.logits, np.take_along_axis(logits, found.ids, 1))
+    runner.close()
+
+
+@pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
+def test_candidates_that_a_mask_allows(large: Synthetic, devices: list[str]) -> None:
+    """A few tokens on every device, and all in the other row; then no mask."""
+    runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
+    runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
+    logits = runner.step([5, 6, 7, 8], runs, [1, 3]).copy()
+    allowed = np.zeros((2, 40_000), bool)
+    allowed[0, ::4001], allowed[0, 1::4001], allowed[1] = True, True, True
+    masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
+    want = np.argsort(np.where(allowed, -logits, np.inf), axis=1, kind="stable")
+    for k in (1, 40):
+        found = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], k, masks)
+        n = min(k, int(allowed[0].sum()))
+        assert found.ids[0, :n].tolist() == want[0, :n].tolist()
+        assert np.isneginf(found.logits[0, n:]).all() and np.isfinite(found.logits[0, :n]).all()
+        assert found.ids[1].tolist() == want[1, :k].tolist()
+    free = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], 1)
+    assert free.ids[:, 0].tolist() == logits.argmax(axis=1).tolist()
+    runner.close()
+
+
+@pytest.mark.parametrize("devices", [["numpy"] * 3, *DEVICE_SETS], ids=str)
+def test_sums_are_those_of_whole_rows(large: Synthetic, devices: list[str]) -> None:
+    runner = load_runner(large, devices=devices, n_ctx=32, n_ubatch=4, n_slots=2)
+    runs = [Run(0, 0, 2, 0), Run(1, 2, 2, 0)]
+    logits = runner.step([5, 6, 7, 8], runs, [1, 3]).astype(np.float64)
+    want = np.log(np.exp(logits - logits.max(axis=1)[:, None]).sum(axis=1)) + logits.max(axis=1)
+    found = runner.step_top_k([5, 6, 7, 8], runs, [1, 3], 40, summed=True)
+    assert found.log_sums is not None and np.abs(found.log_sums - want).max() < 1e-5
     runner.close()
 
 
@@ -63,7 +95,7 @@ def test_the_same_tokens_as_from_whole_rows(
 def test_small_shares_give_whole_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
     path = models / "stories-narrow-Q8_0.gguf"  # 512 tokens
-    for n, top_k in ((4, MAX_TOP_K), (5, 0)):
+    for n, top_k in ((2, MAX_TOP_K), (3, 0)):
         runner = load_runner(path, devices=["numpy"] * n, n_ctx=32)
         assert runner.max_top_k == top_k
         runner.close()

@@ -1,0 +1,108 @@
+"""Requests with a grammar: they wait for its compiler, beside the engine's steps, and each step asks which
+tokens may come next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.scheduler import Batch
+from vkbackend.models.engine.sequence import Sequence
+from vkbackend.models.grammar.compiler import COMPILE_S, Compiler, Vocabulary, mask_words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Grammars:
+    """The compiler, the requests that wait for it, the masks of a step."""
+
+    def __init__(self, n_vocab: int, max_outputs: int) -> None:
+        self._compiler: Compiler | None = None
+        self._compiling: dict[int, tuple[Sequence, Future[LLMatcher]]] = {}
+        self._shape = max_outputs, mask_words(n_vocab)
+        self._masks: np.ndarray | None = None  # made once a request has a grammar
+
+    def __len__(self) -> int:
+        """How many requests wait for the compiler."""
+        return len(self._compiling)
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        if self._compiler is not None:
+            self._compiler.close()
+        self._compiler = Compiler(vocabulary)
+        self._masks = np.empty(self._shape, np.uint32)
+
+    def compile(self, sequence: Sequence) -> bool:
+        """Whether a request has to wait for its grammar. Raises what is wrong with that, if it is known."""
+        request = sequence.request
+        if not isinstance(request, Generate) or request.structure is None:
+            return False
+        if self._compiler is None:
+            raise InvalidArgument("a structure needs a vocabulary; send SetVocabulary first")
+        compiled = self._compiler.compile(request.structure)
+        if compiled.done():
+            self._start(sequence, compiled)
+            return False
+        self._compiling[request.id] = sequence, compiled
+        return True
+
+    def _start(self, sequence: Sequence, compiled: Future[LLMatcher]) -> None:
+        assert self._compiler is not None and sequence.sampler is not None
+        sequence.sampler.matcher = self._compiler.start(compiled.result())
+
+    def forget(self, sequence: Sequence) -> bool:
+        """Whether a request that is over waited here."""
+        return self._compiling.pop(sequence.request.id, None) is not None
+
+    def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
+        """Requests that wait no longer, and what is wrong with their grammar."""
+        now = time.monotonic()
+        for sequence, compiled in list(self._compiling.values()):
+            error: VkbackendError | None = None
+            if compiled.done():
+                try:
+                    self._start(sequence, compiled)
+                except VkbackendError as found:
+                    error = found
+            elif now - sequence.born > COMPILE_S:
+                error = InvalidArgument(
+                    f"the grammar was not compiled within {COMPILE_S:.0f} s; make it simpler, or try again "
+                    "when those before it are done"
+                )
+            else:
+                continue
+            del self._compiling[sequence.request.id]
+            yield sequence, error
+
+    def masks(self, batch: Batch) -> np.ndarray | None:
+        """What each output row of a step may be: uint32 [n_outputs, words]; None where all may be
+        anything."""
+        if self._masks is None:
+            return None
+        row, constrained = 0, False
+        for sequence, _, n_outputs in batch:
+            if not n_outputs:
+                continue
+            matcher = sequence.sampler.matcher if sequence.sampler else None
+            rows = self._masks[row : row + n_outputs]
+            row += n_outputs
+            if matcher is None:
+                rows[:] = 0xFFFFFFFF
+                continue
+            matcher.find()
+            n = min(rows.shape[1], len(matcher.words))
+            rows[:, :n], rows[:, n:] = matcher.words[:n], 0
+            constrained = True
+        return self._masks[:row] if constrained else None
+
+    def close(self) -> None:
+        if self._compiler is not None:
+            self._compiler.close()

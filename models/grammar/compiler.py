@@ -1,0 +1,163 @@
+"""Compiles structures to matchers, beside the engine: what takes long does not hold up a step.
+
+Everything is bounded: bytes of the source, work of the compiler and of each mask, what the cache keeps. A
+grammar that needs more, or that llguidance does not support, is an error of its request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vkbackend.checks import refused
+from vkbackend.errors import VkbackendError
+from vkbackend.models.grammar.structure import Structure
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+COMPILE_S = 10.0  # a request waits that long for its grammar
+MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
+# Items of the parser and fuel of the lexer for one mask. Grammars made to be slow took 0.4 s with so many,
+# once, and then failed; with the library's 50,000 items 3 s.
+LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000}
+MAX_SAID = 600  # characters of the library's message
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The bytes of every token, those that stand for no text of their own, and those that end one."""
+
+    pieces: tuple[bytes, ...]
+    special_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]
+
+
+class Matcher:
+    """Where one answer is in its grammar. `words`: a bit for every token that may come next, the lowest of a
+    word first; `find` sets them."""
+
+    def __init__(self, found: LLMatcher, n_vocab: int) -> None:
+        self._found, self.words = found, np.zeros(mask_words(n_vocab), np.uint32)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the text is whole and nothing can follow it."""
+        return bool(self._found.is_stopped())
+
+    def find(self) -> None:
+        """Where finding them takes more than it may, there are none: `check` says so."""
+        self._found.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
+        if self._found.is_error():
+            self.words[:] = 0
+
+    def allowed(self, n_vocab: int) -> np.ndarray:
+        """The ids of the tokens that may come next, ascending. Raises VkbackendError where there are none."""
+        ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
+        if not len(ids):
+            raise self.stuck()
+        return ids
+
+    def take(self, token: int) -> None:
+        """Go on by a token that was allowed. Raises VkbackendError."""
+        if not self._found.consume_token(token):
+            raise self.stuck()
+
+    def stuck(self) -> VkbackendError:
+        why = _said(self._found.get_error()) or "it allows no token of the vocabulary here"
+        return VkbackendError(f"the grammar cannot go on: {why}")
+
+
+class Compiler:
+    """For one vocabulary. `compile` may be called from one thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        ends = vocabulary.stop_ids
+        # llguidance wants a token that ends a text: where there is none, one behind the vocabulary.
+        self._stop_ids = ends or (len(vocabulary.pieces),)
+        self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
+        self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
+        self._n_tokens = len(self._pieces)
+        self._threads = ThreadPoolExecutor(1, "vkbackend-grammar")
+        self._tokenizer: LLTokenizer | None = None  # of the thread
+        self._kept: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
+
+    def start(self, compiled: LLMatcher) -> Matcher:
+        """A matcher of its own for a request."""
+        return Matcher(compiled.deep_copy(), self._n_tokens)
+
+    def compile(self, structure: Structure) -> Future[LLMatcher]:
+        """What matchers start from, or InvalidArgument."""
+        found = self._kept.get(structure)
+        if found is None:
+            found = self._threads.submit(self._compiled, structure)
+            self._kept[structure] = found
+            self._drop_old()
+        self._kept.move_to_end(structure)
+        return found
+
+    def _drop_old(self) -> None:
+        nbytes = sum(len(structure.text) for structure in self._kept)
+        while len(self._kept) > 1 and (len(self._kept) > MAX_KEPT or nbytes > MAX_KEPT_NBYTES):
+            nbytes -= len(self._kept.popitem(last=False)[0].text)
+
+    def _compiled(self, structure: Structure) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(**LIMITS, verbose_errors=False)
+        grammar = LLMatcher.grammar_from_lark(structure.lark())
+        found = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
+        if not found.is_error():
+            found.compute_bitmask()  # the first is the slowest
+        if found.is_error():
+            raise refused(structure.kind, structure.text, _said(found.get_error()))
+        return found
+
+    def _of_vocabulary(self) -> LLTokenizer:
+        """The vocabulary as llguidance takes it: 1 s for 152k tokens, once."""
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer
+
+            tokens: Any = _Tokens(self._pieces, self._special_ids, self._stop_ids[0])
+            ends = list(self._stop_ids)
+            self._tokenizer = LLTokenizer(tokens, n_vocab=self._n_tokens, eos_token=ends)
+        return self._tokenizer
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """What llguidance asks of a tokenizer. It never cuts text: see structure.PREAMBLE."""
+
+    tokens: tuple[bytes, ...]
+    special_token_ids: tuple[int, ...]
+    eos_token_id: int
+    bos_token_id: None = None
+    is_tokenizer_wrapper: bool = True
+
+    def __call__(self, text: Any) -> list[int]:
+        raise AssertionError("no grammar forces tokens")
+
+
+def _said(message: str) -> str:
+    """The library's message in one line, without the source that it repeats."""
+    lines = (line.strip() for line in re.sub(r"^at \d+\(\d+\): ", "", message).splitlines())
+    told = " ".join(line for line in lines if line and not _is_source(line))
+    return told if len(told) <= MAX_SAID else f"{told[:MAX_SAID]}..."
+
+
+def _is_source(line: str) -> bool:
+    head = line.split("|")[0].strip()
+    return ("|" in line and head.isdigit()) or set(line) <= set("^ ~")
+
+
+def mask_words(n_vocab: int) -> int:
+    """Words of a mask, a bit for each token."""
+    return -(-n_vocab // 32)

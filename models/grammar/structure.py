@@ -1,0 +1,161 @@
+"""What the text of an answer must be: a JSON value of a schema, any JSON object, a regular expression or a
+grammar. The checks of what a caller gives, and the one language that all become.
+
+That language is llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from vkbackend.checks import refused
+from vkbackend.errors import InvalidArgument, UnsupportedFeature
+
+MAX_NBYTES = 1 << 17  # of a schema or grammar as text: 3,000 properties, which compile in 3 s
+MAX_DEPTH = 64  # of a schema
+# Integers that n divides are an automaton of n states: 0.1 s for 10,000, 18 s and 300 MB for a million.
+MAX_MULTIPLE = 10_000
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]+)')
+# One space, or a line break and an indent, where JSON allows white space. More would let a model write white
+# space for ever.
+WHITE_SPACE = r"( |\n[ \t]{0,20})?"
+# Any token that goes on with a valid text is allowed, not only the one way to cut it that is found first: the
+# model chooses the one that it was trained on.
+PREAMBLE = '%llguidance {"no_forcing": true}\n'
+
+KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")
+Kind = Literal["json_schema", "regex", "lark", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """`text` in the language that `kind` names: JSON Schema, a regular expression (Rust's syntax, of the
+    whole answer), Lark, or llama.cpp's GBNF ("grammar")."""
+
+    kind: Kind
+    text: str
+
+    def lark(self) -> str:
+        """Raises InvalidArgument for a GBNF that is none."""
+        if self.kind == "json_schema":
+            return f"{PREAMBLE}start: {json_rule(self.text)}"
+        if self.kind == "regex":
+            from llguidance import regex_to_lark
+
+            return f"{PREAMBLE}start: /{regex_to_lark(self.text)}/"
+        return PREAMBLE + (self.text if self.kind == "lark" else _of_gbnf(self.text))
+
+
+def json_rule(schema: str) -> str:
+    """The Lark expression for JSON of a schema, which is text of this module's own making."""
+    found = json.loads(schema)
+    if isinstance(found, bool):
+        found = {} if found else {"enum": []}
+    return "%json " + json.dumps(found | {"x-guidance": {"whitespace_pattern": WHITE_SPACE}})
+
+
+def _of_gbnf(text: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except (Exception, RecursionError) as error:
+        message = " ".join(str(error).split())[:500] or type(error).__name__
+        raise InvalidArgument(f"grammar: this is no GBNF: {message}", argument="grammar") from None
+
+
+# ---- checks ----
+
+
+def _bounded(name: str, text: str) -> str:
+    if (nbytes := len(text.encode(errors="surrogatepass"))) > MAX_NBYTES:
+        raise refused(name, f"{text[:60]}...", f"it has {nbytes} bytes, at most {MAX_NBYTES} are taken")
+    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        raise refused(name, text, "it holds characters that no text has")
+    plain = re.sub(r"\\u00([0-7][0-9a-fA-F])", lambda found: chr(int(found[1], 16)), text)
+    for found in _MULTIPLE.finditer(plain):
+        if len(found[1]) > 20 or not _number(found[1]) <= MAX_MULTIPLE:
+            raise refused(name, found[0], f"multiples of at most {MAX_MULTIPLE} can be asked for")
+    return text
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0  # the compiler says what is wrong with it
+
+
+def grammar_text(name: str, value: Any) -> str | None:
+    """A grammar's or expression's text; None for none."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise refused(name, value, "expected a text, a str")
+    return _bounded(name, value)
+
+
+def schema_text(name: str, value: Any) -> str | None:
+    """A JSON Schema as compact JSON text, from such text, a dict, True or False, or a class with
+    `model_json_schema()` (pydantic); None for none."""
+    expected = "expected a JSON Schema: a dict, or its text"
+    if value is None or value == "":
+        return None
+    if isinstance(value, type) and callable(make := getattr(value, "model_json_schema", None)):
+        value = make()
+    if isinstance(value, str):
+        try:
+            value = json.loads(_bounded(name, value))
+        except (ValueError, RecursionError) as error:
+            raise refused(name, value, f"{expected}; this text is no JSON: {error}") from None
+    if not isinstance(value, dict | bool):
+        raise refused(name, value, expected)
+    if _is_deep(value):
+        raise refused(name, value, f"it is nested deeper than {MAX_DEPTH} levels")
+    try:
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refused(name, value, f"{expected}; it cannot be written as JSON: {error}") from None
+    return _bounded(name, text)
+
+
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner += one.values()
+            elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
+                inner += one
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def structure_of(
+    json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
+) -> Structure | None:
+    """The one that is given. Raises InvalidArgument for several, UnsupportedFeature without llguidance."""
+    any_object = '{"type":"object"}' if json_object else None
+    given: list[tuple[str, Kind, str | None]] = [
+        ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),
+        ("regex", "regex", regex), ("lark", "lark", lark), ("grammar", "grammar", grammar),
+    ]  # fmt: skip
+    found = [(name, Structure(kind, text)) for name, kind, text in given if text is not None]
+    if not found:
+        return None
+    if len(found) > 1:
+        names = ", ".join(name for name, _ in found)
+        raise InvalidArgument(f"{names}: an answer can follow one of them; leave out the others")
+    if find_spec("llguidance") is None:
+        raise UnsupportedFeature(
+            f"{found[0][0]} needs llguidance, which is not installed: pip install 'vkbackend[grammar]'"
+        )
+    return found[0][1]

@@ -1,0 +1,160 @@
+"""What is taken for a structure, what is refused, and within which bounds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.models.grammar import structure
+from vkbackend.models.grammar.compiler import Compiler, Vocabulary
+from vkbackend.models.grammar.structure import MAX_DEPTH, MAX_NBYTES, Structure, schema_text, structure_of
+from vkbackend.models.options import GenerateOptions
+
+pytestmark = pytest.mark.no_vulkan
+
+VOCABULARY = Vocabulary((*(bytes([b]) for b in range(256)), b"", b'{"', b"<|end|>"), (256, 258), (258,))
+
+
+def nested(n: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "integer"}
+    for _ in range(n - 1):
+        made = {"items": made}
+    return made
+
+
+def test_a_schema_may_be_text_a_dict_a_bool_or_a_class() -> None:
+    class Model:
+        @classmethod
+        def model_json_schema(cls) -> dict[str, Any]:
+            return {"type": "null"}
+
+    given = '{ "type" : "null" }', {"type": "null"}, Model
+    assert {schema_text("json_schema", one) for one in given} == {'{"type":"null"}'}
+    assert schema_text("json_schema", True) == "true"
+    assert schema_text("json_schema", None) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["{", "[]", "null", 3, ["a"], {"enum": [float("nan")]}, {"enum": [object()]}, nested(MAX_DEPTH + 1),
+     {"enum": ["x" * MAX_NBYTES]}, "[" * 100_000, {"multipleOf": 10_007}, {"multipleOf": 1e300},
+     '{"type": "integer", "multi\\u0070leOf": 99999}'],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_what_is_no_schema_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="json_schema"):
+        structure_of(schema_text("json_schema", wrong), False, None, None, None)
+    assert schema_text("json_schema", nested(MAX_DEPTH - 1))
+
+
+def test_one_structure_at_most() -> None:
+    with pytest.raises(InvalidArgument, match="json_object, regex"):
+        _ = GenerateOptions(json_object=True, regex="a", seed=0).structure
+    assert GenerateOptions(seed=0).structure is None
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedFeature, match=r"vkbackend\[grammar\]"):
+        _ = GenerateOptions(regex="a", seed=0).structure
+
+
+def test_the_library_is_imported_when_it_is_used() -> None:
+    code = "import sys, vkbackend.models.llm; sys.exit('llguidance' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- what the compiler says ----
+
+
+def compiled(kind: Any, text: str) -> Any:
+    compiler = Compiler(VOCABULARY)
+    try:
+        return compiler.start(compiler.compile(Structure(kind, text)).result(60))
+    finally:
+        compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [("json_schema", '{"type":"strin"}', "strin"), ("json_schema", '{"not":{}}', "not"),
+     ("json_schema", '{"uniqueItems":true}', "uniqueItems"),
+     ("json_schema", '{"$ref":"http://localhost/x"}', "registry"),
+     ("json_schema", '{"$ref":"file:///etc/passwd"}', "registry"),
+     ("regex", "([", "unclosed"), ("regex", "a" * 40_000 + "{1000000}", ""), ("lark", "start: foo", "foo"),
+     ("lark", "", "start"), ("grammar", "root ::= (", "GBNF"), ("grammar", "x ::= y", ""),
+     ("grammar", "root ::= " + "(" * 50_000, "GBNF"),
+     ("lark", "start: a0\n" + "\n".join(f"a{i}: a{i + 1} | a{i + 1} a{i + 1}" for i in range(1000))
+      + '\na1000: "x"', "items"),
+     ("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(3000)}}), "")],
+    ids=lambda value: value[:24],
+)  # fmt: skip
+def test_what_is_not_supported_is_an_error_of_its_name(kind: Any, text: str, named: str) -> None:
+    try:
+        matcher = compiled(kind, text)
+        matcher.find()
+        matcher.take(int(matcher.allowed(259)[0]))
+        raise AssertionError("it was taken") if named else InvalidArgument(kind)
+    except Exception as error:
+        assert type(error).__name__ in ("InvalidArgument", "VkbackendError") and named in str(error)
+        assert len(str(error)) < 1500
+
+
+def test_only_what_goes_on_is_allowed_and_control_tokens_are_no_text() -> None:
+    matcher = compiled("json_schema", '{"enum":["<|end|>"]}')
+    written = b""
+    while not matcher.is_over:
+        matcher.find()
+        ids = matcher.allowed(259)
+        assert 258 not in ids, "the control token of the same text"
+        written += VOCABULARY.pieces[int(ids[-1])]
+        matcher.take(int(ids[-1]))
+    assert json.loads(written) == "<|end|>"
+
+
+def test_white_space_ends() -> None:
+    matcher = compiled("json_schema", '{"type":"object"}')
+    written = 0
+    for token in b"{":
+        matcher.find()
+        matcher.take(token)
+    while True:
+        matcher.find()
+        white = [i for i in matcher.allowed(259) if i < 256 and chr(i).isspace()]
+        if not white:
+            break
+        matcher.take(int(white[-1] if written else 10))
+        written += 1
+        assert written < 100
+    assert written > 1
+
+
+@given(st.text("ab()|*+[]{}\\.^$?1,", max_size=12))
+def test_any_regex_is_taken_or_refused(regex: str) -> None:
+    if not regex:
+        return
+    try:
+        matcher = compiled("regex", regex)
+    except InvalidArgument:
+        return
+    matcher.find()
+
+
+def test_the_cache_is_bounded() -> None:
+    compiler = Compiler(VOCABULARY)
+    first = compiler.compile(Structure("regex", "a"))
+    assert compiler.compile(Structure("regex", "a")) is first
+    for i in range(100):
+        compiler.compile(Structure("regex", f"a{{{i + 1}}}"))
+    assert len(compiler._kept) == 64
+    for i in range(40):
+        compiler.compile(Structure("regex", f"(x{i})?" + "y" * 120_000))
+    assert sum(len(one.text) for one in compiler._kept) <= 1 << 22
+    compiler.close()

@@ -1,0 +1,209 @@
+"""Answers that follow a schema or grammar: on every device, from any model, beside requests without one."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from device_sets import DEVICE_SETS
+from tiny_models import Tiny, write_tiny
+
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models.chat import Chat
+from vkbackend.models.llm import LLM
+from vkbackend.models.placement import cost
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": -99, "maximum": 99}, "name": {"enum": ["a", "\"é'"]}},
+    "required": ["x", "name"],
+    "additionalProperties": False,
+}
+
+
+def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
+    """Of bounded values: a random model writes what may be long for long."""
+    kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern"]
+    if depth:
+        kinds += ["object", "array", "anyOf", "ref", "object"]
+    kind = rng.choice(kinds)
+    if kind == "string":
+        return {"type": "string", "maxLength": rng.randrange(9), "minLength": 0}
+    if kind == "integer":
+        low = rng.randrange(-1000, 1000)
+        return {"type": "integer", "minimum": low, "maximum": low + rng.randrange(500)}
+    if kind == "number":
+        return {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": rng.randrange(1, 50)}
+    if kind == "enum":
+        return {
+            "enum": rng.sample([1, -2.5, "x", "é\n", None, True, [1, 2], {"a": "b"}], rng.randrange(1, 5))
+        }
+    if kind == "pattern":
+        return {"type": "string", "pattern": rng.choice(["^[a-c]{1,4}$", "^(no|yes)-\\d{2}$", "^\\w?$"])}
+    if kind == "array":
+        low = rng.randrange(3)
+        return {"type": "array", "items": random_schema(rng, depth - 1), "minItems": low,
+                "maxItems": low + rng.randrange(3)}  # fmt: skip
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(rng.randrange(1, 4))]}
+    if kind == "ref":
+        return (
+            {"$ref": "#/$defs/inner", "$defs": {"inner": random_schema(rng, 0)}}
+            if depth == 3
+            else {"const": 7}
+        )
+    if kind == "object":
+        names = rng.sample(["a", "b c", "dé", 'e"f', "g"], rng.randrange(4))
+        return {"type": "object", "properties": {name: random_schema(rng, depth - 1) for name in names},
+                "required": [name for name in names if rng.random() < 0.6],
+                "additionalProperties": False}  # fmt: skip
+    return {"type": kind}
+
+
+def check(schema: dict[str, Any], text: str) -> None:
+    jsonschema.validate(json.loads(text), schema)
+
+
+def texts_follow_schemas(path: Path, n: int, seed: int, **options: Any) -> int:
+    rng = random.Random(seed)
+    ended = 0
+    with LLM(path, n_ctx=600, n_slots=8, **options) as llm:
+        for begin in range(0, n, 8):
+            schemas = [random_schema(rng) for _ in range(min(8, n - begin))]
+            made = [
+                llm.stream("Once upon a time", 500, json_schema=schema, temperature=rng.choice([0, 1, 5]),
+                           seed=begin + i)
+                for i, schema in enumerate(schemas)
+            ]  # fmt: skip
+            for schema, chunks in zip(schemas, [list(stream) for stream in made], strict=True):
+                assert chunks[-1].finish_reason == "stop", (schema, "".join(c.text for c in chunks))
+                check(schema, "".join(chunk.text for chunk in chunks))
+                ended += 1
+    return ended
+
+
+def test_random_schemas(models: Path) -> None:
+    assert texts_follow_schemas(models / "stories-narrow-Q8_0.gguf", 24, 1, devices=["numpy"]) == 24
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["stories-narrow-Q8_0", "stories-moe8x-Q4_0"])
+def test_many_random_schemas(models: Path, name: str, seed: int) -> None:
+    assert texts_follow_schemas(models / f"{name}.gguf", 100, 100 + seed, devices=["numpy"]) == 100
+
+
+@pytest.mark.parametrize("devices", [["numpy"] * 2, *DEVICE_SETS], ids=str)
+def test_masks_on_the_devices_give_what_whole_rows_give(
+    models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
+) -> None:
+    """Masked in front of top-k, with a split of the vocabulary at no multiple of 32, and a free request
+    beside."""
+
+    def run() -> list[str]:
+        with LLM(path, devices=devices, n_ctx=128, n_slots=3, tensor_split=shares) as llm:
+            assert bool(llm._mailbox.channel.engine._engine.runner.max_top_k) is on  # type: ignore[union-attr]
+            kinds: list[dict[str, Any]] = [
+                {"json_schema": POINT}, {"max_tokens": 12}, {"regex": "[a-z]{3}( [a-z]{2}){2}", "temperature":
+                0},
+            ]  # fmt: skip
+            streams = [llm.stream("Once upon", **{"seed": 4, **kind}) for kind in kinds]
+            return ["".join(chunk.text for chunk in stream) for stream in streams]
+
+    path, on = models / "stories-narrow-Q8_0.gguf", False
+    shares = [5, 4][: len(devices)] if len(devices) == 2 else None
+    whole = run()
+    monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
+    monkeypatch.setattr(cost, "MAX_TOP_K", 40)
+    on = True
+    assert run() == whole
+    check(POINT, whole[0])
+    assert re.fullmatch("[a-z]{3}( [a-z]{2}){2}", whole[2])
+
+
+def test_an_engine_of_its_own(models: Path) -> None:
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=256, process=True) as llm:
+        check(POINT, llm.generate("Once", 200, json_schema=json.dumps(POINT), seed=1).text)
+        assert llm.generate("Once", 50, grammar='root ::= ("a" | "b"){3} "!"', seed=1).text[3:] == "!"
+        with pytest.raises(InvalidArgument, match="strin"):
+            llm.generate("Once", 50, json_schema={"type": "strin"})
+        assert llm.generate("Once", 5, temperature=0).text
+
+
+def test_with_every_sampler(models: Path) -> None:
+    """Filters, penalties, functions of the caller and Mirostat choose among what is allowed alone."""
+    kinds: list[dict[str, Any]] = [
+        {"mirostat": 2}, {"repeat_penalty": 1.5, "repeat_last_n": -1}, {"dry_multiplier": 1.0},
+        {"typical_p": 0.5}, {"xtc_probability": 1.0}, {"top_n_sigma": 1.0}, {"dynatemp_range": 0.5},
+        {"logits_processors": [lambda tokens, logits: -logits]}, {"logit_bias": {300: 50.0}},
+        {"ignore_eos": True}, {"min_tokens": 30}, {"logprobs": 3}, {"temperature": 0}, {"top_k": 1},
+    ]  # fmt: skip
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=256, n_slots=4) as llm:
+        for kind in kinds:
+            found = llm.generate("Once", 200, json_schema=POINT, seed=1, **kind)
+            assert found.finish_reason == "stop", kind
+            check(POINT, found.text)
+            assert found.logprobs is None or len(found.logprobs) == len(found.tokens)
+
+
+def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:
+    """A text that may end or go on ends by the model's token; one that cannot go on ends without it."""
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128) as llm:
+        eos = next(iter(llm.tokenizer.stop_ids))
+        may = llm.generate("Once", 50, regex="[a-z]*", logit_bias={eos: 100.0}, seed=1)
+        assert (may.finish_reason, may.tokens) == ("stop", [eos])
+        must = llm.generate("Once", 50, regex="[a-z]{2}", seed=1)
+        assert must.finish_reason == "stop" and eos not in must.tokens and len(must.text) == 2
+        cut = llm.generate("Once", 5, regex="[a-z]{100}", seed=1)
+        assert cut.finish_reason == "length"
+
+
+def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) -> None:
+    """Forbidden by the bias, all that it allows; and a character that no token of the vocabulary has."""
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128, n_slots=2) as llm:
+        beside = llm.stream("Once", 30, temperature=0)
+        first = next(beside).text
+        digits = {i: -np.inf for i in range(512) if llm.tokenizer.piece(i)[-1:].isdigit()}
+        with pytest.raises(VkbackendError, match=r"logit_bias|grammar"):
+            llm.generate("Once", 50, regex="[0-9]{3}", logit_bias=digits)
+        rest = first + "".join(chunk.text for chunk in beside)
+        assert rest == llm.generate("Once", 30, temperature=0).text
+
+
+def test_others_go_on_while_a_grammar_is_compiled(models: Path) -> None:
+    """A schema of a second, its cancelled twin and one whose deadline passes, beside a stream."""
+    slow = {"type": "integer", "multipleOf": 9973, "minimum": 0, "maximum": 99_999}
+    many = {"properties": {f"p{i}": {"type": "string"} for i in range(1200)}, "required": ["p1"]}
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=400, n_slots=2) as llm:
+        waits = llm.stream("Once", 1, json_schema=many)
+        late = llm.stream("Once", 3, json_schema={**many, "title": "late"}, deadline_s=0.0)
+        gone = llm.stream("Once", 3, json_schema={**many, "title": "gone"})
+        began = time.monotonic()
+        assert llm.generate("Once", 5, temperature=0).text
+        assert time.monotonic() - began < 60
+        gone.close()
+        with pytest.raises(VkbackendError):
+            list(late)
+        assert len(list(waits)) == 1
+        assert json.loads(llm.generate("Once", 60, json_schema=slow, seed=1, temperature=0).text) % 9973 == 0
+        assert llm.stats()["n_waiting"] == 0 and llm.stats()["n_running"] == 0
+
+
+def test_a_conversation_with_a_schema(models: Path) -> None:
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=256) as llm:
+        chat = Chat(llm, template="{% for m in messages %}{{ m.content }}{% endfor %}")
+        check(POINT, "".join(chunk.text for chunk in chat.send("Hi", 100, json_schema=POINT, seed=2)))
+
+
+def test_without_a_tokenizer_there_is_no_grammar(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf", Tiny("llama"))
+    with LLM(path, devices=["numpy"], n_ctx=64) as llm, pytest.raises(VkbackendError, match="tokenizer"):
+        llm.generate([1, 2], 5, regex="a")
