@@ -65,6 +65,9 @@ class Metadata(Mapping[str, Any]):
             array = array != 0
         return array if v.is_array else array[0].item()
 
+    def __contains__(self, key: object) -> bool:  # a Mapping's own would decode the value
+        return key in self._values
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -86,12 +89,13 @@ class Metadata(Mapping[str, Any]):
         return head + bytes(self._buf[v.start : v.stop])
 
     def _strings(self, key: str, v: Value) -> list[str]:
-        raw, pos, out = self._buf[v.start : v.stop], 0, []
+        raw, pos, out = bytes(self._buf[v.start : v.stop]), 0, list[str]()
+        unpack, append = U64.unpack_from, out.append
         try:
             for _ in range(v.count):
                 start = pos + 8
-                pos = start + U64.unpack_from(raw, pos)[0]
-                out.append(raw[start:pos].decode())
+                pos = start + unpack(raw, pos)[0]
+                append(raw[start:pos].decode())
         except UnicodeDecodeError as e:
             where = f"element {len(out)} of {key!r}" if v.is_array else repr(key)
             raise GGUFError(f"{self._path}: {where} is not UTF-8: {e.object[:64]!r}") from e

@@ -16,6 +16,16 @@ _WORDS = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + 
 _LLAMA3 = _WORDS % r"\p{N}{1,3}"
 _QWEN2 = _WORDS % r"\p{N}"
 _QWEN35 = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
+_K2_HORIZON = _WORDS.replace(r"\p{L}+|", r"[\p{L}\p{M}\u200C\u200D]+|") % r"\p{N}{1,3}"
+_UFAKZEKA = _QWEN2.removeprefix(_SUFFIX + "|")  # suffixes of Turkish names follow an apostrophe
+_JAIS2 = (_WORDS % r"\p{N}{1,3}").removesuffix(r"\s+(?!\S)|\s+") + (
+    "|".join(rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")) + r"|\s"
+)
+_EXAONE_MOE = (  # words and the spaces between them
+    _SUFFIX + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _SEED = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + _SPACES
 _BAILING = (
     r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -58,9 +68,36 @@ _CASED_SCRIPTS = (
     "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"
     "\U0001e900-\U0001e943"
 )
-_DEEPSEEK3 = (
+_MARKS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
+    r"| ?[\p{P}\p{S}]+"
+)
+_DEEPSEEK3 = _MARKS + r"[\r\n]*|" + _SPACES
+_HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    "\u1100-\u11ff]+"
+)
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
+    "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
+)
+
+# Digits in groups of three that are counted from the right. The models' expressions look ahead to the end of
+# the digits at each group; these are the same cuts, in linear time.
+_AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
+# \d{1,3}(?=(?:\d{3})*\b): none where a letter follows the digits
+_AYA_DIGITS = (
+    r"(?<!\d)\d++\b",
+    r"\A\d{1,2}(?=(?:\d{3})++\z)",
+    r"(?:\A(?=\d++\z)|(?<=\d)\G)\d{3}",
+)
+# (?=(\d{3})+(?!\d)): cuts before groups, not behind the last one
+_SUPERBPE_DIGITS = (
+    r"\p{N}+",
+    r"(?<=\A|\D|\A\d|\D\d|\A\d\d|\D\d\d)(?=(?:\d{3})++(?!\d))",
+    r"\G\d{3}(?=\d{3})",
 )
 
 
@@ -73,6 +110,16 @@ class PreTokenizer:
     add_bos: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LineTokenizer:
+    """Merges over the characters of whole lines. `whole_runs`: line feeds that are one token stay whole.
+    `words`: lines are cut in front of each space, and begin with one."""
+
+    always_bos: bool = True
+    whole_runs: bool = True
+    words: bool = False
+
+
 _default = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 _gpt2 = PreTokenizer((_GPT2,))
 _digits_gpt2 = PreTokenizer((r"\p{N}", _GPT2))
@@ -81,23 +128,36 @@ _llama3_words = PreTokenizer((_LLAMA3,))
 _qwen2 = PreTokenizer((_QWEN2,))
 _bailing = PreTokenizer((_BAILING,))
 _gpt4o = PreTokenizer((_GPT4O,))
-_deepseek3 = PreTokenizer((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3))
+_bloom = PreTokenizer((_BLOOM,))
+_aya = PreTokenizer((*_AYA_DIGITS, _GPT4O))
+_deepseek3 = PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _DEEPSEEK3))
+
+LINE_TOKENIZERS = {
+    **dict.fromkeys(("gemma4", "granite-embed-multi-311m"), LineTokenizer()),
+    "mmbert": LineTokenizer(always_bos=False, words=True),
+    "sarvam-moe": LineTokenizer(always_bos=False, whole_runs=False),
+}
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": _default,
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum"), _gpt2),
-    **dict.fromkeys(("modern-bert", "exaone4", "trillion", "granite-docling"), _gpt2),
+    **dict.fromkeys(("modern-bert", "exaone4", "trillion", "granite-docling", "roberta-bpe"), _gpt2),
+    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "jina-v1-en", "jina-v2-code"), _gpt2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _digits_gpt2),
     **dict.fromkeys(("exaone", "minerva-7b", "mellum2"), _digits_gpt2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _llama3),
+    **dict.fromkeys(("midm-2.0", "jina-v5-nano"), _llama3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _llama3_words),
+    "glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), _qwen2),
-    **dict.fromkeys(("kormo", "grok-2", "solar-open"), _qwen2),
+    **dict.fromkeys(("kormo", "grok-2", "solar-open", "f2llmv2"), _qwen2),
     "qwen35": PreTokenizer((_QWEN35,)),
     "seed-coder": PreTokenizer((_SEED,)),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _bailing),
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _gpt4o),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _gpt4o),
+    "granite-embed-multi-97m": PreTokenizer((_GPT4O,), ignore_merges=True),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), _aya),
     "kimi-k2": PreTokenizer((_KIMI,), ignore_merges=True),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
@@ -111,5 +171,28 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _deepseek3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _deepseek3),
+    "spark2_5": PreTokenizer((r"\p{N}{1,3}", _HAN_KANA, _MARKS + r"|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")),
+    "afmoe": PreTokenizer((*_AFMOE_DIGITS, _ASIAN, _DEEPSEEK3)),
+    "youtu": PreTokenizer((_YOUTU, _cased(_SUFFIX + "?", r"\p{N}") + _CASED_END), ignore_merges=True),
+    "superbpe": PreTokenizer(_SUPERBPE_DIGITS),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _WORDS % r"\p{N}+"), ignore_merges=True),
+    "jais-2": PreTokenizer((_JAIS2,)),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+    "k2-horizon": PreTokenizer((_K2_HORIZON,)),
+    "ufakzeka": PreTokenizer((_UFAKZEKA,)),
+    "laguna": PreTokenizer((r"[^\n]+|\n+", _QWEN2)),
+    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), _bloom),
+    "viking": PreTokenizer((_BLOOM, r"\p{N}")),
+    "chameleon": PreTokenizer(
+        (
+            "<sentinel:[0-9]+>",
+            "IMGIMG[A-I]{1,4}Z",
+            r"[\t\n]|    |  ",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
+        ),
+        add_bos=True,
+    ),
 }

@@ -1,42 +1,31 @@
 """Text to token ids and back, from the vocabulary a GGUF file carries.
 
-SPM (`tokenizer.ggml.model` "llama") merges by score (spm.py); BPE ("gpt2", over a pre-tokenizer of
-pre_tokenizers.py, and Gemma 4's "gemma4", over characters) runs in the `tokenizers` library. Decoding is ours
-and incremental. Knows no model, no network.
+`tokenizer.ggml.model` names the kind, and a file per kind says how it cuts a text: spm.py, bpe.py and those
+beside them. What all have in common is here: special tokens in the text, and decoding, which is incremental.
+Knows no model, no network.
 """
 
 import codecs
-import math
 import operator
-import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-
-from tokenizers import Regex, pre_tokenizers
-from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
+from pathlib import Path
 
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.text.pre_tokenizers import PRE_TOKENIZERS
+from vkbackend.models.text.bpe import bpe, gemma4, whitespace_bpe
 from vkbackend.models.text.special_tokens import MAX_LENGTH, SpecialTokens
-from vkbackend.models.text.spm import SPACE, SpmMerger
+from vkbackend.models.text.spm import spm
 from vkbackend.models.text.token_roles import MARKERS, WHITE_SPACE, TokenType, settle_roles, stripping
+from vkbackend.models.text.vocabulary import Vocabulary
 
 MAX_TEXT = 1 << 22  # characters; the regular expression engine gives up, untidily, at 10,000,000 steps back
-_BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
-_LINES = re.compile(r"[^\n]+|\n+")
-_KINDS = {"llama": "SPM", "gpt2": "BPE", "gemma4": "BPE of Gemma 4"}  # tokenizer.ggml.model
-
-
-def _byte_characters() -> dict[str, int]:
-    """Character -> byte in byte-level BPE: printable Latin-1 is itself, the rest lies from U+0100 upwards."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in plain]
-    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
-
-
-_BYTE_OF = _byte_characters()
+_KINDS = {  # tokenizer.ggml.model
+    "llama": ("SPM", spm),
+    "gpt2": ("BPE", bpe),
+    "gemma4": ("BPE of Gemma 4", gemma4),
+    "whitespace": ("BPE of words", whitespace_bpe),
+}
 
 
 class Tokenizer:
@@ -46,43 +35,34 @@ class Tokenizer:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
         if model not in _KINDS:
             found = "it has none" if model in (None, "none", "no_vocab") else f"it is of kind {model!r}"
-            known = ", ".join(f"{name!r} ({kind})" for name, kind in _KINDS.items())
+            known = ", ".join(f"{name!r} ({kind})" for name, (kind, _) in _KINDS.items())
             raise UnsupportedModel(f"{path}: no usable tokenizer: {found}; known are {known}: give token ids")
-        self._path, self._spaced = path, model != "gpt2"  # tokens with spaces as U+2581, and bytes
-        self._tokens = gguf.strings("tokenizer.ggml.tokens")
+        vocabulary = Vocabulary(gguf)
+        scheme = _KINDS[model][1](gguf, vocabulary)
+        self._tokens, self._ids, self._types = vocabulary.tokens, vocabulary.ids, vocabulary.types
         self.n_vocab = len(self._tokens)
-        self._ids = {text: i for i, text in enumerate(self._tokens) if text}
-        if len(self._ids) < self.n_vocab - self._tokens.count(""):
-            twice = next(text for i, text in enumerate(self._tokens) if text and self._ids[text] != i)
-            raise GGUFError(f"{path}: 'tokenizer.ggml.tokens' holds {twice!r} twice")
-        self._types = self._read_types(gguf)
-
-        default_bos, default_eos = (1, 2) if model == "llama" else (None, None)
-        self.bos_id = self._special_id(gguf, "bos", default_bos)
-        self.eos_id = self._special_id(gguf, "eos", default_eos)
-        defaults = {"eos": default_eos}
+        self._encode_text, self._spell = scheme.encode, scheme.spell
+        self.bos_id, self.eos_id, self.add_bos, self.add_eos = (
+            scheme.bos,
+            scheme.eos,
+            scheme.add_bos,
+            scheme.add_eos,
+        )
+        self.add_space_prefix = scheme.add_space_prefix
+        self._close_id = scheme.eos if scheme.close is None else scheme.close
         self.stop_ids = settle_roles(
-            self._ids, self._types, lambda name: self._special_id(gguf, name, defaults.get(name))
+            self._ids, self._types, lambda name: scheme.eos if name == "eos" else vocabulary.named(name)
         )
         self._stripping = stripping(gguf.string("general.name", ""), self._ids, self._types)
-        build = {"llama": self._build_spm, "gpt2": self._build_bpe, "gemma4": self._build_gemma4}[model]
-        self._encode_text = build(gguf)
-        for name, given, token_id in (("bos", self.add_bos, self.bos_id), ("eos", self.add_eos, self.eos_id)):
+        for name, given, token_id in (
+            ("bos", self.add_bos, self.bos_id),
+            ("eos", self.add_eos, self._close_id),
+        ):
             if given and token_id is None:
                 raise GGUFError(
                     f"{path}: a {name} token is to be added, but 'tokenizer.ggml.{name}_token_id' is missing"
                 )
-
-        special = [(t, i) for t, i in self._ids.items() if self._types[i] in MARKERS]
-        for text, i in special:
-            if len(text) > MAX_LENGTH:
-                raise GGUFError(
-                    f"{path}: special token {i} has {len(text)} characters, at most {MAX_LENGTH} are accepted"
-                )
-        self._special = SpecialTokens(special)
-        self._user_defined = SpecialTokens(
-            (t, i) for t, i in special if self._types[i] == TokenType.USER_DEFINED
-        )
+        self._special, self._user_defined = self._cutters(path)
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
@@ -90,105 +70,15 @@ class Tokenizer:
         """Raises UnsupportedModel (none, or one of another kind), GGUFError (malformed vocabulary)."""
         return cls(gguf)
 
-    # ---- reading the vocabulary ----
-
-    def _read_types(self, gguf: GGUF) -> list[int]:
-        types = gguf.ints("tokenizer.ggml.token_type", None)
-        if types is None:
-            return [TokenType.NORMAL] * self.n_vocab
-        self._check_length("token_type", len(types))
-        out: list[int] = types.tolist()
-        for i, kind in enumerate(out):
-            if kind == TokenType.BYTE and not _BYTE_TEXT.fullmatch(self._tokens[i]):
+    def _cutters(self, path: Path) -> tuple[SpecialTokens, SpecialTokens]:
+        special = [(t, i) for t, i in self._ids.items() if self._types[i] in MARKERS]
+        for text, i in special:
+            if len(text) > MAX_LENGTH:
                 raise GGUFError(
-                    f"{self._path}: byte token {i} is {self._tokens[i]!r}, expected '<0x00>'..'<0xFF>'"
+                    f"{path}: special token {i} has {len(text)} characters, at most {MAX_LENGTH} are accepted"
                 )
-        return out
-
-    def _check_length(self, name: str, length: int) -> None:
-        if length != self.n_vocab:
-            raise GGUFError(
-                f"{self._path}: 'tokenizer.ggml.{name}' has {length} entries for {self.n_vocab} tokens"
-            )
-
-    def _special_id(self, gguf: GGUF, name: str, default: int | None = None) -> int | None:
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = gguf.u32(key, None)
-        if value is None:
-            return default if default is not None and default < self.n_vocab else None
-        if value >= self.n_vocab:
-            raise GGUFError(f"{self._path}: {key!r} is {value}, the vocabulary has {self.n_vocab} tokens")
-        return value
-
-    def _read_flags(self, gguf: GGUF, *, add_bos: bool, space_prefix: bool) -> None:
-        self.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", add_bos)
-        self.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", False)
-        self.add_space_prefix = space_prefix and gguf.boolean("tokenizer.ggml.add_space_prefix", True)
-
-    def _build_spm(self, gguf: GGUF) -> Callable[[str], list[int]]:
-        self._read_flags(gguf, add_bos=True, space_prefix=True)
-        scores = gguf.floats("tokenizer.ggml.scores").tolist()
-        self._check_length("scores", len(scores))
-        if any(map(math.isnan, scores)):
-            raise GGUFError(f"{self._path}: 'tokenizer.ggml.scores' holds NaN")
-        merger = SpmMerger(self._ids, scores, self._byte_ids(self._special_id(gguf, "unknown", 0)))
-        return lambda text: merger.encode(text.replace(" ", SPACE))
-
-    def _byte_ids(self, unknown: int | None) -> list[int]:
-        """What stands for each byte of a character that is no token."""
-        byte_ids = [self._ids.get(f"<0x{b:02X}>", unknown) for b in range(256)]
-        known = [i for i in byte_ids if i is not None]
-        if len(known) < 256:
-            raise GGUFError(f"{self._path}: the vocabulary has neither all byte tokens nor an unknown token")
-        return known
-
-    def _build_gemma4(self, gguf: GGUF) -> Callable[[str], list[int]]:
-        """Lines are not cut into words, and a run of line feeds that is a token is taken whole."""
-        self._read_flags(gguf, add_bos=True, space_prefix=False)
-        self.add_bos = self.bos_id is not None  # whatever the file says: the first ones got it wrong
-        unknown = self._special_id(gguf, "unknown")
-        self._byte_ids(unknown)
-        backend = Backend(
-            BPE(
-                vocab=self._ids,
-                merges=self._read_merges(gguf),
-                byte_fallback=True,
-                unk_token=None if unknown is None else self._tokens[unknown],
-            )
-        )
-
-        def encode(text: str) -> list[int]:
-            out: list[int] = []
-            for line in _LINES.findall(text.replace(" ", SPACE)):
-                whole = self._ids.get(line) if line[0] == "\n" else None
-                out += (whole,) if whole is not None else backend.encode(line, add_special_tokens=False).ids
-            return out
-
-        return encode
-
-    def _build_bpe(self, gguf: GGUF) -> Callable[[str], list[int]]:
-        name = gguf.string("tokenizer.ggml.pre", "default")
-        if (pre := PRE_TOKENIZERS.get(name)) is None:
-            known = ", ".join(sorted(PRE_TOKENIZERS))
-            raise UnsupportedModel(
-                f"{self._path}: pre-tokenizer {name!r} is not known; known are {known}: give token ids"
-            )
-        self._read_flags(gguf, add_bos=pre.add_bos, space_prefix=False)
-        merges = self._read_merges(gguf)
-        backend = Backend(BPE(vocab=self._ids, merges=merges, ignore_merges=pre.ignore_merges))
-        cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
-        return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
-
-    def _read_merges(self, gguf: GGUF) -> list[tuple[str, str]]:
-        merges: list[tuple[str, str]] = []
-        for merge in dict.fromkeys(gguf.strings("tokenizer.ggml.merges")):
-            left, _, right = merge.partition(" ")
-            if left not in self._ids or right not in self._ids or left + right not in self._ids:
-                raise GGUFError(f"{self._path}: merge {merge!r} does not join two tokens into a third one")
-            merges.append((left, right))
-        return merges
+        user_defined = [(t, i) for t, i in special if self._types[i] == TokenType.USER_DEFINED]
+        return SpecialTokens(special), SpecialTokens(user_defined)
 
     # ---- text to ids ----
 
@@ -224,8 +114,8 @@ class Tokenizer:
             elif fragment := fragment.lstrip(WHITE_SPACE) if strip else fragment:
                 out += self._encode_text(" " + fragment if prefix else fragment)
                 prefix = strip = False
-        if add_special and self.add_eos and self.eos_id is not None:
-            out.append(self.eos_id)
+        if add_special and self.add_eos and self._close_id is not None:
+            out.append(self._close_id)
         return out
 
     def _fragments(self, text: str, parse_special: bool, plain: Sequence[tuple[int, int]]) -> list[str | int]:
@@ -289,13 +179,10 @@ class Tokenizer:
         if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED):
             return text.encode()
         if kind == TokenType.BYTE:
-            return bytes([int(text[3:5], 16)])
+            return bytes([int(text[3:5], 16)])  # <0x41>
         if kind != TokenType.NORMAL:
             return b""
-        if self._spaced:
-            return text.replace(SPACE, " ").encode()
-        # A character outside the byte alphabet stands for itself: some vocabularies add such normal tokens.
-        return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in text)
+        return self._spell(text)
 
 
 def whole_characters(text: str) -> str:

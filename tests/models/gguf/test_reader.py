@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
-from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.gguf.reader import GGUF, Metadata
 
 ARCH = key("general.architecture", STRING, "llama")
 
@@ -139,6 +139,19 @@ def test_opening_takes_one_step_for_a_token(tmp_path: Path) -> None:
         with GGUF.open(path) as g:
             assert g.strings("tokenizer.ggml.tokens")[-1] == f"token {n - 1}"
     assert 150_000 <= calls[1] - calls[0] <= 151_000
+
+
+def test_a_value_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking whether it is there decodes nothing: the strings of a vocabulary take a tenth of a second."""
+    decoded, decode = list[str](), Metadata._strings
+    monkeypatch.setattr(
+        Metadata, "_strings", lambda self, key, v: decoded.append(key) or decode(self, key, v)
+    )
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes([array("tokens", STRING, ["a", "b"])]))
+    with GGUF.open(path) as g:
+        assert "tokens" in g.metadata and not decoded
+        assert g.strings("tokens") == ["a", "b"] and decoded == ["tokens"]
 
 
 def test_close_keeps_views_alive(tmp_path: Path) -> None:
@@ -377,7 +390,7 @@ def test_noise_after_the_magic(tmp_path_factory: pytest.TempPathFactory, noise: 
 CUT_SHORT = """if True:
     import os, sys
     from vkbackend.errors import GGUFError
-    from vkbackend.models.gguf.reader import GGUF
+    from vkbackend.models.gguf.reader import GGUF, Metadata
     path, function, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
     def cut(frame, event, _):
