@@ -8,7 +8,7 @@ threads may use one `LLM`.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
 from vkbackend.models.model_tokens import ModelTokens, suppressed_ids, vocabulary_of
 from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOptions, Keywords, Options
+from vkbackend.models.text.infill import infill_prompt
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 from vkbackend.options import takes
 
@@ -182,6 +183,33 @@ class LLM:
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
+
+    @takes(GenerateKeywords, GenerateOptions)
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        max_tokens: int | None = None,
+        *,
+        files: Mapping[str, str] | None = None,
+        suffix_first: bool = False,
+        **options: Unpack[GenerateKeywords],
+    ) -> Completion:
+        """What stands between two texts, by a model that was trained to fill in the middle; the prompt is
+        that of llama-server's `/infill`.
+
+        files: other files of the project, text by name. suffix_first: the suffix stands in front, which some
+        models want. Raises UnsupportedModel where the vocabulary has no tokens for it, and what `generate`
+        raises.
+        """
+        if files is not None and not isinstance(files, Mapping):
+            raise refused("files", files, "expected texts by name, a mapping")
+        texts = {text_of("a name in files", name): text_of(f"files[{name!r}]", text)
+                 for name, text in (files or {}).items()}  # fmt: skip
+        before, behind = text_of("prefix", prefix), text_of("suffix", suffix)
+        first = switch("suffix_first", suffix_first)
+        prompt = infill_prompt(self.tokenizer, before, behind, files=texts, suffix_first=first)
+        return self.generate(prompt, max_tokens, **options)
 
     @takes(GenerateKeywords, GenerateOptions)
     async def agenerate(

@@ -36,10 +36,14 @@ _FILE_ENDS = {
     "fim_sep": ("<|file_sep|>",),
 }
 _FILE_PARTS = {
-    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>", "<|prefix|>"),
-    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>", "<|suffix|>"),
-    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "<|code_middle|>", "<|middle|>"),
-}
+    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
+                "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
+                "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>",
+                "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
+}  # fmt: skip
+_FORMER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 # gpt-oss says with them whether it thinks or answers: they belong to the text that it writes.
 _CHANNELS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 _END_OF_MESSAGE = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"},
@@ -51,19 +55,23 @@ _KEPT_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 def settle_roles(
     ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
-) -> frozenset[int]:
-    """Correct `types`; returns the tokens that end a generation. `named`: the token that a key of the file
-    names, such as "eot"."""
+) -> tuple[frozenset[int], dict[str, int]]:
+    """Correct `types`; returns the tokens that end a generation, and those of prompts that ask for the middle
+    of a text, by their short names ("pre"). `named`: the token that a key of the file names, as "eot"."""
     ends = {ids[text] for text in _ENDS & ids.keys()}
     for i in ends:
         types[i] = TokenType.CONTROL
+    fim = dict[str, int]()
     for name, texts in (_FILE_ENDS | _FILE_PARTS).items():
-        if (token := named(name)) is None:
+        token = named(_FORMER_KEYS[name]) if name in _FORMER_KEYS else None
+        if token is None and (token := named(name)) is None:
             token = next((ids[text] for text in texts if text in ids), None)
             if token is not None:
                 types[token] = TokenType.CONTROL
-        if token is not None and name in _FILE_ENDS:
-            ends.add(token)
+        if token is not None:
+            fim[name.removeprefix("fim_")] = token
+            if name in _FILE_ENDS:
+                ends.add(token)
     for text in _CHANNELS & ids.keys():
         types[ids[text]] = TokenType.USER_DEFINED
     ends.update(token for token in map(named, ("eos", "eot", "eom")) if token is not None)
@@ -73,7 +81,7 @@ def settle_roles(
     if {"<|tool_response>", "</s>"} <= ids.keys():
         ends.discard(ids["</s>"])  # Gemma 4: a tag of HTML
         types[ids["</s>"]] = TokenType.NORMAL
-    return frozenset(ends)
+    return frozenset(ends), fim
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:

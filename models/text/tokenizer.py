@@ -29,7 +29,8 @@ _KINDS = {  # tokenizer.ggml.model
 
 
 class Tokenizer:
-    """A vocabulary with its rules. `stop_ids` are the tokens that end a generation; `bos_id` may be None."""
+    """A vocabulary with its rules. `stop_ids` are the tokens that end a generation, `fim_ids` those of
+    prompts that ask for the middle of a text, by short names (infill.py); `bos_id` may be None."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
@@ -50,7 +51,7 @@ class Tokenizer:
         )
         self.add_space_prefix = scheme.add_space_prefix
         self._close_id = scheme.eos if scheme.close is None else scheme.close
-        self.stop_ids = settle_roles(
+        self.stop_ids, self.fim_ids = settle_roles(
             self._ids, self._types, lambda name: scheme.eos if name == "eos" else vocabulary.named(name)
         )
         self._stripping = stripping(gguf.string("general.name", ""), self._ids, self._types)

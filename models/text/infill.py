@@ -1,0 +1,53 @@
+"""Prompts that ask for what stands between two texts: fill in the middle, with a model's own tokens for it.
+
+The layout is llama-server's `/infill`: files of the project, the name of the file, the text before, the one
+behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.models.text.tokenizer import Tokenizer
+
+PROJECT, FILE_NAME = "myproject", "filename"  # what llama.cpp writes where nobody says
+_SNIPPET = "\n\n--- snippet ---\n\n"  # between files where no token separates them
+_NEEDED = ("pre", "suf", "mid")
+
+
+def infill_prompt(
+    tokenizer: Tokenizer,
+    prefix: str,
+    suffix: str,
+    *,
+    files: Mapping[str, str] | None = None,
+    suffix_first: bool = False,
+) -> list[int]:
+    """Ids of the prompt; special tokens in the texts count as text.
+
+    files: other files of the project, text by name. suffix_first: the text behind stands before the other one
+    (llama.cpp's `--spm-infill`). Raises UnsupportedModel where the vocabulary lacks a token that it takes.
+    """
+    fim = tokenizer.fim_ids
+    if missing := [name for name in _NEEDED if name not in fim]:
+        has = ", ".join(sorted(fim)) or "none"
+        raise UnsupportedModel(
+            f"infill: the vocabulary has no token for {', '.join(missing)} (it has: {has}); take a model "
+            "that was trained to fill in the middle, or write the prompt yourself"
+        )
+
+    def plain(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False)
+
+    out = [fim["rep"], *plain(f"{PROJECT}\n")] if "rep" in fim else []
+    for name, text in (files or {}).items():
+        head = [fim["sep"], *plain(f"{name}\n")] if "sep" in fim else plain(_SNIPPET)
+        out += [*head, *plain(text)]
+    if "sep" in fim:
+        out += [fim["sep"], *plain(f"{FILE_NAME}\n")]
+    if tokenizer.add_bos and tokenizer.bos_id is not None:
+        out.append(tokenizer.bos_id)
+    before, behind = [fim["pre"], *plain(prefix)], [fim["suf"], *plain(suffix)]
+    out += [*behind, *before] if suffix_first else [*before, *behind]
+    return [*out, fim["mid"]]
