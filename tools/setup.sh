@@ -6,13 +6,14 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: bash tools/setup.sh [--kompute] [--test] | --drivers
+usage: bash tools/setup.sh [--kompute] [--serve] [--test] | --drivers
 
   (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package; a
                newer compiler in .glslang/ where the system's knows no matrix units (Debian 12)
   --kompute    the same in .venv-kompute, with the Kompute runtime beside the native one: builds kp from its
                source (about two minutes), needs Python 3.11 or 3.12 and numpy below 2
-  --test       the same as without it, with the Vulkan validation layers and the package's test extra
+  --serve      the same as without it, with what `vkbackend serve` needs
+  --test       the same with --serve, with the Vulkan validation layers and the package's test extra
   --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
                and print a line "NAME PATH-OF-ICD-JSON" for each on stdout
 TEXT
@@ -24,6 +25,7 @@ kompute=""
 drivers=""
 for arg in "$@"; do
     case $arg in
+        --serve) [ "$level" = test ] || level=serve ;;
         --test) level=test ;;
         --kompute) kompute=yes ;;
         --drivers) drivers=yes ;;
@@ -169,7 +171,10 @@ environment() {
     local stamp=$venv/.setup-stamp want extras=() target="" have="" name=${venv##*/}
     want=$(wanted_stamp)
     [ -f "$stamp" ] && have=$(cat "$stamp")
-    if [ "$have" = "$want"$'\n'test ] || { [ "$level" = base ] && [ "$have" = "$want"$'\n'base ]; }; then
+    case "$level ${have##*$'\n'}" in # never take an extra away from an environment that has it
+        "base serve" | *" test") level=${have##*$'\n'} ;;
+    esac
+    if [ "$have" = "$want"$'\n'$level ]; then
         "$venv/bin/python" -c "import vkbackend${kompute:+, kp}" 2>/dev/null && return 0
     fi
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
@@ -177,10 +182,8 @@ environment() {
         attempt "making $name with $("$python" --version)" "remove $name and run this again" \
             "$python" -m venv --clear "$venv"
     fi
-    # Never take the test extra away from an environment that has it.
-    [ "${have##*$'\n'}" = test ] && level=test
     [ "$kompute" ] && kompute_flags && extras+=(kompute)
-    [ "$level" = test ] && extras+=(test)
+    [ "$level" = base ] || extras+=("$level")
     target=.${extras[*]:+[$(IFS=, && echo "${extras[*]}")]}
     rm -f "$stamp"
     cd "$root"
