@@ -24,6 +24,7 @@ from vkbackend.models.engine.completion import Chunk, Completion
 from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
 from vkbackend.models.engine.messages import (
     CopySlot,
+    EraseSlot,
     LoadState,
     Logits,
     Memory,
@@ -245,7 +246,8 @@ class LLM:
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
         generation = self._generation(prompt, max_tokens, options)
-        return astream(self._open_mailbox(), generation, self._tokenizer)
+        # An engine in a process of its own goes on anyway: it need not hear of every token that is awaited.
+        return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
     def _batch(
         self,
@@ -290,8 +292,9 @@ class LLM:
 
     def save_state(
         self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
-    ) -> None:
+    ) -> list[int]:
         """Save what a slot holds to a file (docs/state_format.md): K and V of its positions, and its tokens.
+        Returns the tokens of the sequence that it holds.
 
         A slot holds its last sequence, prompt and generated tokens, until another one runs there; it may be
         saved while a stream is at work in it. first, last: save these positions alone, last excluded (None:
@@ -301,7 +304,7 @@ class LLM:
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
         first = whole_number("first", first, 0, MAX_CONTEXT)
         last = last if last is None else whole_number("last", last, 0, MAX_CONTEXT, ", or None for all")
-        list(self._ask(lambda id_: SaveState(id_, path, slot, first, last)))
+        return self._tokens(lambda id_: SaveState(id_, path, slot, first, last))
 
     def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
         """Put a saved state into a slot; returns the tokens of the sequence that the slot then holds.
@@ -313,9 +316,7 @@ class LLM:
         what it had; InvalidArgument where a sequence is at work in it.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
-        (event,) = self._ask(lambda id_: LoadState(id_, path, slot)).events()
-        assert event.tokens is not None
-        return list(event.tokens)
+        return self._tokens(lambda id_: LoadState(id_, path, slot))
 
     def copy_slot(self, source: int, target: int) -> list[int]:
         """Put what slot `source` holds into slot `target`, on the devices; returns the sequence's tokens.
@@ -324,7 +325,17 @@ class LLM:
         InvalidArgument where a sequence is at work in the target.
         """
         source, target = self._slot(source), self._slot(target)
-        (event,) = self._ask(lambda id_: CopySlot(id_, source, target)).events()
+        return self._tokens(lambda id_: CopySlot(id_, source, target))
+
+    def erase_slot(self, slot: int) -> list[int]:
+        """Forget what a slot holds; returns the tokens of it. Full blocks that others may begin with stay in
+        the prefix cache. Raises InvalidArgument where a sequence is at work in it."""
+        slot = self._slot(slot)
+        return self._tokens(lambda id_: EraseSlot(id_, slot))
+
+    def _tokens(self, make: Callable[[int], Request]) -> list[int]:
+        """The tokens of the slot that a request is about."""
+        (event,) = self._ask(make).events()
         assert event.tokens is not None
         return list(event.tokens)
 

@@ -31,30 +31,34 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "models": ("architectures", "List the architectures of models that run"),
     "generate": ("generate", "Generate text with a GGUF model"),
     "chat": ("chat", "Talk with a GGUF model"),
+    "serve": ("serve", "Serve a GGUF model over HTTP, as OpenAI's API and llama-server's"),
     "info": ("model_info", "Show metadata and tensors of a GGUF model"),
     "plan": ("plan", "Show how a model would be split over devices"),
     "bench": ("bench", "Measure tokens per second"),
     "sweep": ("sweep", "Measure tokens per second at growing context"),
     "perplexity": ("perplexity", "Measure how well a model predicts a text"),
     "verify": ("verify", "Check every op on every device"),
+    "bench-serve": ("bench_serve", "Measure a server that speaks OpenAI's API"),
     "bench-reduce": ("bench_reduce", "Time all-reduces between devices"),
     "bench-ops": ("bench_ops", "Time the ops of one device"),
     "tune": ("tune", "Measure which ops suit the devices"),
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
 }
-NO_DEVICE = {"devices", "models", "info"}  # what opens none
+NO_DEVICE = {"devices", "models", "info", "bench-serve"}  # what opens none
 EPILOG = """\
 examples:
   vkbackend devices
   vkbackend generate -p "Once upon a time" -n 64 -dev 0,0
   vkbackend generate -m model.gguf -f prompt.txt -n -1 -c 0 -dev 0,1 -ts 3,1
   vkbackend chat -m model.gguf -dev 0,1
+  vkbackend serve -m model.gguf -dev 0,1 --port 8080
   vkbackend info model.gguf
   vkbackend plan -m model.gguf -dev 0,1
   vkbackend bench -m model.gguf -dev 0,1 -p 512 -n 128
   vkbackend sweep -m model.gguf -c 8192 --plot rates.svg
   vkbackend perplexity -m model.gguf -f text.txt
   vkbackend verify
+  vkbackend bench-serve --url http://127.0.0.1:8080/v1 -np 1,4,16
   vkbackend bench-reduce -dev 0,1 --sizes 4K,1M
   vkbackend bench-ops -dev 0 --case "Mat.*q4_0"
   vkbackend tune -dev 0

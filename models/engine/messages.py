@@ -122,6 +122,14 @@ class CopySlot:
 
 
 @dataclass(frozen=True, slots=True)
+class EraseSlot:
+    """Forget what `slot`, which must be free, holds; answered by the tokens that it held."""
+
+    id: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Forget request `id` and free its slot; answered by nothing."""
 
@@ -149,7 +157,7 @@ class Close:
 
 Request = (
     Generate | SetVocabulary | Logits | Memory | Stats
-    | SaveState | LoadState | CopySlot | Cancel | Pause | Resume | Close
+    | SaveState | LoadState | CopySlot | EraseSlot | Cancel | Pause | Resume | Close
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Requests about what a slot holds: to save it, to load it, to copy it; at once, between two steps."""
+"""Requests about what a slot holds: to save, load, copy or erase it; at once, between two steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine import saved_state
-from vkbackend.models.engine.messages import CopySlot, LoadState, SaveState, check_slot
+from vkbackend.models.engine.messages import CopySlot, EraseSlot, LoadState, SaveState, check_slot
 from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.engine.scheduler import Scheduler
@@ -19,20 +19,24 @@ class SlotRequests:
     def __init__(self, runner: Runner, cache: PrefixCache, scheduler: Scheduler) -> None:
         self._runner, self._cache, self._scheduler = runner, cache, scheduler
 
-    def run(self, request: SaveState | LoadState | CopySlot) -> tuple[int, ...] | None:
-        """Save, or load or copy and return the tokens of the slot. Raises InvalidArgument, StateError and
-        what devices raise."""
+    def run(self, request: SaveState | LoadState | CopySlot | EraseSlot) -> tuple[int, ...]:
+        """Do it, and return the tokens of the slot. Raises InvalidArgument, StateError and what devices
+        raise."""
         check_slot(request.slot, self._runner.n_slots)
         content = self._scheduler.content(request.slot)
         if isinstance(request, SaveState):
             saved_state.save(self._runner, request.path, request.slot, content, request.first, request.last)
-            return None
+            return tuple(content.tokens)
         if isinstance(request, CopySlot):
             self._check_free(request.target)
             if request.target != request.slot:
                 self._copy(request.slot, content, request.target)
             return tuple(content.tokens)
         self._check_free(request.slot)
+        if isinstance(request, EraseSlot):
+            self._cache.drop(request.slot)
+            self._scheduler.put(request.slot, SlotContent())
+            return tuple(content.tokens)
         self._load(request, content)
         return tuple(content.tokens)
 

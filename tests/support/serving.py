@@ -1,0 +1,164 @@
+"""Servers for tests: the real one in a thread, around a model that makes texts without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.options import GenerateOptions
+from vkbackend.tools.server.run import Server, listen
+from vkbackend.tools.server.service import Config
+
+HANG_S = 30.0
+
+
+class ByteTokenizer:
+    """One token for each byte."""
+
+    bos_id, eos_id = None, 0
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token % 256])
+
+
+@dataclass
+class FakeModel:
+    """Continues every prompt with the letter "x", a token each `pause_s`; `active` counts generations that
+    were begun and not ended."""
+
+    pause_s: float = 0.0
+    n_ctx: int = 512
+    n_slots: int = 2
+    n_vocab: int = 256
+    letter: str = "x"
+    active: int = 0
+    begun: int = 0
+    fails: Callable[[int], Exception | None] = lambda n: None  # after n tokens
+    lost: Exception | None = None
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    chat_template: str | None = None
+    device_names: tuple[str, ...] = ("fake",)
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def detokenize(self, tokens: Any, skip_special: bool = True) -> str:
+        return bytes(t % 256 for t in tokens).decode("utf-8", "replace")
+
+    def stats(self) -> dict[str, Any]:
+        if self.lost:
+            raise self.lost
+        return {"n_waiting": 0, "n_running": self.active, "n_steps": 1, "hit_rate": 0.0}
+
+    def memory(self) -> list[dict[str, Any]]:
+        return [{"device": "fake", "weights": 1}]
+
+    def close(self) -> None:
+        pass
+
+    def astream(self, ids: list[int], max_tokens: int | None, **options: Any) -> AsyncGenerator[Chunk, None]:
+        GenerateOptions.of(**options)  # as the real one checks them
+        if not ids:
+            raise InvalidArgument("the prompt has no tokens; give at least one")
+        return self._stream(ids, max_tokens)
+
+    async def _stream(self, ids: list[int], max_tokens: int | None) -> AsyncGenerator[Chunk, None]:
+        self.active += 1
+        self.begun += 1
+        most = self.n_ctx - len(ids) if max_tokens is None else max_tokens
+        timings = {"prompt_n": float(len(ids)), "prompt_ms": 1.0, "decode_n": float(most), "decode_ms": 1.0}
+        try:
+            for i in range(most):
+                await asyncio.sleep(self.pause_s)
+                if (error := self.fails(i)) is not None:
+                    raise error
+                last = i == most - 1
+                yield Chunk(
+                    self.letter, ord(self.letter), "length" if last else None, timings if last else None
+                )
+            if not most:
+                yield Chunk("", None, "length", timings)
+        finally:
+            self.active -= 1
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens."""
+
+    port: int
+    server: Server | None = None
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Status, JSON or text, and headers of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection.request(method, path, data, headers or {})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        return answer.status, json.loads(text) if is_json else text, dict(answer.headers.items())
+
+    def get(self, path: str, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        return self.request("GET", path, None, headers)
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        return self.request("POST", path, body, headers)
+
+    def events(self, path: str, body: Any) -> list[Any]:
+        """The data of a stream's events; "[DONE]" as it is."""
+        _, text, _ = self.post(path, body)
+        data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+        return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
+
+    def send(self, path: str, body: Any) -> socket.socket:
+        """A request whose answer nobody reads yet."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        sock = self.connect()
+        sock.sendall(head.encode() + data)
+        return sock
+
+
+@contextmanager
+def served(model: Any, config: Config | None = None, open_: Any = None) -> Iterator[Address]:
+    """The real server in a thread around `model`, ready."""
+    config = config or Config("fake.gguf", "fake")
+    sock = listen("127.0.0.1", 0)
+    server = Server(config, open_ or (lambda progress: model), key_file=None, cert_file=None)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    address = Address(sock.getsockname()[1], server)
+    try:
+        if open_ is None:
+            until(lambda: address.get("/health")[0] == 200)
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join(HANG_S)
+        assert not thread.is_alive()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; only a hang reaches the deadline."""
+    done = threading.Event()
+    for _ in range(int(HANG_S / 0.01)):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("the condition was never met")

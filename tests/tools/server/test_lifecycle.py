@@ -1,0 +1,147 @@
+"""A model that loads, is lost, comes back, or cannot be opened; a server that is told to end."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from serving import FakeModel, served, until
+
+from vkbackend.errors import DeviceLost, GGUFError
+from vkbackend.models.engine.messages import Progress
+from vkbackend.tools.server.limits import Limits
+from vkbackend.tools.server.service import Config
+
+pytestmark = pytest.mark.no_vulkan
+
+
+def config(**limits: float) -> Config:
+    return Config("fake.gguf", "fake", limits=Limits(**limits), logs_requests=False)  # type: ignore[arg-type]
+
+
+def test_503_with_progress_while_loading() -> None:
+    half, go = threading.Event(), threading.Event()
+
+    def open_(progress: Progress) -> FakeModel:
+        progress(50, 100)
+        half.set()
+        assert go.wait(30)
+        return FakeModel()
+
+    with served(None, config(), open_) as address:
+        half.wait(30)
+        for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", "/completions")):
+            status, answer, headers = address.request(
+                method, path, {"prompt": "a"} if method == "POST" else None
+            )
+            assert status == 503 and int(headers["retry-after"]) >= 1
+            assert answer["error"]["progress"] == 0.5 and answer["error"]["state"] == "loading"
+        assert "vkbackend:ready 0" in address.get("/metrics")[1]
+        go.set()
+        until(lambda: address.get("/health")[0] == 200)
+
+
+def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
+    def open_(progress: Progress) -> FakeModel:
+        raise GGUFError("no such file")
+
+    with served(None, config(), open_) as address:
+        server = address.server
+        assert server is not None
+        until(lambda: server.failed is not None and server.should_exit)
+        assert isinstance(server.failed, GGUFError)
+
+
+def test_a_lost_model_is_opened_again() -> None:
+    """A stream ends with an error event, what has not begun gets 503, and the server stays up."""
+    go = threading.Event()
+    models = [FakeModel(pause_s=0.01, n_ctx=1 << 20), FakeModel()]
+    first, opened = models[0], []
+
+    def open_(progress: Progress) -> FakeModel:
+        if opened:
+            assert go.wait(30)
+        opened.append(models[len(opened)])
+        return opened[-1]
+
+    with served(None, config(), open_) as address:
+        until(lambda: address.get("/health")[0] == 200)
+        stream = address.send("/completions", {"prompt": "a", "stream": True})
+        pieces = [stream.recv(65536)]
+        first.fails = lambda n: DeviceLost("the engine's process ended (exit code -9)")
+        while not pieces[-1].endswith(b"0\r\n\r\n"):
+            pieces.append(stream.recv(65536))
+        stream.close()
+        last = [line for line in b"".join(pieces).splitlines() if line.startswith(b"data: ")][-1]
+        error = json.loads(last.removeprefix(b"data: "))["error"]
+        assert error["type"] == "unavailable_error" and "opened again" in error["message"]
+        until(lambda: address.get("/health")[0] == 503)
+        status, answer, headers = address.post("/completions", {"prompt": "a"})
+        assert status == 503 and answer["error"]["state"] == "restarting" and "retry-after" in headers
+        go.set()
+        until(lambda: address.get("/health")[0] == 200)
+        assert address.post("/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+        assert "vkbackend:restarts_total 1" in address.get("/metrics")[1]
+
+
+def test_a_model_lost_while_idle_is_opened_again() -> None:
+    models: list[FakeModel] = []
+
+    def open_(progress: Progress) -> FakeModel:
+        models.append(FakeModel())
+        return models[-1]
+
+    with served(None, config(), open_) as address:
+        until(lambda: address.get("/health")[0] == 200)
+        models[0].lost = DeviceLost("gone")
+        until(lambda: len(models) == 2)
+        until(lambda: address.get("/health")[0] == 200)
+
+
+def test_an_error_of_one_request_restarts_nothing() -> None:
+    model = FakeModel()
+    with served(model, config()) as address:
+        assert address.post("/completions", {"prompt": "a", "top_k": -1})[0] == 400
+        model.fails = lambda n: ValueError("a bug")
+        assert address.post("/completions", {"prompt": "a"})[0] == 500
+        model.fails = lambda n: None
+        assert address.post("/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert address.server is not None and address.server.service.model.n_restarts == 0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_answers_in_work_are_ended_properly(streamed: bool) -> None:
+    """Told to end, the server lets an answer end that is in work; nothing new is taken."""
+    model = FakeModel(pause_s=0.02)
+    with served(model, config()) as address:
+        sock = address.send("/completions", {"prompt": "a", "max_tokens": 20, "stream": streamed})
+        until(lambda: model.active == 1)
+        assert address.server is not None
+        address.server.should_exit = True
+        pieces = []
+        while piece := sock.recv(65536):
+            pieces.append(piece)
+        text = b"".join(pieces)
+        assert text.startswith(b"HTTP/1.1 200 ")
+        assert (b"[DONE]" in text) if streamed else (b'"completion_tokens":20' in text)
+
+
+def test_an_end_waits_only_so_long() -> None:
+    """After `shutdown_s` the model is closed: what still runs ends with an error event."""
+
+    class Closing(FakeModel):
+        def close(self) -> None:
+            self.fails = lambda n: DeviceLost("closed")
+
+    model = Closing(pause_s=0.01, n_ctx=1 << 20)
+    with served(model, config(shutdown_s=0.3)) as address:
+        sock = address.send("/completions", {"prompt": "a", "stream": True})
+        until(lambda: model.active == 1)
+        assert address.server is not None
+        address.server.should_exit = True
+        pieces = []
+        while piece := sock.recv(65536):
+            pieces.append(piece)
+        last = [line for line in b"".join(pieces).splitlines() if line.startswith(b"data: ")][-1]
+        assert b"the server is ending" in last

@@ -1,0 +1,191 @@
+"""`vkbackend serve`: serve a model over HTTP.
+
+OpenAI's API, Anthropic's messages and llama-server's own endpoints, with a page at / (docs/serving.md).
+It listens at once and answers 503 until the model is loaded. The flags are llama-server's. SIGTERM or Ctrl-C
+lets answers in work end, and then ends the program; a second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vkbackend.checks import whole_number
+from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.models.arguments import token_limit
+from vkbackend.models.engine.messages import Progress
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.llm import LLM
+from vkbackend.models.options import Options
+from vkbackend.tools.console import console, tell_notes
+from vkbackend.tools.flags.llama_cpp import settle
+from vkbackend.tools.flags.options import fields_given, options_of
+from vkbackend.tools.flags.sampling import sampling_of
+from vkbackend.tools.flags.text import add_shared_arguments, demo_model
+
+if TYPE_CHECKING:
+    from vkbackend.tools.server.service import Config
+
+N_CTX, N_SLOTS = 8192, 4
+KEY_VARIABLE = "VKBACKEND_API_KEY"
+NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")  # of every request for itself
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-m", "--model", metavar="FILE", help="the model, a .gguf file (default: the embedded demo model)")
+    add("-a", "--alias", metavar="NAME", help="the model's name in the API (default: its file's)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the address to listen at (default: %(default)s)",
+    )
+    add("--port", type=int, default=8080, metavar="N", help="the port; 0: any (default: %(default)s)")
+    add("-np", "--parallel", dest="n_slots", type=int, default=N_SLOTS, metavar="N",
+        help="sequences computed together; more wait (default: %(default)s)")  # fmt: skip
+    add("-c", "--ctx-size", dest="n_ctx", type=int, metavar="N",
+        help="positions that all requests share, and the longest that one may take; 0: the model's context "
+        f"(default: that, at most {N_CTX})")  # fmt: skip
+    add("-n", "--n-predict", "--predict", dest="max_tokens", type=int, default=-1, metavar="N",
+        help="tokens of an answer whose request names no limit; -1: up to the end of the context "
+        "(default: %(default)s)")  # fmt: skip
+    add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
+    _add_security(parser)
+    _add_bounds(parser)
+    add_shared_arguments(parser)
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("who may ask").add_argument
+    add("--api-key", action="append", default=[], metavar="KEY",
+        help="a key that clients send; others of this machine can see it here, so better a file or "
+        f"${KEY_VARIABLE}; may be repeated")  # fmt: skip
+    add("--api-key-file", metavar="FILE", help="keys, one a line")
+    add("--insecure", action="store_true", help="listen to other machines without a key")
+    add("--allowed-host", action="append", default=[], metavar="NAME",
+        help="a name of this server, beside addresses, localhost and the machine's own; may be "
+        "repeated")  # fmt: skip
+    add("--cors-origins", action="append", default=[], metavar="ORIGIN",
+        help="pages of ORIGIN, such as https://chat.example, may ask; *: all; may be repeated (default: "
+        "none)")  # fmt: skip
+    add("--ssl-key-file", metavar="FILE", help="the private key of TLS, PEM")
+    add("--ssl-cert-file", metavar="FILE", help="the certificate of TLS, PEM")
+    add("--slot-save-path", metavar="FOLDER", help="where /slots saves and restores (default: nowhere)")
+    add("--no-slots", dest="slots", action="store_false", help="do not tell of slots at /slots")
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("bounds (docs/serving.md has all)").add_argument
+    add("--queue", type=int, default=256, metavar="N",
+        help="sequences that may wait for a slot; more get 429 (default: %(default)s)")  # fmt: skip
+    add("--max-streams", type=int, default=128, metavar="N",
+        help="answers that may be streamed at once (default: %(default)s)")  # fmt: skip
+    add("--shutdown-timeout", type=float, default=30.0, metavar="S",
+        help="seconds that answers get once the server is told to end (default: %(default)s)")  # fmt: skip
+    add("--log-disable", action="store_true", help="write no line for each request")
+
+
+def run(args: argparse.Namespace) -> None:
+    try:
+        from vkbackend.tools.server.run import address_of, listen, serve
+    except ImportError as error:
+        raise UnsupportedFeature(
+            f"the server needs packages that are not installed ({error.name}); install the extra: "
+            "`pip install vkbackend[serve]`, in a checkout `bash tools/setup.sh --serve`"
+        ) from None
+    settle(args)
+    path = demo_model() if args.model is None else args.model
+    share_context(args, path)
+    options_of(args, path)  # a wrong option is told before anything listens
+    config = config_of(args, path)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its warnings quote requests
+    err = console(stderr=True)
+    tell_notes(getattr(args, "notes", ()), err)
+
+    def open_(progress: Progress) -> LLM:
+        llm = LLM(path, process=True, progress=progress, **fields_given(args, Options))
+        tell_notes([*llm.prediction, *llm.notes], err)
+        return llm
+
+    with listen(args.host, args.port) as sock:
+        err.print(f"listening at {address_of(sock, tls=bool(args.ssl_cert_file))}", markup=False)
+        serve(config, open_, sock, key_file=args.ssl_key_file, cert_file=args.ssl_cert_file)
+
+
+def share_context(args: argparse.Namespace, path: str) -> None:
+    """-c is what all slots share, unless --kv-cells says otherwise."""
+    if not args.n_ctx:
+        with GGUF.open(path) as gguf:
+            whole = int(gguf.u32(f"{gguf.architecture}.context_length"))
+        args.n_ctx = whole if args.n_ctx == 0 else min(whole, N_CTX)
+    if args.kv_cells is None:
+        args.kv_cells = args.n_ctx
+
+
+def config_of(args: argparse.Namespace, path: str) -> Config:
+    """Raises InvalidArgument."""
+    from vkbackend.tools.server.guard import Guard, is_loopback, read_keys
+    from vkbackend.tools.server.limits import Limits
+    from vkbackend.tools.server.service import Config
+
+    whole_number("port", args.port, 0, 65535)
+    keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    guard = Guard(read_keys(keys, args.api_key_file), tuple(args.allowed_host), tuple(args.cors_origins))
+    if not guard.keys and not args.insecure and not is_loopback(args.host):
+        raise InvalidArgument(
+            f"--host {args.host} lets other machines ask, and there is no API key; give one "
+            "(--api-key-file), or --insecure where everybody may"
+        )
+    if bool(args.ssl_key_file) != bool(args.ssl_cert_file):
+        raise InvalidArgument("TLS needs --ssl-key-file and --ssl-cert-file; one of them was given")
+    if args.slot_save_path is not None and not Path(args.slot_save_path).is_dir():
+        raise InvalidArgument(f"--slot-save-path {args.slot_save_path!r} is no folder; make it first")
+    if not 0 <= args.shutdown_timeout < math.inf:
+        raise InvalidArgument(f"--shutdown-timeout={args.shutdown_timeout}: expected seconds, 0 or more")
+    limits = Limits(
+        queue=whole_number("queue", args.queue, 0, 4096),
+        streams=whole_number("max_streams", args.max_streams, 1, 4096),
+        shutdown_s=args.shutdown_timeout,
+    )
+    return Config(
+        path,
+        args.alias or Path(path).stem,
+        guard,
+        limits,
+        defaults_of(args),
+        token_limit("max_tokens", args.max_tokens),
+        args.slot_save_path,
+        args.slots,
+        not args.log_disable,
+    )
+
+
+def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of requests that give none: where the command line differs from the defaults."""
+    sampling = sampling_of(args)
+    given = asdict(sampling)
+    found: dict[str, Any] = {
+        one.name: given[one.name]
+        for one in fields(sampling)
+        if one.name not in NOT_DEFAULTS and given[one.name] != one.default
+    }
+    if args.seed != -1:
+        found["seed"] = args.seed
+    if args.stop:
+        found["stop"] = args.stop
+    return found | ({"ignore_eos": True} if args.ignore_eos else {})
+
+
+if __name__ == "__main__":
+    from vkbackend.tools.cli import main
+
+    sys.exit(main(["serve", *sys.argv[1:]]))

@@ -1,0 +1,173 @@
+"""The ASGI application: checks a request, hands it to its endpoint, and tells what goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.staticfiles import StaticFiles
+from starlette.types import Message, Receive, Scope, Send
+
+from vkbackend.tools.server import completions, llama_completion, native
+from vkbackend.tools.server.failures import ANTHROPIC, OPENAI, Api, ClientGone, Refusal, as_refusal
+from vkbackend.tools.server.guard import normal_path
+from vkbackend.tools.server.service import Service
+from vkbackend.tools.server.streams import encode, reply
+
+log = logging.getLogger("vkbackend.serve")
+
+PAGE = Path(__file__).parent / "page"  # index.html and what it needs
+PAGE_CSP = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SAFE = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+
+Endpoint = Callable[[Service, Request], Awaitable[Response]]
+ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
+    ("GET", "/health", native.health),
+    ("GET", "/models", native.models),
+    ("GET", "/models/{name:path}", native.one_model),
+    ("GET", "/props", native.props),
+    ("GET", "/slots", native.slots),
+    ("POST", "/slots/{slot}", native.slot_action),
+    ("GET", "/metrics", native.metrics),
+    ("GET", "/stats", native.stats),
+    ("POST", "/tokenize", native.tokens_of),
+    ("POST", "/detokenize", native.text_of),
+    ("POST", "/completions", completions.completions),
+    ("POST", "/completion", llama_completion.completion),
+)
+
+
+class App:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        routes: list[BaseRoute] = [
+            Route(path, partial(endpoint, service), methods=[method]) for method, path, endpoint in ENDPOINTS
+        ]
+        if (PAGE / "index.html").is_file():
+            routes.append(Mount("/", StaticFiles(directory=PAGE, html=True)))
+        self._router = Router(routes, redirect_slashes=False)
+        self._paths = {path for _, path, _ in ENDPOINTS}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # uvicorn is told to speak nothing else
+        answer = Answer(self.service, scope, send)
+        try:
+            self._check(answer, scope)
+            if scope["method"] == "OPTIONS":
+                await Response(status_code=204)(scope, receive, answer.send)
+            else:
+                await self._router(scope, receive, answer.send)
+        except ClientGone:
+            pass
+        except HTTPException as error:
+            await answer.fail(_of_starlette(error, answer.path))
+        except Exception as error:
+            await answer.fail(error)
+        finally:
+            answer.log(scope)
+
+    def _check(self, answer: Answer, scope: Scope) -> None:
+        """Raises Refusal."""
+        scope["app"], scope["path"] = self, answer.path  # the app: else Starlette answers errors itself
+        scope["state"] = {}
+        headers = dict(scope["headers"])
+        answer.cors = self.service.config.guard.cors(headers, scope["method"])
+        is_page = scope["method"] in ("GET", "HEAD") and self._is_page(answer.path)
+        answer.is_page = is_page
+        self.service.config.guard.check(answer.path, scope["method"], headers, is_page)
+        if self.service.is_draining and scope["method"] == "POST":
+            raise Refusal(503, "the server is ending", retry_s=5)
+
+    def _is_page(self, path: str) -> bool:
+        """Whether it is a file of the page, which asks for the key itself."""
+        if path == "/":
+            return True
+        first = "/" + path.split("/")[1]
+        return not any(known == first or known.startswith(first + "/") for known in self._paths)
+
+
+class Answer:
+    """What is sent for one request: its headers, its status, its line in the log."""
+
+    def __init__(self, service: Service, scope: Scope, send: Send) -> None:
+        self.service, self._send = service, send
+        self.path = normal_path(scope["path"])
+        self.status, self.is_page = 0, False
+        self.cors: list[tuple[bytes, bytes]] = []
+        self._began = time.monotonic()
+
+    @property
+    def api(self) -> Api:
+        return ANTHROPIC if self.path.startswith("/messages") else OPENAI
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            extra = [*SAFE, *self.cors]
+            if self.is_page:
+                extra.append((b"content-security-policy", PAGE_CSP))
+            message = {**message, "headers": [*message["headers"], *extra]}
+        await self._send(message)
+
+    async def fail(self, error: Exception) -> None:
+        """Tell an error. One that comes when the answer has begun can only end it."""
+        refusal = self.service.refusal(error)
+        self.service.note(error)
+        if not isinstance(refusal, Refusal) or as_refusal(error).status == 500:
+            log_bug(error)
+        if self.status:
+            return
+        assert isinstance(refusal, Refusal)
+        headers = []
+        if refusal.retry_s is not None:
+            headers.append((b"retry-after", b"%d" % refusal.retry_s))
+        if refusal.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if refusal.status == 408:
+            headers.append((b"connection", b"close"))
+        await reply(self.send, refusal.status, encode(self.api.body(refusal)), headers)
+
+    def log(self, scope: Scope) -> None:
+        """One line: no contents, no keys, no query, and no path that is none of ours."""
+        route = scope.get("route")
+        path = (
+            getattr(route, "path", "page" if self.status < 400 else "unknown")
+            if self.status != 404
+            else "unknown"
+        )
+        self.service.metrics.requests[path, self.status] += 1
+        if not self.service.config.logs_requests:
+            return
+        took_s = time.monotonic() - self._began
+        client = (scope.get("client") or ("-",))[0]
+        n_prompt, n_made = scope.get("state", {}).get("tokens", (0, 0))
+        tokens = f" {n_prompt} + {n_made} tokens" if n_prompt else ""
+        status = self.status or "gone"
+        log.info("%s %s %s %s %.3f s%s", client, scope["method"], path, status, took_s, tokens)
+
+
+def log_bug(error: BaseException) -> None:
+    """Where it happened, without its message, which may hold what a client wrote."""
+    places = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s, which is a bug of this server:\n%s", type(error).__name__, places)
+
+
+def _of_starlette(error: HTTPException, path: str) -> Refusal:
+    messages: dict[int, Any] = {
+        404: f"there is nothing at {path[:200]!r}; docs/serving.md lists the endpoints",
+        405: "this endpoint takes another method; docs/serving.md lists them",
+    }
+    return Refusal(error.status_code, messages.get(error.status_code, str(error.detail)))

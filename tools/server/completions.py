@@ -1,0 +1,152 @@
+"""OpenAI's /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.llm import LLM
+from vkbackend.models.sampling.logprobs import Logprobs
+from vkbackend.tools.server import streams
+from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.generations import Job, Tally, now, prompts_of, several, timings_of, usage_of
+from vkbackend.tools.server.service import Json, Service
+
+MAX_LOGPROBS = 20
+
+
+async def completions(service: Service, request: Request) -> Response:
+    fields = await service.fields(request)
+    llm = service.ready()
+    asked = await Asked.of(service, fields, llm)
+    if fields.switch("stream"):
+        return service.stream(asked.events(request))
+    async with streams.while_connected(request.receive):
+        return Json(await asked.whole(request))
+
+
+def piece(llm: LLM, token: int) -> str:
+    return llm.tokenizer.piece(token).decode("utf-8", "replace")
+
+
+class LogprobTable:
+    """OpenAI's `logprobs` of a completion: lists side by side, with each token's place in the text."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm, self._offset = llm, 0
+
+    def of(self, tokens: Sequence[int], rows: Sequence[Logprobs | None]) -> dict[str, Any]:
+        texts = [piece(self._llm, token) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [row and row.logprob for row in rows],
+            "top_logprobs": [row and {piece(self._llm, token): p for token, p in row.top} for row in rows],
+            "text_offset": offsets,
+        }
+
+
+def joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    if not tables:
+        return None
+    return {name: [item for table in tables for item in table[name]] for name in tables[0]}
+
+
+class Asked:
+    """A request, checked."""
+
+    def __init__(self, service: Service, llm: LLM, jobs: list[Job], n_prompt: int) -> None:
+        self.service, self.llm, self.jobs, self.n_prompt = service, llm, jobs, n_prompt
+        self.echo = self.wants_logprobs = self.wants_usage = False
+        self.head = {
+            "id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": now(),
+            "model": service.config.alias,
+        }  # fmt: skip
+        self.logprobs = [LogprobTable(llm) for _ in jobs]
+
+    @classmethod
+    async def of(cls, service: Service, fields: Fields, llm: LLM) -> Asked:
+        """Raises InvalidArgument, Refusal."""
+        fields.required("prompt")
+        fields.refuse("suffix", "", why="text is filled in by /infill")
+        n = service.n_of(fields, "n", llm)
+        fields.refuse("best_of", n, why=f"every answer is returned; leave it out, or give {n} as n is")
+        most = service.max_tokens(fields, "max_tokens", "max_completion_tokens", "n_predict")
+        options = service.sampling(fields, llm)
+        if (n_top := fields.whole("logprobs", 0, MAX_LOGPROBS, None)) is not None:
+            options["logprobs"] = n_top
+        if echo := fields.switch("echo"):
+            options |= {"echo": True, "prompt_logprobs": n_top}
+        stream_options = fields.inner("stream_options")
+        prompts, _ = await prompts_of(llm, "prompt", fields.get("prompt"), service.config.limits.prompts // n)
+        jobs = [job for ids, text in prompts for job in several(Job(ids, most, options, text), n)]
+        for i, job in enumerate(jobs):
+            job.index = i
+        asked = cls(service, llm, jobs, sum(len(ids) for ids, _ in prompts))
+        asked.echo, asked.wants_logprobs = echo, n_top is not None
+        asked.wants_usage = bool(stream_options and stream_options.switch("include_usage"))
+        return asked
+
+    def _table(self, job: Job, chunk: Chunk) -> dict[str, Any] | None:
+        if chunk.prompt_logprobs is not None:
+            return self.logprobs[job.index].of(job.ids, chunk.prompt_logprobs)
+        if chunk.logprobs is not None and chunk.token is not None:
+            return self.logprobs[job.index].of([chunk.token], [chunk.logprobs])
+        return None
+
+    def _text(self, job: Job, chunk: Chunk) -> str:
+        """Of a chunk; the prompt's is what was sent, without what the model puts in front of it."""
+        is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
+        return job.text if is_prompt and job.text is not None else chunk.text
+
+    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        tallies: dict[int, Tally] = {}
+        heads = [self._event_head(job.index) for job in self.jobs]
+        async for job, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=True):
+            tallies[job.index] = tally
+            text, reason, table = self._text(job, chunk), chunk.finish_reason, self._table(job, chunk)
+            if reason is None and table is None:
+                if text:
+                    yield b"%s%s}]}\n\n" % (heads[job.index], streams.encode(text))
+                continue
+            choice = {"index": job.index, "logprobs": table, "finish_reason": reason, "text": text}
+            timings = {"timings": timings_of(tally)} if reason else {}
+            yield streams.event(self.head | {"choices": [choice]} | timings)
+        if self.wants_usage:
+            usage = usage_of(list(tallies.values()), self.n_prompt)
+            yield streams.event(self.head | {"choices": [], "usage": usage})
+        yield streams.DONE
+
+    def _event_head(self, index: int) -> bytes:
+        """An event up to its text, which most differ in alone: encoded once."""
+        choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
+        return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
+
+    async def whole(self, request: Request) -> dict[str, Any]:
+        texts: list[list[str]] = [[] for _ in self.jobs]
+        tables: list[list[dict[str, Any]]] = [[] for _ in self.jobs]
+        tallies: dict[int, Tally] = {}
+        async for job, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=False):
+            tallies[job.index] = tally
+            texts[job.index].append(self._text(job, chunk))
+            if (table := self._table(job, chunk)) is not None:
+                tables[job.index].append(table)
+        choices = [
+            {
+                "index": i,
+                "text": "".join(texts[i]),
+                "logprobs": joined(tables[i]),
+                "finish_reason": tallies[i].finish_reason,
+            }
+            for i in range(len(self.jobs))
+        ]
+        usage = usage_of(list(tallies.values()), self.n_prompt)
+        return self.head | {"choices": choices, "usage": usage, "timings": timings_of(tallies[0])}

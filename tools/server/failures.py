@@ -1,0 +1,101 @@
+"""What goes wrong with a request as HTTP says it: status, and a body in the shape of the API that was asked.
+
+The statuses are those that clients act on: the SDKs of OpenAI and Anthropic repeat 408, 409, 429 and 5xx, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vkbackend.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    InvalidArgument,
+    OutOfDeviceMemory,
+    QueueFull,
+    StateError,
+    Timeout,
+    UnsupportedModel,
+    VkbackendError,
+)
+
+TYPES = {  # OpenAI's and Anthropic's words for a status
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("not_found_error", "not_found_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    500: ("server_error", "api_error"),
+    501: ("not_supported_error", "invalid_request_error"),
+    503: ("unavailable_error", "overloaded_error"),
+    504: ("timeout_error", "api_error"),
+}
+
+
+class Refusal(VkbackendError):
+    """A request that is not answered: `status`, and which field (`param`) is wrong. `code` is OpenAI's name
+    of the case where there is one; `retry_s` says when to ask again; `extra` stands beside the message."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.retry_s, self.extra = retry_s, extra or {}
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody is there to be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Shapes of one family of clients."""
+
+    anthropic: bool = False
+
+    def body(self, error: BaseException) -> dict[str, Any]:
+        failure = as_refusal(error)
+        kind = TYPES.get(failure.status, TYPES[400 if failure.status < 500 else 500])[self.anthropic]
+        if self.anthropic:
+            return {"type": "error", "error": {"type": kind, "message": str(failure), **failure.extra}}
+        told = {"message": str(failure), "type": kind, "param": failure.param, "code": failure.code}
+        return {"error": told | failure.extra}
+
+
+OPENAI, ANTHROPIC = Api(), Api(anthropic=True)
+
+
+def as_refusal(error: BaseException) -> Refusal:
+    """A typed error as what HTTP says of it. What is none of ours is a bug: its text may hold what a client
+    wrote, so it is not told."""
+    if isinstance(error, Refusal):
+        return error
+    text = str(error)
+    if isinstance(error, InvalidArgument):
+        return Refusal(400, text, param=error.argument or None)
+    if isinstance(error, StateError):
+        return Refusal(400, text)
+    if isinstance(error, QueueFull):
+        return Refusal(429, text, retry_s=1)
+    if isinstance(error, DeadlineExceeded):
+        return Refusal(504, text)
+    if isinstance(error, UnsupportedModel):
+        return Refusal(501, text)
+    if isinstance(error, OutOfDeviceMemory):
+        return Refusal(503, "a device is out of memory; ask for less, or later", retry_s=5)
+    if isinstance(error, DeviceLost | Timeout):
+        return Refusal(503, "the model was lost and is opened again; ask again", retry_s=5)
+    if isinstance(error, VkbackendError):
+        return Refusal(503, "the model does not answer and is opened again; ask again", retry_s=5)
+    return Refusal(500, f"the server failed ({type(error).__name__}); its log has more")

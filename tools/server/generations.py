@@ -1,0 +1,216 @@
+"""What every API that makes text shares: prompts, sequences that run together, and what is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vkbackend.checks import refused
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.arguments import token_ids
+from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.llm import LLM
+from vkbackend.models.sampling.params import MAX_SEED
+from vkbackend.tools.server.failures import Refusal
+
+SHORT_TEXT = 4096  # characters that are tokenized at once, in about 1 ms; longer ones in a thread
+PROMPT = "expected a text, a list of token ids, or a list of these"
+EAGER_CHUNKS = 64  # chunks of a sequence that may wait for the others of their request
+
+
+@dataclass(slots=True)
+class Job:
+    """One sequence to generate: `index` is its place in the answer."""
+
+    ids: list[int]
+    max_tokens: int | None
+    options: dict[str, Any]
+    text: str | None = None  # of the prompt, where it came as one
+    index: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a sequence has come to."""
+
+    prompt_n: int
+    n_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+    slot: int = 0
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.token is not None:
+            self.n_tokens += 1
+            self.tokens.append(chunk.token)
+        self.slot = chunk.slot
+        if chunk.finish_reason:
+            self.finish_reason, self.timings = chunk.finish_reason, chunk.timings or {}
+
+    @property
+    def cached_n(self) -> int:
+        """Tokens of the prompt that were not computed; one that gave way was computed more than once."""
+        computed = int(self.timings.get("prompt_n", self.prompt_n))
+        return max(0, self.prompt_n - computed)
+
+
+# ---- prompts ----
+
+
+async def tokenize(llm: LLM, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    def encode() -> list[int]:
+        return llm.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    return encode() if len(text) <= SHORT_TEXT else await asyncio.to_thread(encode)
+
+
+async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | None]:
+    """The ids of one prompt, and its text where it is one: a text, token ids, or both in a list."""
+    if isinstance(value, str):
+        return await tokenize(llm, value), value
+    if isinstance(value, dict):
+        if value.get("multimodal_data"):
+            raise refused(f"{name}.multimodal_data", "...", "this server takes no images and no audio")
+        return await prompt_of(llm, name, value.get("prompt_string"))
+    if not isinstance(value, list):
+        raise refused(name, value, PROMPT)
+    if not any(isinstance(part, str) for part in value):
+        return list(token_ids(name, value, PROMPT)), None
+    ids: list[int] = []
+    for i, part in enumerate(value):
+        if isinstance(part, str):
+            ids += await tokenize(llm, part, add_special=i == 0)
+        else:
+            ids += token_ids(name, [part], PROMPT)
+    return ids, None
+
+
+async def prompts_of(
+    llm: LLM, name: str, value: Any, most: int
+) -> tuple[list[tuple[list[int], str | None]], bool]:
+    """All prompts of a field, and whether it is a list of them."""
+    is_list = isinstance(value, list) and bool(value) and _are_prompts(value)
+    parts = value if is_list else [value]
+    if len(parts) > most:
+        raise InvalidArgument(f"{name} has {len(parts)} prompts, at most {most} may be", argument=name)
+    found = [await prompt_of(llm, name, part) for part in parts]
+    for ids, _ in found:
+        check_length(llm, ids)
+    return found, is_list
+
+
+def _are_prompts(value: Sequence[Any]) -> bool:
+    """A list of texts, or one that holds a list or an object; [1, "a"] is one prompt."""
+    return all(isinstance(part, str) for part in value) or any(
+        isinstance(part, list | dict) for part in value
+    )
+
+
+def check_length(llm: LLM, ids: Sequence[int]) -> None:
+    """Raises Refusal with OpenAI's code, by which clients know to shorten a conversation."""
+    if len(ids) > llm.n_ctx:
+        raise Refusal(
+            400,
+            f"the prompt has {len(ids)} tokens and the context holds {llm.n_ctx}; shorten it, or start the "
+            "server with a larger one (-c)",
+            param="prompt",
+            code="context_length_exceeded",
+            extra={"n_prompt_tokens": len(ids), "n_ctx": llm.n_ctx},
+        )
+
+
+def several(job: Job, n: int) -> list[Job]:
+    """`n` times the same, with seeds that follow each other where one is given."""
+    seed = job.options.get("seed")
+    jobs = []
+    for i in range(n):
+        options = dict(job.options)
+        if seed is not None and seed >= 0:
+            options["seed"] = (seed + i) & MAX_SEED
+        jobs.append(replace(job, options=options))
+    return jobs
+
+
+# ---- what runs ----
+
+
+def chunks_of(llm: LLM, job: Job) -> AsyncGenerator[Chunk, None]:
+    return llm.astream(job.ids, job.max_tokens, **job.options)
+
+
+async def merged(llm: LLM, jobs: Sequence[Job]) -> AsyncGenerator[tuple[Job, Chunk], None]:
+    """The chunks of all, as they come. Where one fails all end."""
+    if len(jobs) == 1:
+        async with aclosing(chunks_of(llm, jobs[0])) as chunks:
+            async for chunk in chunks:
+                yield jobs[0], chunk
+        return
+    queue: asyncio.Queue[tuple[Job, Chunk | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
+
+    async def read(job: Job) -> None:
+        try:
+            async with aclosing(chunks_of(llm, job)) as chunks:
+                async for chunk in chunks:
+                    await queue.put((job, chunk))
+            await queue.put((job, None))
+        except Exception as error:
+            await queue.put((job, error))
+
+    tasks = [asyncio.ensure_future(read(job)) for job in jobs]
+    try:
+        left = len(jobs)
+        while left:
+            job, found = await queue.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield job, found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ---- what is told ----
+
+
+def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:
+    """OpenAI's `usage`; `n_prompt` counts each prompt once, however often it is continued."""
+    made = sum(tally.n_tokens for tally in tallies)
+    cached = min(n_prompt, sum(tally.cached_n for tally in tallies))
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": made,
+        "total_tokens": n_prompt + made,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def timings_of(tally: Tally) -> dict[str, float]:
+    """llama-server's `timings`."""
+    t = tally.timings
+    prompt_n, decode_n = int(t.get("prompt_n", 0)), int(t.get("decode_n", 0))
+    prompt_ms, decode_ms = t.get("prompt_ms", 0.0), t.get("decode_ms", 0.0)
+    return {
+        "cache_n": tally.cached_n,
+        "prompt_n": prompt_n,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / prompt_n if prompt_n else 0.0,
+        "prompt_per_second": t.get("prompt_tokens_per_second", 0.0),
+        "predicted_n": tally.n_tokens,
+        "predicted_ms": decode_ms,
+        "predicted_per_token_ms": decode_ms / decode_n if decode_n else 0.0,
+        "predicted_per_second": t.get("decode_tokens_per_second", 0.0),
+    }
+
+
+def now() -> int:
+    return int(time.time())

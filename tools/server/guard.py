@@ -1,0 +1,171 @@
+"""Who may ask: names of this server (against DNS rebinding), origins of pages (against a page of another
+site), API keys. Every check is made before the body is read."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.tools.server.failures import Refusal
+
+PUBLIC = ("/health",)  # asked by those who watch; says nothing of what is in work
+MAX_KEYS, MAX_KEY_LENGTH = 1024, 4096
+CORS_HEADERS = b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+CORS_AGE_S = b"600"
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def normal_path(path: str) -> str:
+    """The path as routes have it: without /v1 and doubled slashes, which some clients send."""
+    path = re.sub("/{2,}", "/", path)
+    if path == "/v1" or path.startswith("/v1/"):
+        path = path[3:]
+    return path.rstrip("/") or "/"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen at is this machine's own."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
+    """The keys given, and those of a file, one a line. Raises InvalidArgument."""
+    found = [key for text in keys for key in text.split(",")]
+    if path is not None:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise InvalidArgument(
+                f"the file of API keys cannot be read: {error}; give a UTF-8 text"
+            ) from None
+        found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if (keys or path is not None) and not any(found):
+        raise InvalidArgument("no API key was given; a key has one character or more")
+    for key in found:
+        if not key or len(key) > MAX_KEY_LENGTH or not key.isprintable() or not key.isascii():
+            raise InvalidArgument(
+                f"an API key must have 1..{MAX_KEY_LENGTH} printable ASCII characters: it stands in a header"
+            )
+    if len(found) > MAX_KEYS:
+        raise InvalidArgument(f"{len(found)} API keys were given, {MAX_KEYS} may be")
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`hosts` are names of this server beside addresses, localhost and the machine's own; `origins` those of
+    pages that may ask from elsewhere, "*" for all."""
+
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    def check(self, path: str, method: str, headers: Mapping[bytes, bytes], public: bool) -> None:
+        """Raises Refusal."""
+        self._check_host(headers)
+        self._check_origin(headers)
+        if method != "OPTIONS" and path not in PUBLIC and not public:
+            self._check_key(headers)
+
+    # ---- Host and Origin ----
+
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """A page elsewhere can point a name of its own at this address; its requests then carry that name."""
+        given = headers.get(b"host")
+        if given is None:
+            return  # HTTP/1.0, which no browser speaks
+        name = host_of(given)
+        if name is None or not (_is_address(name) or name in self._names()):
+            raise Refusal(
+                403,
+                f"this server is not known as {_shown(given)}; start it with --allowed-host NAME to allow it",
+            )
+
+    def _names(self) -> set[str]:
+        return {"localhost", socket.gethostname().lower(), *(host.lower() for host in self.hosts)}
+
+    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+        origin = headers.get(b"origin")
+        if origin is None or self.allows(origin) or _is_same(origin, headers.get(b"host")):
+            return
+        raise Refusal(
+            403,
+            f"pages of {_shown(origin)} may not use this server; start it with --cors-origins ORIGIN to "
+            "allow them",
+        )
+
+    def allows(self, origin: bytes) -> bool:
+        return "*" in self.origins or origin.decode("latin-1") in self.origins
+
+    def cors(self, headers: Mapping[bytes, bytes], method: str) -> list[tuple[bytes, bytes]]:
+        """The headers that let a page elsewhere read the answer; none unless its origin is named."""
+        origin = headers.get(b"origin")
+        if origin is None or not self.allows(origin):
+            return []
+        found = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if method == "OPTIONS":
+            found += [
+                (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+                (b"access-control-allow-headers", CORS_HEADERS),
+                (b"access-control-max-age", CORS_AGE_S),
+            ]
+        return found
+
+    # ---- keys ----
+
+    def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
+        """All keys are compared, each in constant time: nothing tells which was nearly right."""
+        if not self.keys:
+            return
+        given = headers.get(b"x-api-key", b"")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            given = token.strip()
+        good = [hmac.compare_digest(given, key.encode()) for key in self.keys]
+        if not any(good):
+            raise Refusal(
+                401,
+                "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                code="invalid_api_key",
+            )
+
+
+def host_of(header: bytes) -> str | None:
+    """The name or address of a Host header; None where it is none."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", header.decode("latin-1"))
+    return found[1].strip("[]").lower().rstrip(".") if found else None
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
+
+
+def _is_same(origin: bytes, host: bytes | None) -> bool:
+    """Whether a page was fetched from this server: a proxy in front may have changed the scheme alone."""
+    with suppress(ValueError):
+        parts = urlsplit(origin.decode("latin-1"))
+        if host is not None and parts.scheme in ("http", "https"):
+            netloc, given = parts.netloc.lower(), host.decode("latin-1").lower()
+            default = ":443" if parts.scheme == "https" else ":80"
+            return netloc.removesuffix(default) == given.removesuffix(default)
+    return False
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:100].decode("latin-1"))

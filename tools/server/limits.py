@@ -1,0 +1,76 @@
+"""What a client may take: sizes, counts and times, and who is let in while others are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from vkbackend.tools.server.failures import Refusal
+
+MAX_RETRY_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a server. uvicorn adds one: it buffers 64 KiB for each client and then waits (`drain_s`)."""
+
+    body_nbytes: int = 8 << 20
+    json_depth: int = 64  # levels of lists and objects
+    header_nbytes: int = 32 << 10  # request line and headers
+    connections: int = 512  # half of the 1,024 files that a process may open by default
+    streams: int = 128  # answers that are streamed at once
+    queue: int = 256  # sequences that wait for a slot
+    prompts: int = 128  # in one request
+    stops: int = 32  # stop strings, and DRY's breakers
+    stop_length: int = 1024  # characters of each
+    biases: int = 1024  # entries of logit_bias
+    header_s: float = 10.0  # for the headers to come
+    body_s: float = 10.0  # for the body to come
+    drain_s: float = 10.0  # for a client that does not read what is buffered for it
+    idle_s: float = 65.0  # a connection without a request; proxies in front keep theirs for 60 s
+    ping_s: float = 15.0  # a stream without an event gets a comment, so that proxies keep it
+    shutdown_s: float = 30.0  # for requests in work, once the server is told to end
+
+
+@dataclass(slots=True)
+class Admission:
+    """Counts what is in work. Raises Refusal (429) for more than `n_slots` and the queue hold."""
+
+    limits: Limits
+    n_slots: int
+    n_sequences: int = 0
+    n_streams: int = 0
+    n_refused: int = 0
+    _took_s: float = field(default=1.0)  # about, of the last requests
+
+    @property
+    def n_waiting(self) -> int:
+        return max(0, self.n_sequences - self.n_slots)
+
+    @contextmanager
+    def enter(self, n: int, *, streams: bool) -> Iterator[None]:
+        """Let a request of `n` sequences in, until the block is left."""
+        most = self.n_slots + self.limits.queue
+        if self.n_sequences + n > most:
+            what = f"{self.n_sequences} sequences run or wait here, and {most} may (--parallel, --queue)"
+            raise self._refusal(what)
+        if streams and self.n_streams >= self.limits.streams:
+            raise self._refusal(f"{self.n_streams} answers are streamed here, as many as may be")
+        self.n_sequences += n
+        self.n_streams += streams
+        try:
+            yield
+        finally:
+            self.n_sequences -= n
+            self.n_streams -= streams
+
+    def took(self, seconds: float) -> None:
+        """A request is done; Retry-After follows from how long they take."""
+        self._took_s += 0.1 * (seconds - self._took_s)
+
+    def _refusal(self, what: str) -> Refusal:
+        self.n_refused += 1
+        turns = 1 + self.n_waiting / self.n_slots
+        wait_s = min(MAX_RETRY_S, max(1, round(turns * self._took_s)))
+        return Refusal(429, f"{what}; try again in {wait_s} s", retry_s=wait_s)

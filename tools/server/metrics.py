@@ -1,0 +1,87 @@
+"""Counters of a server in Prometheus' text format, under llama-server's names where it has the figure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BUCKETS = 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How often a time in seconds fell below each of `BUCKETS`."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def lines(self, name: str) -> Iterator[str]:
+        so_far = 0
+        for bound, n in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
+            so_far += n
+            yield f'{name}_bucket{{le="{bound}"}} {so_far}'
+        yield f"{name}_sum {self.total}"
+        yield f"{name}_count {so_far}"
+
+
+@dataclass(slots=True)
+class Metrics:
+    """What was asked and answered. `requests` counts by route and status; both are from short lists."""
+
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_s: float = 0.0
+    tokens: int = 0
+    decode_s: float = 0.0
+    longest: int = 0
+    cancelled: int = 0
+    first_token: Histogram = field(default_factory=Histogram)
+    whole_request: Histogram = field(default_factory=Histogram)
+
+    def text(self, now: Mapping[str, Any], stats: Mapping[str, Any]) -> str:
+        """`now`: gauges by name, with what they mean; `stats` are those of the engine."""
+        lines: list[str] = []
+
+        def add(name: str, kind: str, what: str, *values: str) -> None:
+            lines.extend((f"# HELP {name} {what}", f"# TYPE {name} {kind}", *values))
+
+        def figure(name: str, kind: str, what: str, value: float) -> None:
+            add(name, kind, what, f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+
+        computed = self.prompt_tokens - self.cached_tokens
+        figure("llamacpp:prompt_tokens_total", "counter", "Tokens of prompts that were computed.", computed)
+        figure("llamacpp:prompt_seconds_total", "counter", "Seconds that prompts took.", self.prompt_s)
+        figure("llamacpp:tokens_predicted_total", "counter", "Tokens that were generated.", self.tokens)
+        figure("llamacpp:tokens_predicted_seconds_total", "counter", "Seconds of that.", self.decode_s)
+        figure("llamacpp:prompt_tokens_seconds", "gauge", "Tokens of prompts per second.",
+               computed / self.prompt_s if self.prompt_s else 0.0)  # fmt: skip
+        figure("llamacpp:predicted_tokens_seconds", "gauge", "Tokens generated per second and sequence.",
+               self.tokens / self.decode_s if self.decode_s else 0.0)  # fmt: skip
+        figure("llamacpp:n_tokens_max", "counter", "The longest context so far.", self.longest)
+        figure("llamacpp:n_decode_total", "counter", "Steps of the engine.", stats.get("n_steps", 0))
+        for name, (value, what) in now.items():
+            figure(name, "gauge", what, value)
+        figure("vkbackend:prompt_tokens_cached_total", "counter", "Tokens of prompts that were not computed.",
+               self.cached_tokens)  # fmt: skip
+        figure("vkbackend:requests_cancelled_total", "counter", "Requests whose client left.", self.cancelled)
+        for name in ("cells", "cells_used", "cells_cached", "cells_shared", "n_preempted"):
+            kind = "counter" if name == "n_preempted" else "gauge"
+            figure(f"vkbackend:{name}", kind, f"The engine's {name} (docs/engine.md).", stats.get(name, 0))
+        counts = [
+            f'vkbackend:requests_total{{route="{route}",status="{status}"}} {n}'
+            for (route, status), n in sorted(self.requests.items())
+        ]
+        add("vkbackend:requests_total", "counter", "Requests by route and status.", *counts)
+        name = "vkbackend:time_to_first_token_seconds"
+        add(name, "histogram", "From the request to its first token.", *self.first_token.lines(name))
+        name = "vkbackend:request_seconds"
+        add(name, "histogram", "From the request to its end.", *self.whole_request.lines(name))
+        return "\n".join(lines) + "\n"

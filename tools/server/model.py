@@ -1,0 +1,157 @@
+"""The model behind a server: opened in a thread while the server answers already, and opened again where its
+process is killed or a device is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from typing import Any, TypeVar
+
+from vkbackend.errors import DeviceLost, Timeout, VkbackendError
+from vkbackend.models.engine.messages import Progress
+from vkbackend.models.llm import LLM
+from vkbackend.tools.server.failures import Refusal
+
+T = TypeVar("T")
+WATCH_S = 1.0  # how often the engine is asked how it is: an idle one that dies is seen this soon
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0  # before a model is opened again; doubled while it does not last
+CLOSE_S = 15.0
+LOADING_RETRY_S = 2
+
+log = logging.getLogger("vkbackend.serve")
+Open = Callable[[Progress], LLM]
+
+
+class State(Enum):
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+
+
+class Abandoned(Exception):
+    """The server ends while the model is loaded."""
+
+
+class Model:
+    """`llm` while it is ready; `run` keeps it so. `stats` are the engine's last ones, `about` says what was
+    opened."""
+
+    def __init__(self, open_: Open) -> None:
+        self._open = open_
+        self.state, self.bytes_loaded, self.bytes_total = State.LOADING, 0, 0
+        self.n_restarts = 0
+        self.stats: dict[str, Any] = {}
+        self.n_slots = 1
+        self._llm: LLM | None = None
+        self._lost = asyncio.Event()
+        self._ending = False
+
+    @property
+    def llm(self) -> LLM:
+        """Raises Refusal (503) while there is none."""
+        if self._llm is None or self.state is not State.READY:
+            raise self.not_ready()
+        return self._llm
+
+    def not_ready(self) -> Refusal:
+        done = self.bytes_loaded / self.bytes_total if self.bytes_total else 0.0
+        what = {
+            State.LOADING: f"the model is loading ({done:.0%}); ask again",
+            State.RESTARTING: "the model was lost and is opened again; ask again",
+        }.get(self.state, "the server is ending")
+        extra = {"state": self.state.value, "progress": round(done, 4)}
+        return Refusal(503, what, code="model_not_ready", retry_s=LOADING_RETRY_S, extra=extra)
+
+    # ---- its life ----
+
+    async def run(self) -> None:
+        """Open the model and keep it open until `close`. Raises what the first opening raises."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            began = time.monotonic()
+            try:
+                llm = await in_thread(lambda: self._open(self._progress))
+            except Abandoned:
+                return
+            except VkbackendError as error:
+                if not self.n_restarts:
+                    raise
+                log.error("the model cannot be opened again: %s", error)
+            else:
+                if not self._ending:
+                    log.info("the model is ready (%.1f s)", time.monotonic() - began)
+                    self._llm, self.n_slots, self.state = llm, llm.n_slots, State.READY
+                    self._lost.clear()
+                    await self._watch(llm)
+                    self._llm = None
+                with suppress(TimeoutError, VkbackendError):
+                    await asyncio.wait_for(in_thread(llm.close), CLOSE_S)
+            if self._ending:
+                return
+            self.state, self.bytes_loaded, self.bytes_total = State.RESTARTING, 0, 0
+            self.n_restarts += 1
+            wait_s = (
+                FIRST_WAIT_S if time.monotonic() - began > LONGEST_WAIT_S else min(2 * wait_s, LONGEST_WAIT_S)
+            )
+            log.error("the model is lost; it is opened again in %.1f s", wait_s)
+            await asyncio.sleep(wait_s)
+
+    def _progress(self, done: int, total: int) -> None:
+        if self._ending:
+            raise Abandoned
+        self.bytes_loaded, self.bytes_total = done, total
+
+    async def _watch(self, llm: LLM) -> None:
+        """Until it is lost, or the server ends."""
+        while not self._lost.is_set():
+            try:
+                self.stats = await in_thread(llm.stats)
+            except VkbackendError as error:
+                if not self._ending:
+                    log.error("the engine: %s", type(error).__name__)
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), WATCH_S)
+
+    def failed(self, error: BaseException, llm: LLM) -> None:
+        """A request met an error: whether the engine has to be opened again."""
+        is_broken = isinstance(error, DeviceLost | Timeout) or type(error) is VkbackendError
+        if is_broken and llm is self._llm:
+            self._lost.set()
+
+    def close(self) -> None:
+        """Let `run` release the model; what is in work ends."""
+        self._ending, self.state = True, State.ENDED
+        self._lost.set()
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Call a function in a daemon thread: one that hangs in a driver keeps no process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = function()
+        except BaseException as error:
+            failed = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, failed)
+
+    threading.Thread(target=run, name="vkbackend-serve", daemon=True).start()
+    return await future

@@ -1,0 +1,217 @@
+"""llama-server's endpoints that make no text: health, properties, slots, metrics, tokens; and OpenAI's list
+of models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import vkbackend
+from vkbackend.errors import InvalidArgument, UnsupportedModel
+from vkbackend.models.arguments import token_ids
+from vkbackend.models.llm import LLM
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.failures import Refusal
+from vkbackend.tools.server.generations import tokenize
+from vkbackend.tools.server.model import State
+from vkbackend.tools.server.service import Json, Service
+
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_NOT_OPTIONS = ("seed", "logits_processors", "stop_token_ids", "logprobs")
+
+
+async def health(service: Service, request: Request) -> Response:
+    """Says nothing of what is in work, so it needs no key."""
+    model = service.model
+    if model.state is not State.READY or service.is_draining:
+        raise model.not_ready()
+    return Json({"status": "ok"})
+
+
+async def models(service: Service, request: Request) -> Response:
+    llm = service.ready()
+    meta = {"n_vocab": llm.n_vocab, "n_ctx": llm.n_ctx}
+    one = {"id": service.config.alias, "object": "model", "created": service.started, "owned_by": "vkbackend"}
+    return Json({"object": "list", "data": [one | {"meta": meta}]})
+
+
+async def one_model(service: Service, request: Request) -> Response:
+    """A model by its name, as the SDKs ask for it."""
+    if request.path_params["name"] != service.config.alias:
+        raise Refusal(404, "there is no model of that name; /v1/models lists it", code="model_not_found")
+    one = {"id": service.config.alias, "object": "model", "created": service.started, "owned_by": "vkbackend"}
+    return Json(one)
+
+
+def settings(service: Service) -> dict[str, Any]:
+    """The sampling options of a request that gives none."""
+    given = {name: value for name, value in service.config.defaults.items() if name != "seed"}
+    params = asdict(SamplingParams(**{name: v for name, v in given.items() if name in _PARAMS}))
+    found = {name: value for name, value in params.items() if name not in _NOT_OPTIONS}
+    return found | {
+        "seed": -1,
+        "n_predict": -1 if service.config.max_tokens is None else service.config.max_tokens,
+    }
+
+
+_PARAMS = set(SamplingParams.__dataclass_fields__)
+
+
+def token_text(llm: LLM, token: int | None) -> str:
+    return "" if token is None else llm.tokenizer.piece(token).decode("utf-8", "replace")
+
+
+async def props(service: Service, request: Request) -> Response:
+    """Never waits for the engine: a page asks for it first."""
+    llm = service.ready()
+    try:
+        bos, eos = token_text(llm, llm.tokenizer.bos_id), token_text(llm, llm.tokenizer.eos_id)
+    except UnsupportedModel:
+        bos = eos = ""
+    return Json(
+        {
+            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": settings(service)},
+            "total_slots": llm.n_slots,
+            "model_path": os.path.basename(service.config.model_path),
+            "model_alias": service.config.alias,
+            "chat_template": llm.chat_template or "",
+            "bos_token": bos,
+            "eos_token": eos,
+            "modalities": {"vision": False, "audio": False},
+            "devices": llm.device_names,
+            "build_info": f"vkbackend {vkbackend.__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    admission, stats = service.admission, service.model.stats
+    waiting = stats.get("n_waiting", 0)
+    gauges = {
+        "llamacpp:requests_processing": (stats.get("n_running", 0), "Sequences that have a slot."),
+        "llamacpp:requests_deferred": (waiting, "Sequences that wait for one."),
+        "vkbackend:streams": (admission.n_streams, "Answers that are streamed."),
+        "vkbackend:slots": (service.model.n_slots, "Sequences that can run together."),
+        "vkbackend:refused_total": (admission.n_refused, "Requests refused with 429."),
+        "vkbackend:restarts_total": (service.model.n_restarts, "How often the model was opened again."),
+        "vkbackend:ready": (int(service.model.state is State.READY), "1 while the model is open."),
+        "vkbackend:prompt_hit_rate": (stats.get("hit_rate", 0.0), "Share of prompts' tokens that were kept."),
+    }
+    return Response(service.metrics.text(gauges, stats), media_type="text/plain; version=0.0.4")
+
+
+async def stats(service: Service, request: Request) -> Response:
+    """For the page: devices, their memory, and what the engine does."""
+    llm = service.ready()
+    return Json({"devices": await asyncio.to_thread(llm.memory), "engine": service.model.stats})
+
+
+# ---- slots ----
+
+
+async def slots(service: Service, request: Request) -> Response:
+    """What runs where: counts, no texts."""
+    _check_slots_shown(service)
+    llm = service.ready()
+    if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
+        raise Refusal(503, f"all {llm.n_slots} slots are in work; ask again", retry_s=1)
+    found = []
+    for i in range(llm.n_slots):
+        tally = service.running.get(i)
+        one: dict[str, Any] = {"id": i, "n_ctx": llm.n_ctx, "is_processing": tally is not None}
+        if tally is not None:
+            one |= {"n_prompt_tokens": tally.prompt_n, "n_decoded": tally.n_tokens}
+        found.append(one)
+    return Json(found)
+
+
+def _check_slots_shown(service: Service) -> None:
+    if not service.config.shows_slots:
+        raise Refusal(501, "this server does not tell of its slots; start it without --no-slots")
+
+
+async def slot_action(service: Service, request: Request) -> Response:
+    _check_slots_shown(service)
+    action = request.query_params.get("action")
+    if action not in ("save", "restore", "erase"):
+        raise Refusal(400, "action: expected one of save, restore, erase", param="action")
+    if (folder := service.config.slot_folder) is None:
+        raise Refusal(501, "this server keeps no slots in files; start it with --slot-save-path FOLDER")
+    word = request.path_params["slot"]
+    slot = int(word) if word.isdecimal() and len(word) < 10 else -1
+    fields = Fields({}) if action == "erase" else await service.fields(request)
+    llm = service.ready()
+    if not 0 <= slot < llm.n_slots:
+        raise Refusal(400, f"there is no slot {word[:20]!r}; they are 0..{llm.n_slots - 1}", param="id_slot")
+    if action == "erase":
+        erased = await asyncio.to_thread(llm.erase_slot, slot)
+        return Json({"id_slot": slot, "n_erased": len(erased)})
+    name = fields.text("filename", "")
+    path = slot_file(folder, name)
+    began = time.perf_counter()
+    if action == "save":
+        tokens = await asyncio.to_thread(llm.save_state, path, slot)
+        words = "n_saved", "n_written", "save_ms"
+    else:
+        if not os.path.isfile(path):
+            raise Refusal(404, f"there is no saved slot {name!r}", param="filename")
+        tokens = await asyncio.to_thread(llm.load_state, path, slot)
+        words = "n_restored", "n_read", "restore_ms"
+    took_ms = 1e3 * (time.perf_counter() - began)
+    counts = {words[0]: len(tokens), words[1]: os.path.getsize(path), "timings": {words[2]: took_ms}}
+    return Json({"id_slot": slot, "filename": name} | counts)
+
+
+def slot_file(folder: str, name: str) -> str:
+    """The file of that name in the folder: a plain name, and no link that leads out of it."""
+    if not FILE_NAME.fullmatch(name):
+        raise InvalidArgument(
+            "filename: expected 1..200 letters, digits and . _ - (not in front), without a folder",
+            argument="filename",
+        )
+    path = os.path.join(folder, name)
+    if os.path.islink(path):
+        raise InvalidArgument("filename: it names a link, which is not followed", argument="filename")
+    return path
+
+
+# ---- tokens ----
+
+
+async def tokens_of(service: Service, request: Request) -> Response:
+    fields = await service.fields(request)
+    llm = service.ready()
+    fields.required("content")
+    add_special = fields.switch("add_special")
+    parse_special, pieces = fields.switch("parse_special", True), fields.switch("with_pieces")
+    ids = await tokenize(
+        llm, fields.text("content", ""), add_special=add_special, parse_special=parse_special
+    )
+    if not pieces:
+        return Json({"tokens": ids})
+    return Json({"tokens": [{"id": token, "piece": _piece(llm.tokenizer.piece(token))} for token in ids]})
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """A text, or its bytes where it is a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def text_of(service: Service, request: Request) -> Response:
+    fields = await service.fields(request)
+    llm = service.ready()
+    fields.required("tokens")
+    ids = token_ids("tokens", fields.items("tokens", service.config.limits.body_nbytes))
+    return Json({"content": await asyncio.to_thread(llm.detokenize, ids, skip_special=False)})

@@ -1,0 +1,134 @@
+"""uvicorn around the application: sockets, TLS, signals, and the model's life beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import uvicorn
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.tools.server.app import App
+from vkbackend.tools.server.model import Model, Open
+from vkbackend.tools.server.protocol import protocol
+from vkbackend.tools.server.service import Config, Service
+
+LAST_EVENT_S = 5.0  # for error events to reach their clients, once the time to end is over
+BACKLOG = 256
+
+log = logging.getLogger("vkbackend.serve")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that waits for clients. Raises InvalidArgument."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise InvalidArgument(
+            f"cannot listen at {host}:{port}: {error}; give another --host or --port"
+        ) from None
+
+
+def address_of(sock: socket.socket, *, tls: bool) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Serves until a signal; `failed` is what kept the model from being opened."""
+
+    def __init__(self, config: Config, open_: Open, *, key_file: str | None, cert_file: str | None) -> None:
+        self.service = Service(config, Model(open_))
+        limits = config.limits
+        settings = uvicorn.Config(
+            App(self.service),
+            http=protocol(limits),
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(limits.idle_s),
+            timeout_graceful_shutdown=int(limits.shutdown_s + LAST_EVENT_S + 1),
+            ssl_keyfile=key_file,
+            ssl_certfile=cert_file,
+        )
+        try:
+            settings.load()
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument(
+                f"the TLS key or certificate cannot be used: {error}; give PEM files (--ssl-key-file, "
+                "--ssl-cert-file)"
+            ) from None
+        super().__init__(settings)
+        self.failed: BaseException | None = None
+        self._life: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._life = asyncio.ensure_future(self.service.model.run())
+        self._life.add_done_callback(self._ended)
+
+    def _ended(self, life: asyncio.Task[None]) -> None:
+        """The model's life is over: as asked, or it could not be opened."""
+        if not life.cancelled() and (error := life.exception()) is not None:
+            self.failed = error
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        service = self.service
+        service.is_draining = True
+        if service.running:
+            log.info(
+                "ending; %d sequences may take %g s more",
+                len(service.running),
+                service.config.limits.shutdown_s,
+            )
+        # What is not done then ends with an error event, as the model is closed below it.
+        timer = asyncio.get_running_loop().call_later(service.config.limits.shutdown_s, service.model.close)
+        await super().shutdown(sockets)
+        timer.cancel()
+        service.model.close()
+        if self._life is not None:
+            with suppress(Exception):  # told by `failed`
+                await asyncio.wait_for(asyncio.shield(self._life), LAST_EVENT_S + 15)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal that was obeyed ends the program with 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only that one hears of signals
+            return
+        before = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+            self.service.model.close()
+        self.should_exit = True
+
+
+def serve(
+    config: Config, open_: Open, sock: socket.socket, *, key_file: str | None, cert_file: str | None
+) -> None:
+    """Serve until a signal. Raises what opening the model raises."""
+    server = Server(config, open_, key_file=key_file, cert_file=cert_file)
+    server.run(sockets=[sock])
+    if server.failed is not None:
+        raise server.failed

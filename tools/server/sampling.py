@@ -1,0 +1,89 @@
+"""From the fields of a request to the options of a generation: OpenAI's names, and llama-server's samplers,
+which count in every API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vkbackend.checks import finite_number, refused, whole_number
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.sampling.params import MAX_SEED
+from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.limits import Limits
+
+# Fields whose values the engine's options check, under their names.
+SAME = (
+    "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
+    "dynatemp_range", "dynatemp_exponent", "repeat_penalty", "repeat_last_n", "presence_penalty",
+    "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_tokens", "ignore_eos",
+)  # fmt: skip
+MAX_SAMPLERS = 32
+Tokenize = Callable[[str], list[int]]
+
+
+def sampling_of(
+    fields: Fields, defaults: Mapping[str, Any], limits: Limits, tokenize: Tokenize
+) -> dict[str, Any]:
+    """Keywords of `LLM.astream`; `defaults` are those of the command line. Raises InvalidArgument."""
+    found = dict(defaults)
+    for name in SAME:
+        if (value := fields.get(name)) is not None:
+            found[name] = value
+    if isinstance(found.get("samplers"), list) and len(found["samplers"]) > MAX_SAMPLERS:
+        raise refused("samplers", len(found["samplers"]), f"at most {MAX_SAMPLERS} may be given")
+    if (temperature := fields.number("temperature", -math.inf, math.inf, None)) is not None:
+        found["temperature"] = max(0.0, temperature)  # llama-server's way to say greedy is a negative one
+    if fields.has("seed"):
+        found["seed"] = fields.whole("seed", -1, MAX_SEED, None)
+    if fields.has("logit_bias"):
+        found["logit_bias"] = bias_of(fields.get("logit_bias"), limits, tokenize)
+    for name in ("dry_sequence_breakers", "stop"):
+        if (value := fields.get(name)) is not None:
+            found[name] = texts_of(name, value, limits)
+    if (ids := fields.get("stop_token_ids")) is not None:
+        found["stop_token_ids"] = _list("stop_token_ids", ids, limits.stops)
+    return found
+
+
+def texts_of(name: str, value: Any, limits: Limits) -> list[str]:
+    texts = [value] if isinstance(value, str) else _list(name, value, limits.stops)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise refused(name, value, "expected one string or a list of strings, none of them empty")
+        if len(text) > limits.stop_length:
+            raise refused(name, text, f"at most {limits.stop_length} characters may be in a string")
+    return texts
+
+
+def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, float]]:
+    """Token -> bias, from {"id or text": bias} or [[id or text, bias or false], ...]."""
+    expected = "expected {token id: bias} or [[token id or text, bias or false], ...]"
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    found: dict[int, float] = {}
+    for pair in _list("logit_bias", pairs, limits.biases):
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise refused("logit_bias", pair, expected)
+        token, bias = pair
+        number = -math.inf if bias is False else finite_number("logit_bias", bias, -1e9, 1e9)
+        if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 20:
+            token = int(token)
+        if isinstance(token, str):
+            if len(token) > limits.stop_length:
+                raise refused(
+                    "logit_bias", token, f"at most {limits.stop_length} characters may be in a text"
+                )
+            found.update(dict.fromkeys(tokenize(token), number))
+        else:
+            found[whole_number("logit_bias", token, 0, (1 << 31) - 1, " (a token id)")] = number
+    return list(found.items())
+
+
+def _list(name: str, value: Any, most: int) -> list[Any]:
+    if not isinstance(value, list):
+        raise refused(name, value, "expected a list")
+    if len(value) > most:
+        raise InvalidArgument(f"{name} has {len(value)} entries, at most {most} may be", argument=name)
+    return value

@@ -1,0 +1,189 @@
+"""What the endpoints share: the model, who is let in, the counters, and how an answer is made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vkbackend.checks import whole_number
+from vkbackend.errors import VkbackendError
+from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.llm import LLM
+from vkbackend.tools.server import streams
+from vkbackend.tools.server.body import Fields, read_fields
+from vkbackend.tools.server.failures import OPENAI, Api, as_refusal
+from vkbackend.tools.server.generations import Job, Tally, merged
+from vkbackend.tools.server.guard import Guard
+from vkbackend.tools.server.limits import Admission, Limits
+from vkbackend.tools.server.metrics import Metrics
+from vkbackend.tools.server.model import Model, State
+from vkbackend.tools.server.sampling import sampling_of
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the command line says; `defaults` are sampling options of requests that give none."""
+
+    model_path: str
+    alias: str
+    guard: Guard = field(default_factory=Guard)
+    limits: Limits = field(default_factory=Limits)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    slot_folder: str | None = None
+    shows_slots: bool = True
+    logs_requests: bool = True
+
+
+class Json(Response):
+    """A JSON value as an answer."""
+
+    def __init__(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(streams.encode(value), status, headers, "application/json")
+
+
+class Events(Response):
+    """A stream of server-sent events."""
+
+    def __init__(
+        self,
+        service: Service,
+        events: AsyncGenerator[bytes, None],
+        fail: Callable[[BaseException], bytes],
+    ) -> None:
+        super().__init__()
+        self._service, self._events, self._fail = service, events, fail
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        def fail(error: BaseException) -> bytes:
+            return self._fail(self._service.refusal(error))
+
+        stream = streams.EventStream(send, [], self._service.config.limits.ping_s, fail)
+        failed = await stream.run(self._events, receive)
+        if failed is not None:
+            self._service.note(failed)
+
+
+def error_event(api: Api) -> Callable[[BaseException], bytes]:
+    name = "error" if api.anthropic else None
+    return lambda error: streams.event(api.body(error), name)
+
+
+class Service:
+    def __init__(self, config: Config, model: Model) -> None:
+        self.config, self.model = config, model
+        self.admission = Admission(config.limits, n_slots=1)
+        self.metrics = Metrics()
+        self.running: dict[int, Tally] = {}  # by slot, for /slots
+        self.is_draining = False
+        self.started = int(time.time())
+        self.notes: list[BaseException] = []  # bugs, for the log
+        self._large = asyncio.Lock()
+
+    # ---- a request ----
+
+    async def fields(self, request: Request) -> Fields:
+        headers = dict(request.scope["headers"])
+        return await read_fields(request.receive, headers, self.config.limits, self._large)
+
+    def ready(self) -> LLM:
+        """The model, for a new request. Raises Refusal (503)."""
+        llm = self.model.llm
+        self.admission.n_slots = llm.n_slots
+        return llm
+
+    def sampling(self, fields: Fields, llm: LLM) -> dict[str, Any]:
+        def tokenize(text: str) -> list[int]:
+            return llm.tokenize(text, add_special=False)
+
+        return sampling_of(fields, self.config.defaults, self.config.limits, tokenize)
+
+    def max_tokens(self, fields: Fields, *names: str) -> int | None:
+        """The first of the fields that is given; None or -1: up to the end of the context."""
+        for name in names:
+            if fields.has(name):
+                most = fields.whole(name, -1, (1 << 31) - 1, None)
+                return None if most == -1 else most
+        return self.config.max_tokens
+
+    def n_of(self, fields: Fields, name: str, llm: LLM) -> int:
+        """How many answers: not more than there are slots, whatever is then made of each."""
+        if not fields.has(name):
+            return 1
+        hint = " (as many as there are slots, --parallel)"
+        return whole_number(fields.name(name), fields.get(name), 1, llm.n_slots, hint)
+
+    # ---- generations ----
+
+    async def generate(
+        self, request: Request, llm: LLM, jobs: Sequence[Job], *, streamed: bool
+    ) -> AsyncGenerator[tuple[Job, Chunk, Tally], None]:
+        """The chunks of all jobs, as they come. Raises Refusal (429), and what generations raise."""
+        tallies = {id(job): Tally(len(job.ids)) for job in jobs}
+        began, first = time.monotonic(), True
+        with self.admission.enter(len(jobs), streams=streamed):
+            try:
+                async with aclosing(merged(llm, jobs)) as chunks:
+                    async for job, chunk in chunks:
+                        tally = tallies[id(job)]
+                        tally.add(chunk)
+                        if chunk.token is not None:
+                            if first:
+                                self.metrics.first_token.add(time.monotonic() - began)
+                                first = False
+                            self.running[chunk.slot] = tally
+                            if chunk.finish_reason:
+                                self._forget(tally)
+                        yield job, chunk, tally
+            except VkbackendError as error:
+                self.model.failed(error, llm)
+                raise
+            finally:
+                self._count(tallies.values(), time.monotonic() - began)
+                request.state.tokens = (
+                    sum(t.prompt_n for t in tallies.values()),
+                    sum(t.n_tokens for t in tallies.values()),
+                )
+
+    def _forget(self, tally: Tally) -> None:
+        if self.running.get(tally.slot) is tally:
+            del self.running[tally.slot]
+
+    def _count(self, tallies: Any, took_s: float) -> None:
+        metrics = self.metrics
+        self.admission.took(took_s)
+        metrics.whole_request.add(took_s)
+        metrics.cancelled += any(tally.finish_reason is None for tally in tallies)
+        for tally in tallies:
+            self._forget(tally)
+            metrics.prompt_tokens += tally.prompt_n
+            metrics.cached_tokens += tally.cached_n
+            metrics.prompt_s += tally.timings.get("prompt_ms", 0.0) / 1e3
+            metrics.tokens += tally.n_tokens
+            metrics.decode_s += tally.timings.get("decode_ms", 0.0) / 1e3
+            metrics.longest = max(metrics.longest, tally.prompt_n + tally.n_tokens)
+
+    def stream(self, events: AsyncGenerator[bytes, None], api: Api = OPENAI) -> Events:
+        return Events(self, events, error_event(api))
+
+    # ---- what goes wrong ----
+
+    def refusal(self, error: BaseException) -> BaseException:
+        """What is told of it: while the server ends, that."""
+        refusal = as_refusal(error)
+        return (
+            self.model.not_ready() if refusal.status == 503 and self.model.state is State.ENDED else refusal
+        )
+
+    def note(self, error: BaseException) -> None:
+        """An error that is no typed one is a bug."""
+        if not isinstance(error, VkbackendError):
+            self.notes = [*self.notes[-9:], error]

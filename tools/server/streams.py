@@ -1,0 +1,127 @@
+"""Answers on their way to the client: JSON in one piece, or server-sent events as they come.
+
+A client that goes away cancels what makes its answer. A stream begins with its first event, so what goes
+wrong before is told by its status; what goes wrong later is an event of its own. One that waits long begins
+with a comment, so that proxies in between keep the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Send
+
+from vkbackend.tools.server.failures import ClientGone
+
+Header = tuple[bytes, bytes]
+
+JSON = (b"content-type", b"application/json")
+EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect events
+]
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+encode = msgspec.json.Encoder().encode
+
+
+def event(value: Any, name: str | None = None) -> bytes:
+    """A server-sent event; a JSON value has no line feeds of its own."""
+    head = f"event: {name}\n".encode() if name else b""
+    return b"%sdata: %s\n\n" % (head, encode(value))
+
+
+async def reply(
+    send: Send, status: int, body: bytes, headers: list[Header], content_type: Header = JSON
+) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [content_type, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Run the block, whose body was read before; raises ClientGone in it when the client goes away."""
+    task, gone, left = asyncio.current_task(), asyncio.ensure_future(receive()), False
+    assert task is not None
+
+    def leave(_: object) -> None:
+        nonlocal left
+        left = True
+        task.cancel()
+
+    gone.add_done_callback(leave)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise ClientGone from None
+        raise
+    finally:
+        gone.remove_done_callback(leave)
+        gone.cancel()
+
+
+class EventStream:
+    """Events, as bytes, on their way: `has_begun` once their status is sent. `fail` makes the last event of
+    an error; None: nothing can be said any more."""
+
+    def __init__(
+        self, send: Send, headers: list[Header], ping_s: float, fail: Callable[[BaseException], bytes]
+    ) -> None:
+        self._send, self._headers, self._ping_s, self._fail = send, headers, ping_s, fail
+        self.has_begun = False
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Task[None] | None = None
+
+    async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
+        """Send all events. An error before the first is raised; one behind it is told, and returned."""
+        failed: BaseException | None = None
+        self._timer = self._loop.call_later(self._ping_s, self._look)
+        try:
+            async with while_connected(receive), aclosing(events):
+                try:
+                    async for data in events:
+                        if not self.has_begun:
+                            await self._begin()
+                        self._last_s = self._loop.time()
+                        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                except Exception as error:
+                    if not self.has_begun:
+                        raise
+                    failed = error
+        finally:
+            self._timer.cancel()
+            if self._ping is not None:
+                self._ping.cancel()
+        if not self.has_begun:
+            await self._begin()
+        last = self._fail(failed) if failed else b""
+        await self._send({"type": "http.response.body", "body": last})
+        return failed
+
+    async def _begin(self) -> None:
+        self.has_begun = True
+        headers = [*EVENTS, *self._headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _look(self) -> None:
+        """Send a comment where nothing was sent for so long, and look again when that is next due."""
+        idle_s = self._loop.time() - self._last_s
+        if idle_s >= self._ping_s:
+            self._last_s, idle_s = self._loop.time(), 0.0
+            if self._ping is None or self._ping.done():
+                self._ping = self._loop.create_task(self._send_ping())
+        self._timer = self._loop.call_later(self._ping_s - idle_s, self._look)
+
+    async def _send_ping(self) -> None:
+        if not self.has_begun:
+            await self._begin()
+        await self._send({"type": "http.response.body", "body": PING, "more_body": True})
