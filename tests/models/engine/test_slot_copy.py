@@ -1,4 +1,4 @@
-"""A slot copied into another: both go on as one that computed everything, alone and together."""
+"""A slot copied into another: both go on as one that computed everything, alone and together; one erased."""
 
 from __future__ import annotations
 
@@ -67,3 +67,21 @@ def test_refusals(tmp_path: Path) -> None:
             llm.copy_slot(0, 1)
         assert llm.copy_slot(1, 0)[:4] == PROMPT[:4]
         stream.close()  # type: ignore[attr-defined]
+
+
+def test_an_erased_slot_holds_nothing(tmp_path: Path) -> None:
+    path = write(build("llama"), tmp_path / "model.gguf")
+    with LLM(path, devices=["numpy"], n_ctx=96, n_slots=2, prefix_cache=False) as llm:
+        want = llm.generate(PROMPT, max_tokens=4, slot=1, **GREEDY)
+        again = llm.generate(PROMPT, max_tokens=4, slot=1, **GREEDY)
+        assert again.timings["prompt_n"] < len(PROMPT)
+        assert llm.erase_slot(1) == PROMPT + want.tokens and llm.erase_slot(1) == []
+        after = llm.generate(PROMPT, max_tokens=4, slot=1, **GREEDY)
+        assert after.timings["prompt_n"] == len(PROMPT) and after.tokens == want.tokens
+        stream = llm.stream(PROMPT, slot=1, **GREEDY)
+        next(stream)
+        with pytest.raises(InvalidArgument, match="in work"):
+            llm.erase_slot(1)
+        stream.close()
+        with pytest.raises(InvalidArgument, match="slot"):
+            llm.erase_slot(2)

@@ -1,0 +1,254 @@
+"""The command itself, with a real model and its engine in a process of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from serving import HANG_S, Address, until
+
+from vkbackend.models.llm import LLM
+from vkbackend.tools.flags.text import demo_model
+
+pytestmark = pytest.mark.no_vulkan
+
+TEXT = "Once upon a time"
+
+
+class Command:
+    """A server as a process; `log` is what it has written so far."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "vkbackend", "serve", "-dev", "numpy", "--port", "0", *words]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        until(lambda: bool(self._address()) or self.process.poll() is not None)
+        assert self._address(), self.log
+        self.address = Address(int(self._address()[0]))
+        until(lambda: self.address.get("/health")[0] == 200)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def _address(self) -> list[str]:
+        return re.findall(r"listening at http://127.0.0.1:(\d+)", "".join(self.log))
+
+    def engine(self) -> int:
+        """The id of the engine's process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        found = {int(pid) for task in threads for pid in (task / "children").read_text().split()} | set(
+            map(int, children)
+        )
+        engines = [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(engines) == 1, engines
+        return engines[0]
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(HANG_S)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("slots")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Command]:
+    command = Command("-np", "2", "--slot-save-path", str(folder), "--temp", "0", "--alias", "tales")
+    yield command
+    assert command.end() == 0, command.log
+
+
+@pytest.fixture(scope="module")
+def direct() -> Iterator[LLM]:
+    with LLM(demo_model(), devices="numpy") as llm:
+        yield llm
+
+
+def test_the_text_is_the_engine_s(server: Command, direct: LLM) -> None:
+    expected = direct.generate(TEXT, 12, temperature=0)
+    body = {"prompt": TEXT, "max_tokens": 12}
+    answer = server.address.post("/v1/completions", body)[1]
+    assert answer["choices"][0]["text"] == expected.text and answer["model"] == "tales"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] == len(expected.prompt_tokens) and usage["completion_tokens"] == 12
+    events = server.address.events("/v1/completions", body | {"stream": True})
+    assert events[-1] == "[DONE]"
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == expected.text
+    native = server.address.post("/completion", {"prompt": TEXT, "n_predict": 12, "return_tokens": True})[1]
+    assert (native["content"], native["tokens"]) == (expected.text, expected.tokens)
+    assert native["stop_type"] == "limit" and native["tokens_evaluated"] == len(expected.prompt_tokens)
+
+
+def test_a_beginning_is_computed_once(server: Command) -> None:
+    prompt = "The old man told the children a story about a dog that could swim across the river. " * 2
+    body = {"prompt": prompt, "max_tokens": 2}
+    server.address.post("/completions", body)
+    usage = server.address.post("/completions", body)[1]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 32
+
+
+def test_seeds_and_several_answers(server: Command) -> None:
+    body = {"prompt": TEXT, "max_tokens": 8, "temperature": 1.5, "seed": 7, "n": 2}
+    first, second = (server.address.post("/completions", body)[1]["choices"] for _ in range(2))
+    assert [c["text"] for c in first] == [c["text"] for c in second]
+    assert [c["index"] for c in first] == [0, 1] and first[0]["text"] != first[1]["text"]
+    own = server.address.post("/completions", body | {"n": 1, "seed": 8})[1]["choices"][0]
+    assert own["text"] == first[1]["text"]
+
+
+def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
+    body = {"prompt": TEXT, "max_tokens": 3, "echo": True, "logprobs": 2}
+    choice = server.address.post("/completions", body)[1]["choices"][0]
+    expected = direct.generate(TEXT, 3, temperature=0, logprobs=2, prompt_logprobs=2)
+    assert choice["text"] == TEXT + expected.text
+    table, n = choice["logprobs"], len(expected.prompt_tokens)
+    assert len({len(table[name]) for name in table}) == 1 and len(table["tokens"]) == n + 3
+    assert table["token_logprobs"][0] is None and table["top_logprobs"][0] is None
+    assert expected.logprobs is not None
+    assert table["token_logprobs"][n:] == pytest.approx([row.logprob for row in expected.logprobs], abs=1e-3)
+    assert all(len(row) == 2 for row in table["top_logprobs"][1:])
+    events = server.address.events("/completions", body | {"stream": True})[:-1]
+    streamed = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
+    assert [token for part in streamed for token in part["tokens"]] == table["tokens"]
+    assert [at for part in streamed for at in part["text_offset"]] == table["text_offset"]
+
+
+def test_stop_strings(server: Command, direct: LLM) -> None:
+    text = direct.generate(TEXT, 20, temperature=0).text
+    word = text.split()[4]
+    native = server.address.post("/completion", {"prompt": TEXT, "n_predict": 20, "stop": ["none", word]})[1]
+    assert native["content"] == text[: text.index(word)]
+    assert (native["stop_type"], native["stopping_word"]) == ("word", word)
+    choice = server.address.post("/completions", {"prompt": TEXT, "max_tokens": 20, "stop": word})[1][
+        "choices"
+    ][0]
+    assert (choice["text"], choice["finish_reason"]) == (native["content"], "stop")
+
+
+def test_fields_of_llama_server(server: Command, direct: LLM) -> None:
+    body = {
+        "prompt": [TEXT, [432, 433]],
+        "n_predict": 3,
+        "response_fields": ["content", "timings/predicted_n", "no"],
+    }
+    answers = server.address.post("/completion", body)[1]
+    assert len(answers) == 2 and all(set(one) == {"content", "predicted_n"} for one in answers)
+    biased = {"prompt": TEXT, "n_predict": 1, "logit_bias": [[" upon", False], [433, -100]]}
+    content = server.address.post("/completion", biased)[1]["content"]
+    assert content.strip() != "upon"
+    row = server.address.post("/completion", {"prompt": TEXT, "n_predict": 1, "n_probs": 3})[1]
+    (found,) = row["completion_probabilities"]
+    assert len(found["top_logprobs"]) == 3 and bytes(found["bytes"]).decode() == found["token"]
+    mixed = server.address.post("/completion", {"prompt": [432, " upon"], "n_predict": 1})[1]
+    assert mixed["tokens_evaluated"] == 1 + len(direct.tokenize(" upon", add_special=False))
+    for name, value in (("n_keep", 5), ("cache_prompt", False), ("lora", [{"id": 0}]), ("n_indent", 4)):
+        status, answer, _ = server.address.post("/completion", {"prompt": TEXT, name: value})
+        assert status == 400 and answer["error"]["param"] == name
+    events = server.address.events("/completion", {"prompt": TEXT, "n_predict": 3, "stream": True})
+    assert [event["stop"] for event in events] == [False, False, True] and events[-1]["tokens_predicted"] == 3
+    assert events[0]["tokens"] and events[-1]["timings"]["predicted_n"] == 3
+
+
+def test_tokens(server: Command, direct: LLM) -> None:
+    ids = direct.tokenize(TEXT, add_special=False)
+    assert server.address.post("/tokenize", {"content": TEXT})[1]["tokens"] == ids
+    with_bos = server.address.post("/tokenize", {"content": TEXT, "add_special": True})[1]["tokens"]
+    assert with_bos == direct.tokenize(TEXT)
+    pieces = server.address.post("/tokenize", {"content": "á", "with_pieces": True})[1]["tokens"]
+    assert b"\xc3\xa1" in b"".join(
+        bytes(one["piece"]) if isinstance(one["piece"], list) else one["piece"].encode() for one in pieces
+    )
+    assert server.address.post("/detokenize", {"tokens": ids})[1]["content"].strip() == TEXT
+    assert server.address.post("/detokenize", {"tokens": [1 << 40]})[0] == 400
+
+
+def test_slots_are_saved_restored_and_erased(server: Command, folder: Path) -> None:
+    answer = server.address.post("/completion", {"prompt": TEXT, "n_predict": 4, "id_slot": 1})[1]
+    assert answer["id_slot"] == 1
+    status, saved, _ = server.address.post("/slots/1?action=save", {"filename": "one.bin"})
+    assert status == 200 and saved["n_saved"] > 4
+    assert saved["n_written"] == (folder / "one.bin").stat().st_size
+    erased = server.address.post("/slots/1?action=erase", None)[1]
+    assert erased == {"id_slot": 1, "n_erased": saved["n_saved"]}
+    assert server.address.post("/slots/1?action=erase", None)[1]["n_erased"] == 0
+    restored = server.address.post("/slots/1?action=restore", {"filename": "one.bin"})[1]
+    assert restored["n_restored"] == saved["n_saved"]
+    for path, body in (
+        ("/slots/2?action=save", {"filename": "a"}), ("/slots/x?action=save", {"filename": "a"}),
+        ("/slots/0?action=burn", {}), ("/slots/0?action=save", {"filename": "../a"}),
+        ("/slots/0?action=save", {}), ("/slots/-1?action=erase", {}),
+    ):  # fmt: skip
+        assert server.address.post(path, body)[0] == 400, path
+    assert server.address.post("/slots/0?action=restore", {"filename": "none"})[0] == 404
+    (folder / "bad").write_bytes(b"no state")
+    assert server.address.post("/slots/0?action=restore", {"filename": "bad"})[0] == 400
+
+
+def test_slots_and_metrics_while_one_runs(server: Command) -> None:
+    sock = server.address.send("/completions", {"prompt": TEXT, "stream": True, "ignore_eos": True})
+    sock.recv(1000)
+    until(lambda: any(slot["is_processing"] for slot in server.address.get("/slots")[1]))
+    sock.close()
+    until(lambda: not any(slot["is_processing"] for slot in server.address.get("/slots")[1]))
+    until(lambda: "llamacpp:requests_processing 0" in server.address.get("/metrics")[1])
+    text = server.address.get("/metrics")[1]
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert len(names) == len(set(names)) and "llamacpp:tokens_predicted_total" in names
+    assert server.address.get("/props")[1]["total_slots"] == 2
+    assert server.address.get("/stats")[1]["devices"][0]["weights"] > 0
+
+
+def test_a_killed_engine_is_started_again(server: Command, direct: LLM) -> None:
+    """While one streams: that stream ends with an error event, and later texts are right."""
+    sock = server.address.send("/completions", {"prompt": TEXT, "stream": True, "ignore_eos": True})
+    pieces = [sock.recv(65536)]
+    os.kill(server.engine(), signal.SIGKILL)
+    while not pieces[-1].endswith(b"0\r\n\r\n"):
+        pieces.append(sock.recv(65536))
+    sock.close()
+    assert b'data: {"error":' in b"".join(pieces)
+    until(lambda: server.address.get("/health")[0] == 503)
+    until(lambda: server.address.get("/health")[0] == 200)
+    text = server.address.post("/completions", {"prompt": TEXT, "max_tokens": 12})[1]["choices"][0]["text"]
+    assert text == direct.generate(TEXT, 12, temperature=0).text
+
+
+def test_sigterm_lets_an_answer_end() -> None:
+    command = Command("--temp", "0")
+    connection = http.client.HTTPConnection("127.0.0.1", command.address.port, timeout=HANG_S)
+    body = {"prompt": TEXT, "max_tokens": 30, "stream": True, "ignore_eos": True}
+    connection.request("POST", "/completions", json.dumps(body))
+    answer = connection.getresponse()
+    answer.readline()
+    command.process.send_signal(signal.SIGTERM)
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    assert command.process.wait(HANG_S) == 0, command.log
+
+
+@pytest.mark.parametrize("words,said", [
+    (["--host", "0.0.0.0"], "--api-key-file"), (["--ssl-key-file", "a"], "--ssl-cert-file"),
+    (["--ssl-key-file", "no", "--ssl-cert-file", "no"], "TLS"), (["--port", "70000"], "--port"),
+    (["-m", "no.gguf"], "no.gguf"), (["--slot-save-path", "/no/folder"], "no folder"),
+    (["--api-key", ""], "API key"), (["-np", "0"], "--parallel"), (["--top-k", "-1"], "--top-k"),
+])  # fmt: skip
+def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from vkbackend.tools.cli import main
+
+    assert main(["serve", "-dev", "numpy", *words]) == 2
+    assert said in capsys.readouterr().err
