@@ -1,0 +1,97 @@
+"""Text that comes in pieces, and readers of it: generators that yield what they found, or None where they
+need more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from vkbackend.models.text.stop_text import overlap
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDelta:
+    """A piece of the `index`-th call: its id and name come first, then its arguments, JSON text in pieces."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+Found = str | ToolDelta
+Reading = Generator[Found | None, None, None]
+Trying = Generator[Found | None, None, bool]
+
+
+class Source:
+    """`text`: what has come and is not read yet; `ended`: nothing more will; `taken`: what was read since it
+    was cleared."""
+
+    def __init__(self) -> None:
+        self.text, self.taken, self.ended = "", "", False
+
+    def cut(self, n: int) -> str:
+        """Take the first n characters."""
+        head, self.text = self.text[:n], self.text[n:]
+        self.taken += head
+        return head
+
+    def skip_space(self) -> Reading:
+        while True:
+            self.cut(len(self.text) - len(self.text.lstrip()))
+            if self.text or self.ended:
+                return
+            yield None
+
+    def begins(self, *marks: str) -> Generator[None, None, str | None]:
+        """Take one of the marks, the longest first; None where the text goes on otherwise."""
+        while True:
+            for mark in sorted(marks, key=len, reverse=True):
+                if self.text.startswith(mark):
+                    return self.cut(len(mark))
+            if self.ended or not any(mark.startswith(self.text) for mark in marks):
+                return None
+            yield None
+
+    def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
+        """Take the text up to the first of the marks, and that; up to the end where none comes."""
+        while True:
+            if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
+                at, _, mark = min(hits)
+                return self.cut(at), self.cut(len(mark))
+            if self.ended:
+                return self.cut(len(self.text)), ""
+            yield None
+
+    def n_certain(self, marks: Sequence[str]) -> int:
+        """How much of the text can belong to none of the marks."""
+        return len(self.text) - (0 if self.ended else max((overlap(self.text, m) for m in marks), default=0))
+
+
+class JsonEnd:
+    """Finds the end of a JSON object or array. `depth`: how many are open already."""
+
+    _NEXT, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth, self._in_string, self._skip = depth, False, 0
+
+    def push(self, text: str) -> int | None:
+        """The place behind its end in this piece, None where it goes on."""
+        at = self._skip
+        while True:
+            found = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
+            if found is None:
+                self._skip = max(0, at - len(text))
+                return None
+            at, character = found.end(), found[0]
+            if character == "\\":
+                at += 1
+            elif character == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if character in "{[" else -1
+                if self._depth <= 0:
+                    return at

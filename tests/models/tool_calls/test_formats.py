@@ -1,0 +1,200 @@
+"""Tool calls in every format: whole, in pieces of any size, beside text, damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from places import ROOT
+
+from vkbackend.models.tool_calls.formats import (
+    DEEPSEEK,
+    FORMATS,
+    FUNCTION_GEMMA,
+    GEMMA,
+    GENERIC,
+    GLM,
+    GPT_OSS,
+    HERMES,
+    KIMI,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    PHI4,
+    QWEN_CODER,
+    ToolFormat,
+    format_of,
+)
+from vkbackend.models.tool_calls.reader import ToolReader
+from vkbackend.models.tool_calls.source import JsonEnd, ToolDelta
+
+pytestmark = pytest.mark.no_vulkan
+
+TOOLS = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "at": {"type": "array"}},
+    },
+    "f": {"type": "object", "properties": {}},
+}
+Calls = list[tuple[str, Any]]
+WEATHER: Calls = [("weather", {"city": 'a "b" {c}\n', "days": 3})]
+BOTH: Calls = [*WEATHER, ("f", {})]
+DS = [chr(0xFF5C), chr(0x2581)]
+
+
+def ds(words: str) -> str:
+    return f"<{DS[0]}{words.replace(' ', DS[1])}{DS[0]}>"
+
+
+CITY = '{"city": "a \\"b\\" {c}\\n", "days": 3}'
+CASES: list[tuple[ToolFormat, str, Calls]] = [
+    (HERMES, f'<tool_call>\n{{"name": "weather", "arguments": {CITY}}}\n</tool_call>', WEATHER),
+    (HERMES, f'<tool_call>{{"arguments": {CITY}, "name": "weather"}}</tool_call>', WEATHER),
+    (HERMES, f'<tool_call>\n{{"name": "weather", "arguments": {CITY}}}\n</tool_call>\n'
+     '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', BOTH),
+    (HERMES, '<tool_call>{"name": "f"}</tool_call>', BOTH[1:]),
+    (QWEN_CODER, "<tool_call>\n<function=weather>\n<parameter=city>\na \"b\" {c}\n\n</parameter>\n"
+     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=f>\n</function>\n"
+     "</tool_call>", BOTH),
+    (GLM, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>a \"b\" {c}\n</arg_value>\n"
+     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>", BOTH),
+    (LLAMA3, f'{{"name": "weather", "parameters": {CITY}}}', WEATHER),
+    (LLAMA3, f'<|python_tag|>{{"name": "weather", "parameters": {CITY}}}; '
+     '{"name": "f", "parameters": {}}', BOTH),
+    (GENERIC, f'\n{{"name": "weather", "arguments": {CITY}}}', WEATHER),
+    (MISTRAL, f'[TOOL_CALLS][{{"name": "weather", "arguments": {CITY}, "id": "abcdefghi"}}, '
+     '{"name": "f", "arguments": {}}]', BOTH),
+    (MISTRAL_ARGS, f"[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]f[CALL_ID]x1[ARGS]{{}}", BOTH),
+    (MISTRAL_ARGS, f"[TOOL_CALLS]weather{CITY}[TOOL_CALLS]f[ARGS]{{}}", BOTH),
+    (GPT_OSS, f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{CITY}<|call|>",
+     WEATHER),
+    (GPT_OSS, f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{CITY}", WEATHER),
+    (GPT_OSS, f" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{CITY}", WEATHER),
+    (KIMI, "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+     f"{CITY}<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{{}}"
+     "<|tool_call_end|><|tool_calls_section_end|>", BOTH),
+    (GEMMA, '<|tool_call>call:weather{city:<|"|>a "b" {c}\n<|"|>,days:3}<tool_call|>'
+     "<|tool_call>call:f{}<tool_call|>", BOTH),
+    (FUNCTION_GEMMA, '<start_function_call>call:weather{city:<escape>a "b" {c}\n<escape>,days:3}'
+     "<end_function_call>", WEATHER),
+    (PHI4, f'<|tool_call|>[{{"name": "weather", "arguments": {CITY}}}, {{"name": "f", "arguments": {{}}}}]'
+     "<|/tool_call|>", BOTH),
+    (DEEPSEEK, f"{ds('tool calls begin')}{ds('tool call begin')}weather{ds('tool sep')}{CITY}"
+     f"{ds('tool call end')}{ds('tool call begin')}f{ds('tool sep')}{{}}{ds('tool call end')}"
+     f"{ds('tool calls end')}", BOTH),
+    (DEEPSEEK, f"{ds('tool calls begin')}{ds('tool call begin')}function{ds('tool sep')}weather\n```json\n"
+     f"{CITY}\n```{ds('tool call end')}{ds('tool calls end')}", WEATHER),
+]  # fmt: skip
+
+
+def read(format_: ToolFormat, pieces: list[str]) -> tuple[str, Calls]:
+    """The content and the calls of a text that came in these pieces; a call begins once, before its text."""
+    reader, content, calls = ToolReader(format_, TOOLS), "", dict[int, list[Any]]()
+    found = [one for piece in pieces for one in reader.push(piece)] + reader.push("", last=True)
+    for one in found:
+        if isinstance(one, str):
+            content += one
+        elif one.name is not None:
+            assert one.index == len(calls) and one.id
+            calls[one.index] = [one.name, one.arguments]
+        else:
+            calls[one.index][1] += one.arguments
+    return content, [(name, json.loads(text)) for name, text in calls.values()]
+
+
+@pytest.mark.parametrize(("format_", "text", "calls"), CASES, ids=lambda v: getattr(v, "name", ""))
+def test_whole_and_by_character(format_: ToolFormat, text: str, calls: Calls) -> None:
+    assert read(format_, [text]) == ("", calls)
+    assert read(format_, list(text)) == ("", calls)
+    assert {case[0].name for case in CASES} == {one.name for one in FORMATS}, "every format has a case"
+
+
+@given(data=st.data())
+def test_pieces_of_any_size_give_the_same(data: st.DataObject) -> None:
+    format_, text, calls = data.draw(st.sampled_from(CASES))
+    before = "" if format_.at_start else data.draw(st.sampled_from(["", "I look:\n\n", "a < b, <", "{ }"]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(before + text)), max_size=12)))
+    whole = before + text
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    assert read(format_, pieces) == (before.rstrip(), calls)
+
+
+@given(data=st.data())
+def test_what_is_cut_short_or_damaged_is_read_without_an_error(data: st.DataObject) -> None:
+    """Nothing raises, and what is no call at all is content."""
+    format_, text, _ = data.draw(st.sampled_from(CASES))
+    at = data.draw(st.integers(0, len(text)))
+    noise = data.draw(st.text("{}[]\"'<>|:,= \nax", max_size=8))
+    for damaged in (text[:at], text[:at] + noise + text[at:], noise + text):
+        reader = ToolReader(format_, TOOLS)
+        whole = reader.push(damaged, last=True)
+        by_one = ToolReader(format_, TOOLS)
+        pieces = [one for c in damaged for one in by_one.push(c)] + by_one.push("", last=True)
+        joined = ["".join(o for o in found if isinstance(o, str)) for found in (whole, pieces)]
+        assert joined[0] == joined[1]
+        assert reader.n_calls == by_one.n_calls
+    plain = ToolReader(format_, TOOLS).push(noise, last=True)
+    assert "".join(str(one) for one in plain).split() == noise.split()
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_arguments_stream_as_they_come(format_: ToolFormat) -> None:
+    """Those that are JSON are given on before they are whole."""
+    text = next(text for one, text, _ in CASES if one is format_)
+    if format_ in (QWEN_CODER, GLM, GEMMA, FUNCTION_GEMMA):
+        return
+    reader = ToolReader(format_, TOOLS)
+    found = reader.push(text[: text.index('"days"')])
+    given_on = "".join(one.arguments for one in found if isinstance(one, ToolDelta))
+    assert given_on.startswith('{"city"') and isinstance(found[0], ToolDelta) and found[0].name == "weather"
+
+
+def test_json_that_is_no_tool_of_ours_is_an_answer() -> None:
+    for text in ('{"name": "Ann", "parameters": {}}', '{"x": 1}', "{", "{}", '{"name": 3}'):
+        assert read(LLAMA3, list(text)) == (text, [])
+    assert read(HERMES, ["a <tool_call>no</tool_call> b"]) == ("a <tool_call>no</tool_call> b", [])
+
+
+def test_text_of_an_argument_stays_text_where_the_schema_says_so() -> None:
+    text = "<tool_call>weather<arg_key>city</arg_key><arg_value>3</arg_value><arg_key>at</arg_key>"
+    text += "<arg_value>[1, 2]</arg_value><arg_key>new</arg_key><arg_value>so</arg_value></tool_call>"
+    assert read(GLM, [text])[1] == [("weather", {"city": "3", "at": [1, 2], "new": "so"})]
+
+
+def test_formats_follow_from_templates() -> None:
+    found = {
+        path.stem: format_of(path.read_text()).name
+        for path in sorted(Path(ROOT / "tests" / "data" / "templates").glob("*.jinja"))
+    }
+    assert found == {
+        "command-r": found["command-r"], "deepseek": "generic", "gemma": "generic", "glm4": "glm-4.5",
+        "gpt-oss": "gpt-oss", "kimi": "kimi k2", "llama3": "llama 3", "mistral": "mistral", "phi4": "phi-4",
+        "qwen3": "hermes",
+    }  # fmt: skip
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON, st.data())
+def test_the_end_of_json(value: Any, data: st.DataObject) -> None:
+    text = json.dumps({"v": value}, ensure_ascii=data.draw(st.booleans()))
+    whole = text + data.draw(st.sampled_from(["", "}", "]", ', {"a": 1}']))
+    end, at = JsonEnd(), 0
+    while True:
+        n = data.draw(st.integers(1, 5))
+        found = end.push(whole[at : at + n])
+        if found is not None:
+            assert at + found == len(text)
+            break
+        at += n
+        assert at < len(whole)

@@ -1,0 +1,122 @@
+"""What the grammar of a format forces is read back by the format, whatever a model that follows it writes."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from vkbackend.models.grammar.compiler import Compiler, Matcher, Vocabulary
+from vkbackend.models.grammar.structure import Structure
+from vkbackend.models.tool_calls.formats import FORMATS, GENERIC, GPT_OSS, LLAMA3, ToolFormat
+from vkbackend.models.tool_calls.grammar import CallGrammar, text_up_to
+from vkbackend.models.tool_calls.reader import ToolReader
+from vkbackend.models.tool_calls.source import ToolDelta
+
+pytestmark = pytest.mark.no_vulkan
+
+TOOLS: dict[str, Any] = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"}, "days": {"type": "integer", "minimum": 0, "maximum":
+            9}, "unit": {"enum": ["C", "F"]}, "at": {"type": "array", "items": {"type": "integer"},
+            "maxItems": 2},
+        },
+        "required": ["city"], "additionalProperties": False,
+    },
+    "f": {"type": "object", "properties": {}, "additionalProperties": False},
+}  # fmt: skip
+MARKS = (
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|message|>", "<|constrain|>",
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<arg_key>", "</think>", "<|tool_call_end|>", "<|end|>",
+)  # fmt: skip
+BYTES = tuple(bytes([b]) for b in range(256))
+
+
+def vocabulary(with_control: bool) -> Vocabulary:
+    marks = tuple(mark.encode() for mark in MARKS) if with_control else (b"<|end|>",)
+    return Vocabulary(BYTES + marks, tuple(range(256, 256 + len(marks))), (255 + len(marks),))
+
+
+def written(matcher: Matcher, words: Vocabulary, rng: random.Random) -> str:
+    """A text that the grammar allows, ended where it can be."""
+    n, out, end, closer = len(words.pieces), b"", words.stop_ids[0], list[int]()
+    while not matcher.is_over:
+        matcher.find()
+        ids = [int(i) for i in matcher.allowed(n)]
+        if not closer and rng.random() < 0.1:  # a free text ends with one of these
+            closer = list(rng.choice([b"\n</parameter>\n", b"</arg_value>\n", b"<escape>", b'<|"|>', b'"']))
+        few = [i for i in ids if i >= 256 or words.pieces[i] in b'"}]<']
+        if closer and closer[0] in ids:
+            token = closer.pop(0)
+        else:
+            closer = []
+            token = (
+                end
+                if end in ids and rng.random() < 0.3
+                else rng.choice(few if rng.random() < 0.5 and few else ids)
+            )
+        if token != end:
+            out += words.pieces[token]
+        matcher.take(token)
+        assert len(out) < 4000, out
+        if token == end:
+            break
+    return out.decode(errors="replace")
+
+
+def calls_of(format_: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
+    reader = ToolReader(format_, TOOLS)
+    content, names, arguments = "", list[str](), list[str]()
+    for found in reader.push(text, last=True):
+        if isinstance(found, str):
+            content += found
+        elif found.name is not None:
+            names.append(found.name)
+            arguments.append(found.arguments)
+        else:
+            assert isinstance(found, ToolDelta)
+            arguments[found.index] += found.arguments
+    return content, [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
+
+
+@pytest.mark.parametrize("with_control", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_what_is_forced_is_read(format_: ToolFormat, several: bool, with_control: bool) -> None:
+    words, rng = vocabulary(with_control), random.Random(len(format_.name))
+    ids = {mark: 256 + i for i, mark in enumerate(MARKS)} if with_control else {}
+    lark = "start: calls\n" + CallGrammar(format_, TOOLS, ids.get).lark(several=several)
+    compiler, counts = Compiler(words), set()
+    for _ in range(10):
+        matcher = compiler.start(compiler.compile(Structure("lark", lark)).result(60))
+        text = written(matcher, words, rng)
+        content, calls = calls_of(format_, text)
+        assert content == "" and calls, text
+        counts.add(len(calls))
+        for name, arguments in calls:
+            jsonschema.validate(arguments, TOOLS[name])
+    one_at_a_time = format_ in (LLAMA3, GENERIC, GPT_OSS)
+    assert max(counts) > 1 or not several or one_at_a_time
+    compiler.close()
+
+
+@pytest.mark.parametrize("with_control", [False, True])
+def test_a_thought_may_stand_in_front(with_control: bool) -> None:
+    ids = {mark: 256 + i for i, mark in enumerate(MARKS)} if with_control else {}
+    lark = f"start: thought calls\n{text_up_to('thought', '</think>', ids.get)}\n"
+    lark += CallGrammar(GENERIC, TOOLS, ids.get).lark(several=False)
+    words = vocabulary(with_control)
+    compiler = Compiler(words)
+    matcher = compiler.start(compiler.compile(Structure("lark", lark)).result(60))
+    end = [256 + MARKS.index("</think>")] if with_control else list(b"</think>")
+    for token in [*b'I {"name": "f", "arguments": {}}', *end, *b'{"name": "f", "arguments": {}}']:
+        matcher.find()
+        assert token in matcher.allowed(len(words.pieces)) and not matcher.is_over
+        matcher.take(token)
+    assert matcher.is_over
+    compiler.close()
