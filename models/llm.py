@@ -17,7 +17,7 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 
 from vkbackend.checks import refused, switch, whole_number
-from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.models.arguments import path_string, text_of, token_ids, token_limit
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.completion import Chunk, Completion
@@ -375,6 +375,15 @@ class LLM:
         self._check_open()
         assert self._mailbox is not None
         return self._mailbox
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine is there: False once it is closed, or was lost."""
+        try:
+            self._check_open()
+        except VkbackendError:
+            return False
+        return True
 
     def _check_open(self) -> None:
         assert self._mailbox is not None

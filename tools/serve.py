@@ -27,6 +27,7 @@ from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.sampling import sampling_of
+from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.text import add_shared_arguments, demo_model
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
         found["seed"] = args.seed
     if args.stop:
         found["stop"] = args.stop
-    return found | ({"ignore_eos": True} if args.ignore_eos else {})
+    return found | structure_given(args) | ({"ignore_eos": True} if args.ignore_eos else {})
 
 
 if __name__ == "__main__":

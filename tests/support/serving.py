@@ -54,6 +54,10 @@ class FakeModel:
     def detokenize(self, tokens: Any, skip_special: bool = True) -> str:
         return bytes(t % 256 for t in tokens).decode("utf-8", "replace")
 
+    @property
+    def is_open(self) -> bool:
+        return self.lost is None
+
     def stats(self) -> dict[str, Any]:
         if self.lost:
             raise self.lost

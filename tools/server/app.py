@@ -46,6 +46,7 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/detokenize", native.text_of),
     ("POST", "/completions", completions.completions),
     ("POST", "/completion", llama_completion.completion),
+    ("POST", "/infill", llama_completion.infill),
 )
 
 

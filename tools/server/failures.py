@@ -17,6 +17,7 @@ from vkbackend.errors import (
     QueueFull,
     StateError,
     Timeout,
+    UnsupportedFeature,
     UnsupportedModel,
     VkbackendError,
 )
@@ -90,7 +91,7 @@ def as_refusal(error: BaseException) -> Refusal:
         return Refusal(429, text, retry_s=1)
     if isinstance(error, DeadlineExceeded):
         return Refusal(504, text)
-    if isinstance(error, UnsupportedModel):
+    if isinstance(error, UnsupportedModel | UnsupportedFeature):
         return Refusal(501, text)
     if isinstance(error, OutOfDeviceMemory):
         return Refusal(503, "a device is out of memory; ask for less, or later", retry_s=5)

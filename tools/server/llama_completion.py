@@ -5,6 +5,7 @@ docs/serving.md lists those that are refused, with the reasons that stand in `RE
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -16,13 +17,15 @@ from starlette.responses import Response
 from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.logprobs import Logprobs
+from vkbackend.models.text.infill import infill_prompt
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.generations import Job, Tally, prompts_of, several, timings_of
+from vkbackend.tools.server.generations import Job, Tally, check_length, prompts_of, several, timings_of
 from vkbackend.tools.server.service import Json, Service
 
 MAX_PROBS = 100
 MAX_MS = 1 << 31
+MAX_EXTRA = 256  # files beside the one that is filled in
 MAX_RESPONSE_FIELDS = 64
 # Fields, the values that change nothing, and why others are refused.
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -52,6 +55,31 @@ async def completion(service: Service, request: Request) -> Response:
         [job for ids, text in prompts for job in several(Job(ids, asked.most, asked.options, text), n)]
     )
     return await answer(service, request, fields, asked, is_list or n > 1)
+
+
+async def infill(service: Service, request: Request) -> Response:
+    """What stands between `input_prefix` and `input_suffix`; `prompt` is what it begins with."""
+    fields = await service.fields(request)
+    llm = service.ready()
+    fields.required("input_prefix")
+    fields.required("input_suffix")
+    before, behind = fields.text("input_prefix", ""), fields.text("input_suffix", "")
+    files = {}
+    for i, one in enumerate(fields.objects("input_extra", MAX_EXTRA)):
+        one.required("text")
+        files[one.text("filename", "") or f"file {i + 1}"] = one.text("text", "")
+    begun = fields.text("prompt", "")
+    n = service.n_of(fields, "n_cmpl" if fields.has("n_cmpl") else "n", llm)
+    asked = LlamaCompletion(service, fields, llm)
+
+    def encode() -> list[int]:
+        ids = infill_prompt(llm.tokenizer, before, behind, files=files)
+        return ids + (llm.tokenize(begun, add_special=False) if begun else [])
+
+    ids = await asyncio.to_thread(encode)
+    check_length(llm, ids)
+    asked.take(several(Job(ids, asked.most, asked.options), n))
+    return await answer(service, request, fields, asked, n > 1)
 
 
 async def answer(

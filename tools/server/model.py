@@ -121,7 +121,7 @@ class Model:
 
     def failed(self, error: BaseException, llm: LLM) -> None:
         """A request met an error: whether the engine has to be opened again."""
-        is_broken = isinstance(error, DeviceLost | Timeout) or type(error) is VkbackendError
+        is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()
 

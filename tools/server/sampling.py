@@ -9,6 +9,7 @@ from typing import Any
 
 from vkbackend.checks import finite_number, refused, whole_number
 from vkbackend.errors import InvalidArgument
+from vkbackend.models.grammar.structure import KEYWORDS
 from vkbackend.models.sampling.params import MAX_SEED
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.limits import Limits
@@ -43,9 +44,37 @@ def sampling_of(
     for name in ("dry_sequence_breakers", "stop"):
         if (value := fields.get(name)) is not None:
             found[name] = texts_of(name, value, limits)
+    if (structure := structure_of(fields)) is not None:
+        found = {name: value for name, value in found.items() if name not in KEYWORDS} | structure
     if (ids := fields.get("stop_token_ids")) is not None:
         found["stop_token_ids"] = _list("stop_token_ids", ids, limits.stops)
     return found
+
+
+def structure_of(fields: Fields) -> dict[str, Any] | None:
+    """What the text must be, by OpenAI's `response_format` or llama-server's `json_schema` and `grammar`; {}
+    for any text, None where a request says nothing."""
+    given = {
+        name: fields.get(name) for name in ("json_schema", "grammar") if fields.get(name) not in (None, "")
+    }
+    form = fields.inner("response_format")
+    if form is None:
+        return given or None
+    form.required("type")
+    kind = form.word("type", ("text", "json_object", "json_schema"), "text")
+    if kind == "text":
+        return given
+    if given:
+        raise refused("response_format", kind, f"an answer follows one of it and {', '.join(given)}")
+    schema = form.get("schema")  # llama-server's place
+    if kind == "json_schema" and schema is None:
+        inner = form.inner("json_schema")
+        if inner is None or inner.get("schema") is None:
+            raise InvalidArgument(
+                "response_format.json_schema.schema is missing", argument="response_format.json_schema"
+            )
+        schema = inner.get("schema")
+    return {"json_object": True} if schema is None else {"json_schema": schema}
 
 
 def texts_of(name: str, value: Any, limits: Limits) -> list[str]:

@@ -19,7 +19,7 @@ from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields, read_fields
-from vkbackend.tools.server.failures import OPENAI, Api, as_refusal
+from vkbackend.tools.server.failures import OPENAI, Api, Refusal, as_refusal
 from vkbackend.tools.server.generations import Job, Tally, merged
 from vkbackend.tools.server.guard import Guard
 from vkbackend.tools.server.limits import Admission, Limits
@@ -145,6 +145,10 @@ class Service:
                         yield job, chunk, tally
             except VkbackendError as error:
                 self.model.failed(error, llm)
+                if type(error) is VkbackendError and llm.is_open:
+                    raise Refusal(
+                        400, str(error)
+                    ) from None  # biases that forbid all, a grammar that is stuck
                 raise
             finally:
                 self._count(tallies.values(), time.monotonic() - began)

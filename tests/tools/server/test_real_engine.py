@@ -252,3 +252,42 @@ def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[
 
     assert main(["serve", "-dev", "numpy", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_structured_answers(server: Command) -> None:
+    """In a shape that the model would never write by itself."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [7]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    forms: list[dict[str, object]] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+        {"response_format": {"type": "json_object", "schema": schema}},
+        {"json_schema": schema},
+        {"grammar": 'root ::= "{\\"a\\":7}"'},
+    ]
+    for form in forms:
+        answer = server.address.post("/completions", {"prompt": TEXT, "max_tokens": 60, **form})[1]
+        assert json.loads(answer["choices"][0]["text"]) == {"a": 7}, form
+    wrong: list[dict[str, object]] = [
+        {"response_format": {"type": "yaml"}}, {"response_format": {}}, {"grammar": "root ::= ("},
+        {"response_format": {"type": "json_schema"}}, {"json_schema": {"type": "no type"}},
+        {"response_format": {"type": "json_object"}, "grammar": 'root ::= "a"'}, {"json_schema": "{"},
+    ]  # fmt: skip
+    for form in wrong:
+        status, answer, _ = server.address.post("/completions", {"prompt": TEXT, "max_tokens": 4, **form})
+        assert status == 400, (form, answer)
+
+
+def test_a_request_that_cannot_go_on_harms_no_other(server: Command) -> None:
+    forbid = {str(token): -1e9 for token in range(1000)}
+    server.address.post("/completions", {"prompt": TEXT, "max_tokens": 2, "logit_bias": forbid})
+    assert server.address.get("/health")[0] == 200
+
+
+def test_infill_needs_tokens_for_it(server: Command) -> None:
+    status, answer, _ = server.address.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert status == 501 and "infill" in answer["error"]["message"]
+    assert server.address.post("/infill", {"input_prefix": "a"})[0] == 400
