@@ -98,11 +98,17 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     """`tokenizer.ggml.model` "whitespace": words without the white space between them."""
-    backend = _backend(gguf, vocabulary)
+    # Characters that are no tokens are left out, but nothing merges over them: they are an empty token first.
+    backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    lower = vocabulary.flag("normalizer.lowercase", False)
+    lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)
+
+    def encode(text: str) -> list[int]:
+        found = backend.encode(text.lower() if lower else text, add_special_tokens=False).ids
+        return [i for i in found if i < n_vocab]
+
     return Scheme(
-        lambda text: list(backend.encode(text.lower() if lower else text, add_special_tokens=False).ids),
+        encode,
         str.encode,
         add_bos=vocabulary.flag("add_bos_token", False),
         add_eos=vocabulary.flag("add_eos_token", False),
@@ -130,7 +136,7 @@ def _backend(
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(
-            vocab=ids,
+            vocab=ids if unk_token != "" else ids | {"": len(vocabulary)},
             merges=pairs,
             ignore_merges=ignore_merges,
             byte_fallback=byte_fallback,

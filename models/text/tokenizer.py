@@ -14,10 +14,13 @@ from pathlib import Path
 from vkbackend.errors import GGUFError, InvalidArgument, UnsupportedModel
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.bpe import bpe, gemma4, whitespace_bpe
+from vkbackend.models.text.rwkv import rwkv
 from vkbackend.models.text.special_tokens import MAX_LENGTH, SpecialTokens
 from vkbackend.models.text.spm import spm
 from vkbackend.models.text.token_roles import MARKERS, WHITE_SPACE, TokenType, settle_roles, stripping
+from vkbackend.models.text.unigram import unigram
 from vkbackend.models.text.vocabulary import Vocabulary
+from vkbackend.models.text.wordpiece import wordpiece
 
 MAX_TEXT = 1 << 22  # characters; the regular expression engine gives up, untidily, at 10,000,000 steps back
 _KINDS = {  # tokenizer.ggml.model
@@ -25,6 +28,9 @@ _KINDS = {  # tokenizer.ggml.model
     "gpt2": ("BPE", bpe),
     "gemma4": ("BPE of Gemma 4", gemma4),
     "whitespace": ("BPE of words", whitespace_bpe),
+    "bert": ("WordPiece", wordpiece),
+    "t5": ("Unigram", unigram),
+    "rwkv": ("RWKV's", rwkv),
 }
 
 

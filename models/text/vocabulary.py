@@ -41,18 +41,14 @@ class Vocabulary:
         self._gguf = gguf
         self.tokens = gguf.strings("tokenizer.ggml.tokens")
         self.ids = {text: i for i, text in enumerate(self.tokens)}
-        if len(self.ids) < len(self.tokens):
-            self._drop_empty()
+        n_empty = 0 if self.ids.pop("", None) is None else self.tokens.count("")
+        if len(self.ids) < len(self.tokens) - n_empty:
+            twice = next(text for i, text in enumerate(self.tokens) if text and self.ids[text] != i)
+            raise GGUFError(f"{self.path}: 'tokenizer.ggml.tokens' holds {twice!r} twice")
         self.types = self._read_types(gguf)
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def _drop_empty(self) -> None:
-        self.ids.pop("", None)
-        if len(self.ids) < len(self.tokens) - self.tokens.count(""):
-            twice = next(text for i, text in enumerate(self.tokens) if text and self.ids[text] != i)
-            raise GGUFError(f"{self.path}: 'tokenizer.ggml.tokens' holds {twice!r} twice")
 
     def _read_types(self, gguf: GGUF) -> list[int]:
         types = gguf.ints("tokenizer.ggml.token_type", None)

@@ -207,7 +207,7 @@ class Vocabulary:
 
     def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         raw = text.encode()
-        ids = (ctypes.c_int32 * (len(raw) + 8))()
+        ids = (ctypes.c_int32 * (4 * len(raw) + 8))()  # normalizing makes some characters longer
         n = self._lib.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), add_special, parse_special)
         assert n >= 0, n
         return ids[:n]

@@ -1,0 +1,66 @@
+"""The map of characters of a SentencePiece vocabulary: it replaces the longest text that it has at a place.
+
+It is a double array over UTF-8 bytes (Kanda 2018, XOR instead of addition): 32 bits a node, with the byte
+that leads there, whether a replacement ends there, and where its children are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vkbackend.errors import GGUFError
+
+_LABEL = 1 << 31 | 0xFF  # a node that holds a place in the texts has the highest bit, so it has no label
+
+
+class CharacterMap:
+    """`raw`: the bytes of `tokenizer.ggml.precompiled_charsmap`; none for a map that changes nothing."""
+
+    def __init__(self, raw: Any, path: Path) -> None:
+        stored = np.asarray(raw if len(raw) else [], np.uint8).tobytes()
+        size = int.from_bytes(stored[:4], "little")
+        if stored and (size % 4 or not 0 < size < len(stored) - 4):
+            raise GGUFError(
+                f"{path}: 'tokenizer.ggml.precompiled_charsmap' has {len(stored)} bytes, of which the map "
+                f"itself is to take {size}: the file is damaged, or the converter does not fit"
+            )
+        self._nodes: list[int] = np.frombuffer(stored[4 : 4 + size], "<u4").tolist()
+        self._texts = stored[4 + size :]
+
+    def __call__(self, text: str) -> str:
+        if not self._nodes:
+            return text
+        raw, out, at, copied = text.encode(), list[bytes](), 0, 0
+        while at < len(raw):
+            length, where = self._longest(raw, at)
+            if length:
+                out += (raw[copied:at], self._texts[where:].partition(b"\0")[0])
+                at = copied = at + length
+            else:
+                at += 1
+                while at < len(raw) and raw[at] & 0xC0 == 0x80:  # to the next character
+                    at += 1
+        return b"".join([*out, raw[copied:]]).decode(errors="replace")
+
+    def _longest(self, raw: bytes, at: int) -> tuple[int, int]:
+        """The length of the longest text at a place that is replaced (0: none), and where its text begins."""
+        nodes, n_nodes = self._nodes, len(self._nodes)
+        length = where = 0
+        node = _children(nodes[0])
+        for i in range(at, len(raw)):
+            byte = raw[i]
+            node ^= byte
+            if not byte or node >= n_nodes or nodes[node] & _LABEL != byte:
+                break
+            ends = nodes[node] >> 8 & 1
+            node ^= _children(nodes[node])
+            if ends and node < n_nodes:
+                length, where = i - at + 1, nodes[node] & ~(1 << 31)
+        return length, where
+
+
+def _children(node: int) -> int:
+    return node >> 10 << ((node & 1 << 9) >> 6)

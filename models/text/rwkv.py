@@ -1,0 +1,65 @@
+"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): the longest token of bytes at each place, without merges.
+
+Tokens are written with escapes (`\\n`, `\\x80`), since they need not be whole characters.
+"""
+
+from __future__ import annotations
+
+import re
+
+from vkbackend.errors import GGUFError
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.text.token_roles import TokenType
+from vkbackend.models.text.vocabulary import Scheme, Vocabulary
+
+_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
+_NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
+
+
+def rwkv(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
+    ids: dict[bytes, int] = {}
+    for text, i in vocabulary.ids.items():
+        if vocabulary.types[i] in (TokenType.NORMAL, TokenType.BYTE):
+            ids.setdefault(spell(text), i)
+    if missing := [b for b in range(256) if bytes([b]) not in ids]:
+        raise GGUFError(f"{vocabulary.path}: the vocabulary has no token for the byte {missing[0]:#04x}")
+    matcher = _Longest(ids)
+    return Scheme(
+        lambda text: matcher.encode(text.encode()),
+        spell,
+        bos=vocabulary.named("bos"),
+        eos=vocabulary.named("eos"),
+    )
+
+
+def spell(text: str) -> bytes:
+    return _ESCAPE.sub(_unescaped, text.encode())
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    what = match[1]
+    return bytes([int(what[1:], 16)]) if len(what) == 3 else _NAMED.get(what, what)
+
+
+class _Longest:
+    """Which lengths to try at a place is known by its first two bytes, the longest first."""
+
+    def __init__(self, ids: dict[bytes, int]) -> None:
+        self._ids = ids
+        lengths: dict[bytes, set[int]] = {}
+        for token in ids:
+            lengths.setdefault(token[:2], set()).add(len(token))
+        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+
+    def encode(self, raw: bytes) -> list[int]:
+        ids, lengths = self._ids, self._lengths
+        out, at = list[int](), 0
+        while at < len(raw):
+            for n in lengths.get(raw[at : at + 2], ()):
+                if (token := ids.get(raw[at : at + n])) is not None:
+                    break
+            else:
+                n, token = 1, ids[raw[at : at + 1]]
+            out.append(token)
+            at += n
+        return out

@@ -1,0 +1,54 @@
+"""WordPiece (`tokenizer.ggml.model` "bert"): the longest tokens that a word begins with, one after the other.
+
+It runs in the `tokenizers` library, with BERT's own normalizer. In a GGUF file a token that begins a word has
+U+2581 in front, where BERT's vocabulary marks those that go on one.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers
+
+from vkbackend.errors import GGUFError
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.text.token_roles import TokenType
+from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
+
+_ON = "##"
+_LONGEST_WORD = 100  # characters, as in BERT: the search takes the square of them
+
+
+def wordpiece(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
+    bos, unknown, separator = (
+        vocabulary.named(name, default)
+        for name, default in (("bos", 101), ("unknown", 100), ("seperator", 102))  # spelt so in files
+    )
+    if unknown is None:
+        raise GGUFError(f"{vocabulary.path}: the vocabulary has no unknown token")
+    found = {_spelt(text): i for text, i in vocabulary.ids.items() if vocabulary.types[i] == TokenType.NORMAL}
+    unk_token = vocabulary.tokens[unknown]
+    model = models.WordPiece(
+        vocab=found | {unk_token: unknown},
+        unk_token=unk_token,
+        continuing_subword_prefix=_ON,
+        max_input_chars_per_word=_LONGEST_WORD,
+    )
+    backend = Backend(model)
+    lower = vocabulary.flag("normalizer.lowercase", True)
+    accents = not vocabulary.flag("normalizer.strip_accents", lower)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=not accents)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return Scheme(
+        lambda text: list(backend.encode(text, add_special_tokens=False).ids),
+        spell_spaced,
+        add_bos=True,
+        add_eos=True,
+        bos=bos,
+        eos=vocabulary.named("eos"),
+        close=separator,
+    )
+
+
+def _spelt(text: str) -> str:
+    """As BERT's vocabulary spells it."""
+    return text.removeprefix(SPACE) if text.startswith(SPACE) else _ON + text
