@@ -18,6 +18,10 @@ from vkbackend.models.text.prefix import n_common
 MAX_LENGTH = 1024  # characters; runs of spaces or dashes in published vocabularies have 256 at most
 
 
+def _escaped(characters: Iterable[str]) -> str:
+    return "".join(map(re.escape, sorted(characters)))
+
+
 class SpecialTokens:
     """`tokens`: (text, id) pairs, the texts all different, of 1 to MAX_LENGTH characters."""
 
@@ -34,7 +38,12 @@ class SpecialTokens:
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        self._begin = re.compile(f"[{''.join(map(re.escape, sorted(self._best)))}]") if ids else None
+        # A place where a token can begin has one's first character, and behind it one's second character:
+        # with letters in front most places are told by that. `_ahead`: how many characters it looks at.
+        seconds = {text[1:2] for text in ids}
+        self._ahead = 0 if "" in seconds else 1
+        behind = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
+        self._begin = re.compile(f"[{_escaped(self._best)}]{behind}") if ids else None
         self._link()
 
     def _link(self) -> None:
@@ -94,7 +103,7 @@ class SpecialTokens:
         """Whether a token that comes first in rank begins inside the one at a place."""
         assert self._begin
         rank = self._rank[i]
-        for match in self._begin.finditer(text, at + 1, at + len(self._texts[i])):
+        for match in self._begin.finditer(text, at + 1, at + len(self._texts[i]) + self._ahead):
             if self._best[match[0]] < rank and (other := self._fitting(text, match.start(), len(text))):
                 if self._rank[other] < rank:
                     return True

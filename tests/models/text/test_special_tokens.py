@@ -147,6 +147,15 @@ def test_places_that_hold_each_other_up_cost_no_more() -> None:
     assert max(costs) <= 3, costs
 
 
+def test_words_that_begin_as_tokens_do_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only places with the first two characters of tokens are looked up."""
+    tokens = SpecialTokens([("zq1", 0), ("ab", 1)])
+    asked, fitting = list[int](), tokens._fitting
+    monkeypatch.setattr(tokens, "_fitting", lambda *args: asked.append(1) or fitting(*args))
+    text = "zebra area " * 500 + "zq2 " * 3
+    assert tokens.cut(text + "ab") == [text, 1] and len(asked) == 4
+
+
 def test_a_special_token_has_a_longest_length(tmp_path: Path) -> None:
     longest = "x" * MAX_LENGTH
     tokenizer = opened(tmp_path / "v.gguf", [longest])

@@ -1,0 +1,149 @@
+"""Prints tables: tokenizers beside llama.cpp's on random lines, and what loading and encoding take.
+
+    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py           # all three tables
+    PYTHONPATH=tests/support python tests/support/oracles/compare_tokenizers.py speed     # one of them
+
+speed: vocabularies of `../shared/vocab` (else the small ones of tests/data): lines that differ; CPU seconds
+to load, the best of three; MB per CPU second of English, cold (right after loading) and warm (once more).
+cuts: every pre-tokenizer that cuts in its own way, over a vocabulary of all pairs of bytes. `own` are lines
+that differ from llama.cpp's where it does not cut as the model does (make_pre_tokenizers.py says where).
+kinds: small vocabularies of the other kinds. Needs xllamacpp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import time
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from gguf_files import with_keys
+from material import DATA, SHARED_VOCABULARIES
+from oracles import llama_cpp, make_kinds, make_pre_tokenizers
+from oracles.random_lines import random_lines
+
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.text.tokenizer import Tokenizer
+
+N_LINES, N_LOADS = 5_000, 3
+T = TypeVar("T")
+
+
+def opened(path: Path) -> Tokenizer:
+    with GGUF.open(path) as gguf:
+        return Tokenizer.from_gguf(gguf)
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    began = time.process_time()
+    done = call()
+    return time.process_time() - began, done
+
+
+def differing(ours: Tokenizer, theirs: llama_cpp.Vocabulary, lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if ours.encode(line, add_special=False) != theirs.encode(line)]
+
+
+# ---- speed ----
+
+
+def reaching_over_a_space(path: Path, folder: Path) -> Path:
+    """The same vocabulary, but its last token holds a space between other characters, as Gemma 3's do."""
+    with GGUF.open(path) as gguf:
+        tokens = gguf.strings("tokenizer.ggml.tokens")
+        tokens[-1] = "q\u2581q"
+        raw = [token.encode() for token in tokens]
+        stored = gguf.metadata.stored("tokenizer.ggml.tokens")[:16]
+        made = with_keys(
+            gguf, {"tokenizer.ggml.tokens": stored + b"".join(len(r).to_bytes(8, "little") + r for r in raw)}
+        )
+    (found := folder / f"{path.stem}-over-a-space.gguf").write_bytes(made)
+    return found
+
+
+def speed(lines: list[str]) -> None:
+    names = ("llama-spm", "llama-bpe", "qwen2")
+    paths = [SHARED_VOCABULARIES / f"ggml-vocab-{name}.gguf" for name in names]
+    if not all(path.is_file() for path in paths):
+        paths = [DATA / "vocab" / f"{name}.gguf" for name in names]
+    text = SHARED_VOCABULARIES.parent / "text" / "tinystories.txt"
+    stories = text.read_text().split("<|endoftext|>") if text.is_file() else lines
+    n_mb = sum(len(story.encode()) for story in stories) / 1e6
+    print(
+        "| vocabulary | lines | differ | load s | theirs | cold MB/s | warm | theirs |\n" + "|---" * 8 + "|"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for path in (*paths, reaching_over_a_space(paths[0], Path(folder))):
+            loads = [timed(lambda path=path: opened(path)) for _ in range(N_LOADS)]  # type: ignore[misc]
+            ours = loads[-1][1]
+            their_loads = [timed(lambda path=path: llama_cpp.Vocabulary(path)) for _ in range(N_LOADS)]  # type: ignore[misc]
+            theirs = their_loads[-1][1]
+            cold, warm = (timed(lambda: [ours.encode(story) for story in stories])[0] for _ in range(2))  # noqa: B023
+            their_time = timed(lambda: [theirs.encode(story) for story in stories])[0]  # noqa: B023
+            bad = differing(ours, theirs, lines)
+            for _, vocabulary in their_loads:
+                vocabulary.close()
+            seconds = (min(t for t, _ in loads), min(t for t, _ in their_loads))
+            rates = [n_mb / t for t in (cold, warm, their_time)]
+            print(f"| {path.stem} | {len(lines)} | {len(bad)} | {seconds[0]:.2f} | {seconds[1]:.2f} | "
+                  + " | ".join(f"{rate:.2f}" for rate in rates) + " |", flush=True)  # fmt: skip
+
+
+# ---- cuts and kinds ----
+
+
+def cuts(lines: list[str]) -> None:
+    print("| pre-tokenizer | lines | differ | own | unexplained |\n" + "|---" * 5 + "|")
+    for name in make_pre_tokenizers.names():
+        with tempfile.TemporaryDirectory() as folder:
+            path = make_pre_tokenizers.write(
+                Path(folder) / "v.gguf", name, *make_pre_tokenizers.pairs_of(lines)
+            )
+            ours, theirs = opened(path), llama_cpp.Vocabulary(path)
+            bad = differing(ours, theirs, lines)
+            theirs.close()
+        if name in make_pre_tokenizers.ORIGINALS:
+            wanted = dict(zip(lines, make_pre_tokenizers.of_originals(name, lines), strict=True))
+            own = [line for line in bad if ours.encode(line, add_special=False) == wanted[line]]
+        else:
+            unlike = re.compile(make_pre_tokenizers.UNLIKE.get(name, "(?!)"))
+            own = [line for line in bad if unlike.search(line)]
+        print(f"| {name} | {len(lines)} | {len(bad)} | {len(own)} | {len(bad) - len(own)} |", flush=True)
+
+
+def kinds(lines: list[str]) -> None:
+    """Of BERT `own` are lines with spacing marks, which its normalizer keeps and llama.cpp leaves out."""
+    print("| kind | lines | differ | own | unexplained |\n" + "|---" * 5 + "|")
+    for name, make in make_kinds.MAKE.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = make_kinds.write(Path(folder) / "v.gguf", make())
+            ours, theirs = opened(path), llama_cpp.Vocabulary(path)
+            bad = differing(ours, theirs, lines)
+            theirs.close()
+        marks = [line for line in bad if any(unicodedata.category(c) == "Mc" for c in line)]
+        own = marks if name == "bert" else []
+        print(f"| {name} | {len(lines)} | {len(bad)} | {len(own)} | {len(bad) - len(own)} |", flush=True)
+
+
+TABLES = {"speed": speed, "cuts": cuts, "kinds": kinds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join(TABLES))
+    parser.add_argument("-n", type=int, default=N_LINES, help="random lines (default: %(default)s)")
+    options = parser.parse_args()
+    lines = random_lines(options.n)
+    for name in options.tables or TABLES:
+        TABLES[name](lines)
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
