@@ -87,6 +87,14 @@ def test_words_beyond_bert_are_unknown(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", oracle.MAKE)
+def test_llama_cpp_still_says_so(name: str) -> None:
+    pytest.importorskip("xllamacpp")
+    found = kept(name)
+    assert {**found, **oracle.asked(found, found["texts"])} == found
+
+
 # ---- the map of characters ----
 
 

@@ -44,3 +44,19 @@ def test_ids(name: str, tmp_path: Path) -> None:
     assert len(compared) >= 8
     for line, ids in compared:
         assert tokenizer.encode(line, add_special=False) == ids, repr(line)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", [name for name in KEPT["found"] if name not in oracle.ORIGINALS])
+def test_llama_cpp_still_says_so(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    kept = KEPT["found"][name]
+    ids, add_bos = oracle.of_llama_cpp(name, KEPT["lines"], tmp_path)
+    assert [row and found for row, found in zip(kept["ids"], ids, strict=True)] == kept["ids"]
+    assert add_bos == kept["add_bos"]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", oracle.ORIGINALS)
+def test_the_published_expressions_still_say_so(name: str) -> None:
+    assert oracle.of_originals(name, KEPT["lines"]) == KEPT["found"][name]["ids"]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gguf_files import STRING, U32, array, key, vocabulary
 from oracles import llama_cpp
-from oracles.make_tokenizers import byte_characters
+from oracles.make_tokenizers import PATTERN, byte_characters
 from oracles.random_lines import random_lines
 from places import GOLDEN
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -44,6 +44,7 @@ ORIGINALS: dict[str, tuple[str, ...]] = {
     "gpt-4o": (_GPT4O,),
     "granite-embed-multi-97m": (_GPT4O,),
     "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O),
+    "kimi-k2": (PATTERN,),
     "superbpe": (r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
     "youtu": (
         "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",  # noqa: RUF001
@@ -57,7 +58,6 @@ UNLIKE = {
     "deepseek-llm": r"\d\d|[\u2000-\u3000²³½Ⅷ]",
     "deepseek-coder": r"[\u2000-\u3000]",
     "afmoe": r"(\s\s|[\u200c\u200d])[\d²³½Ⅷ]",
-    "kimi-k2": r"[a-z][A-Z]|[^\x00-\x7f]",
 }
 
 
