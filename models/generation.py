@@ -31,6 +31,8 @@ class Generation:
     options: GenerateOptions
     stop_ids: frozenset[int]
     echo: str = ""  # the text of the prompt, where it begins that of the answer
+    shown: frozenset[int] = frozenset()  # control tokens whose text counts
+    may_end: bool = False  # its reader may end it, and wants to know the time that it took
 
     @property
     def seed(self) -> int:
@@ -48,9 +50,13 @@ class Generation:
             options.slot,
             options.priority,
             options.deadline_s,
-            timed=bool(options.stop),
+            timed=bool(options.stop) or self.may_end,
             structure=options.structure,
         )
+
+    def answering(self, shown: frozenset[int], may_end: bool) -> Generation:
+        """The same for a reader of answers."""
+        return replace(self, shown=shown, may_end=may_end)
 
     def several(self, n: int) -> list[Generation]:
         """The same `n` times with seeds that follow each other, modulo 2**64."""
@@ -64,7 +70,7 @@ class Chunks:
     def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
         self._decoder = tokenizer.stream(at_start=False) if tokenizer else None
-        self._slot = 0
+        self._slot, self._shown = 0, generation.shown
 
     @property
     def found(self) -> bool:
@@ -80,6 +86,8 @@ class Chunks:
         # A table of embeddings may have more rows than the vocabulary has tokens: those stand for no text.
         if self._decoder and token is not None and token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
             piece = self._decoder.push(token)
+            if token in self._shown:
+                piece = self._decoder.flush() + self._tokenizer.piece(token).decode()  # type: ignore[union-attr]
         if self._decoder and done:
             piece += self._decoder.flush()
         piece = self._text.push(piece, last=done)

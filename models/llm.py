@@ -19,6 +19,7 @@ import numpy as np
 from vkbackend.checks import refused, switch, whole_number
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.models.arguments import path_string, text_of, token_ids, token_limit
+from vkbackend.models.chats.methods import Chats
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.completion import Chunk, Completion
 from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
@@ -50,7 +51,7 @@ Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]]
 
 
-class LLM:
+class LLM(Chats):
     """A GGUF model on one or several Vulkan devices.
 
     path: a .gguf file (any part of a split one). process: run the engine in a process of its own. progress:

@@ -22,7 +22,7 @@ from vkbackend.errors import (
 )
 
 if TYPE_CHECKING:
-    from vkbackend.models.chat import Chat
+    from vkbackend.models.chats.conversation import Chat
     from vkbackend.models.engine.completion import Chunk, Completion
     from vkbackend.models.llm import LLM
 
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Chat": "vkbackend.models.chat",
+    "Chat": "vkbackend.models.chats.conversation",
     "LLM": "vkbackend.models.llm",
     "Completion": "vkbackend.models.engine.completion",
     "Chunk": "vkbackend.models.engine.completion",

@@ -28,6 +28,9 @@ CHANNELS = {
 }
 
 
+MARKS = (*THOUGHTS, *THOUGHTS.values(), "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>")
+
+
 def opened(prompt: str) -> bool:
     """Whether a prompt ends in a thought that the answer goes on with."""
     return prompt.rstrip().endswith(tuple(THOUGHTS))

@@ -16,15 +16,21 @@ from vkbackend.models.tool_calls.source import Trying
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """`openers`: what a call or a row of calls begins with; `read` takes it from there, and tells whether it
-    was one. `at_start`: an answer that begins with "{" may be one, too. `in_channels`: calls are a channel of
-    their own beside those of thought and answer. `described`: in words, where a template knows no tools."""
+    was one. `inner`: further markers that may be control tokens. `at_start`: an answer that begins with "{"
+    may be one, too. `in_channels`: calls are a channel of their own beside those of thought and answer.
+    `described`: in words, where a template knows no tools."""
 
     name: str
     openers: tuple[str, ...]
     read: Callable[[ToolReader], Trying]
+    inner: tuple[str, ...] = ()
     at_start: bool = False
     in_channels: bool = False
     described: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*self.openers, *self.inner)
 
 
 # ---- JSON between markers ----
@@ -237,23 +243,32 @@ def _of_gemma(text: str, quote: str) -> Any:
 
 # ---- which ----
 
-HERMES = ToolFormat("hermes", ("<tool_call>",), _hermes)
-QWEN_CODER = ToolFormat("qwen3-coder", ("<tool_call>", "<function="), _qwen_coder)
-GLM = ToolFormat("glm-4.5", ("<tool_call>",), _glm)
+HERMES = ToolFormat("hermes", ("<tool_call>",), _hermes, ("</tool_call>",))
+QWEN_CODER = ToolFormat("qwen3-coder", ("<tool_call>",), _qwen_coder, ("</tool_call>",))
+GLM = ToolFormat(
+    "glm-4.5", ("<tool_call>",), _glm,
+    ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)  # fmt: skip
 LLAMA3 = ToolFormat("llama 3", ("<|python_tag|>",), _json_answer, at_start=True)
-MISTRAL = ToolFormat("mistral", ("[TOOL_CALLS]",), _mistral)
-MISTRAL_ARGS = ToolFormat("mistral with arguments", ("[TOOL_CALLS]",), _mistral)
-PHI4 = ToolFormat("phi-4", ("<|tool_call|>",), _phi4)
-KIMI = ToolFormat("kimi k2", ("<|tool_calls_section_begin|>",), _kimi)
+MISTRAL = ToolFormat("mistral", ("[TOOL_CALLS]",), _mistral, ("[ARGS]", "[CALL_ID]"))
+MISTRAL_ARGS = ToolFormat("mistral with arguments", ("[TOOL_CALLS]",), _mistral, ("[ARGS]", "[CALL_ID]"))
+PHI4 = ToolFormat("phi-4", ("<|tool_call|>",), _phi4, ("<|/tool_call|>",))
+KIMI = ToolFormat(
+    "kimi k2", ("<|tool_calls_section_begin|>",), _kimi,
+    ("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+     "<|tool_call_end|>"),
+)  # fmt: skip
 GPT_OSS = ToolFormat(
     "gpt-oss",
     ("<|channel|>commentary to=functions.", "<|start|>assistant to=functions.", " to=functions."),
     _gpt_oss,
     in_channels=True,
 )
-GEMMA = ToolFormat("gemma 4", ("<|tool_call>",), _gemma)
-FUNCTION_GEMMA = ToolFormat("functiongemma", ("<start_function_call>",), _gemma)
-DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek)
+GEMMA = ToolFormat("gemma 4", ("<|tool_call>",), _gemma, ("<tool_call|>", '<|"|>'))
+FUNCTION_GEMMA = ToolFormat(
+    "functiongemma", ("<start_function_call>",), _gemma, ("<end_function_call>", "<escape>")
+)
+DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek, (CALLS_END, CALL, CALL_END, SEPARATOR))
 GENERIC = ToolFormat("generic", (), _json_answer, at_start=True, described=True)
 
 # The first whose texts all stand in a template.

@@ -44,7 +44,8 @@ class CallGrammar:
 
     def _schema(self, name: str) -> dict[str, Any]:
         found = self._tools[name]
-        return found if isinstance(found, dict) and found else {"type": "object"}
+        none = {"type": "object", "properties": {}, "additionalProperties": False}
+        return found if isinstance(found, dict) and found else none
 
     def _arguments(self, name: str) -> str:
         return json_rule(json.dumps({"type": "object", **self._schema(name)}))

@@ -16,7 +16,7 @@ from device_sets import DEVICE_SETS
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.chat import Chat
+from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.llm import LLM
 from vkbackend.models.placement import cost
 

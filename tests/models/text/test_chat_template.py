@@ -20,7 +20,7 @@ from struck import SIGNALLED, everywhere
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
-from vkbackend.models.chat import Chat
+from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.text import template_process
 from vkbackend.models.text.chat_template import ChatTemplate
 from vkbackend.models.text.template_worker import READ_S

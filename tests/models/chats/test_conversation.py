@@ -22,8 +22,8 @@ from places import ROOT
 
 from vkbackend import LLM
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.chat import Chat
-from vkbackend.models.chat import said as as_message
+from vkbackend.models.chats.conversation import Chat
+from vkbackend.models.chats.conversation import said as as_message
 from vkbackend.models.engine.completion import total
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.text.chat_template import ChatTemplate

@@ -15,13 +15,14 @@ from typing import Any, Unpack
 from vkbackend.checks import switch
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import text_of, token_limit
+from vkbackend.models.chats.prompt import PromptMaker
 from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.grammar.structure import KEYWORDS
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import AnswerKeywords, GenerateOptions
 from vkbackend.models.text import reasoning
-from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
-from vkbackend.models.text.protection import Prompt, Protection
+from vkbackend.models.text.chat_template import Message
+from vkbackend.models.text.protection import Prompt
 from vkbackend.options import takes
 
 
@@ -48,18 +49,19 @@ class Chat:
         variables: Mapping[str, Any] | None = None,
         parse_special: bool = False,
     ) -> None:
-        self._llm, self._slot, self._tokenizer = llm, slot, llm.tokenizer
+        self._llm, self._slot = llm, slot
         for name, text in (("system", system), ("template", template)):
             if text is not None:
                 text_of(name, text)
         self._variables = dict(variables or {})
-        special = (self._tokenizer.bos_id, self._tokenizer.eos_id)
-        bos, eos = ("" if i is None else self._tokenizer.piece(i).decode(errors="replace") for i in special)
-        source, self.notes = choose(llm.chat_templates, template, bool(self._variables.get("tools")))
-        self._template = ChatTemplate(source, bos, eos)
-        parse_special = switch("parse_special", parse_special)
-        self._protection = None if parse_special else Protection(self._template, self._tokenizer, source)
-        self.protected = True
+        self._prompts = PromptMaker(
+            llm.tokenizer,
+            llm.chat_templates,
+            template,
+            tools=bool(self._variables.get("tools")),
+            parse_special=switch("parse_special", parse_special),
+        )
+        self.notes, self.protected = self._prompts.notes, True
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.thinks = False
         self.clear()
@@ -140,11 +142,12 @@ class Chat:
                 stream = self._llm.stream([*ids, *made], left, slot=self._slot, **options)
         finally:
             answer = "".join(chunk.text for chunk in chunks)
-            if made and made[-1] in self._tokenizer.stop_ids:
+            tokenizer = self._prompts.tokenizer
+            if made and made[-1] in tokenizer.stop_ids:
                 made.pop()  # the template writes what ends a message
             self.messages = [*messages, said(answer, self.thinks)]
             # Bytes of half a character, or a stop string, are in the tokens and not in the text.
-            whole = self._tokenizer.decode(made, at_start=False) == answer
+            whole = tokenizer.decode(made, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + made) if whole else ("", [])
 
     # ---- what the context holds ----
@@ -163,7 +166,7 @@ class Chat:
         n_first = len(self._first)
         while True:
             seen = [*messages[:n_first], *messages[n_first + left_out :]]
-            prompt = self._render(seen)
+            prompt = self._prompts.render(seen, self._variables)
             ids = self._encode(prompt)
             older = self._older(messages, left_out)
             if len(ids) <= most or older is None:
@@ -176,22 +179,14 @@ class Chat:
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
 
-    def _render(self, messages: list[Message]) -> Prompt:
-        if self._protection is None:
-            return Prompt(self._template.render(messages, **self._variables))
-        return self._protection.prompt(messages, self._variables)
-
     def _encode(self, prompt: Prompt) -> list[int]:
-        """Ids of a rendered conversation, with the BOS that the model wants and a template may leave out."""
-        tok = self._tokenizer
+        """Ids of a rendered conversation, those that the slot holds as they are."""
+        tok = self._prompts.tokenizer
         if self._text and prompt.text.startswith(self._text) and (new := prompt.behind(len(self._text))):
             rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
             if rest and tok.is_marker(rest[0]):  # else it may belong to the same word
                 return self._ids + rest
-        ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
-        if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
-            ids.insert(0, tok.bos_id)
-        return ids
+        return self._prompts.ids(prompt)
 
 
 def said(answer: str, thinks: bool) -> Message:

@@ -1,0 +1,1 @@
+"""Conversations: messages to a prompt, and the model's text to a message."""

@@ -1,0 +1,136 @@
+"""What a conversation is answered by: thought, content and tool calls, whole or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vkbackend.models.engine.completion import Chunk, Completion, report
+from vkbackend.models.text.reasoning import ReasoningSplit
+from vkbackend.models.tool_calls.formats import ToolFormat
+from vkbackend.models.tool_calls.reader import ToolReader
+from vkbackend.models.tool_calls.source import Found, ToolDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model calls; `arguments` is JSON text, which only a grammar makes sure of."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChunk:
+    """What a token brought. The last has `finish_reason`: "stop", "length" or "tool_calls". `chunk` has the
+    token, the slot, logprobs and timings."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolDelta, ...]
+    finish_reason: str | None
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """An answer. `completion` has its tokens, those of the prompt, seed, timings and logprobs, and the raw
+    text."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    completion: Completion
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The message to add to the conversation."""
+        made: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            made["content"] = self.content or None
+            made["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        return made
+
+
+class AnswerReader:
+    """Tells the parts of an answer apart. `thinking`: it begins in a thought; without a format nothing is a
+    call; `single`: it ends with its first call (`is_over`)."""
+
+    def __init__(
+        self, format_: ToolFormat | None, tools: Mapping[str, Any], *, thinking: bool, single: bool
+    ) -> None:
+        self._thoughts = ReasoningSplit(thinking)
+        self._calls = ToolReader(format_, tools) if format_ else None
+        self._in_channels = bool(format_ and format_.in_channels)
+        self._single, self.is_over, self.called = single, False, False
+        self._thought, self._begun = thinking, False
+
+    def push(self, chunk: Chunk, *, last: bool = False) -> ChatChunk:
+        last = last or chunk.finish_reason is not None
+        content, thought, calls = "", "", list[ToolDelta]()
+        for one, is_thought in self._parts(chunk.text, last):
+            if isinstance(one, ToolDelta):
+                if self._single and one.index > 0:
+                    self.is_over = True
+                elif not self.is_over:
+                    calls.append(one)
+            elif is_thought:
+                thought += one
+            else:
+                content += one
+        if not self._begun and (self._thought or thought):
+            content = content.lstrip()  # what stands between a thought and the answer
+        self._thought |= bool(thought)
+        self._begun |= bool(content)
+        self.called |= bool(calls)
+        reason = chunk.finish_reason
+        if self.is_over or (reason == "stop" and self.called):
+            reason = "tool_calls"
+            chunk = replace(chunk, finish_reason="stop", timings=chunk.timings or report(None))
+        return ChatChunk(content, thought, tuple(calls), reason, chunk)
+
+    def _parts(self, text: str, last: bool) -> Iterable[tuple[Found, bool]]:
+        """(content, thought or call, whether it is a thought)."""
+        if self._calls is None:
+            return [(piece.text, piece.is_thought) for piece in self._thoughts.push(text, last=last)]
+        found: list[tuple[Found, bool]] = []
+        if self._in_channels:
+            for one in self._calls.push(text, last=last):
+                if isinstance(one, ToolDelta):
+                    found.append((one, False))
+                else:
+                    found += [(piece.text, piece.is_thought) for piece in self._thoughts.push(one)]
+            if last:
+                found += [(piece.text, piece.is_thought) for piece in self._thoughts.push("", last=True)]
+            return found
+        for piece in self._thoughts.push(text, last=last):
+            if piece.is_thought:
+                found.append((piece.text, True))
+            else:
+                found += [(one, False) for one in self._calls.push(piece.text)]
+        if last:
+            found += [(one, False) for one in self._calls.push("", last=True)]
+        return found
+
+
+def chat_completion(chunks: Sequence[ChatChunk], completion: Completion) -> ChatCompletion:
+    """The whole of an answer."""
+    heads, texts = list[ToolDelta](), list[str]()
+    for one in [call for chunk in chunks for call in chunk.tool_calls]:
+        if one.name is not None:
+            heads.append(one)
+            texts.append("")
+        texts[one.index] += one.arguments
+    calls = [ToolCall(h.id or "", h.name or "", text) for h, text in zip(heads, texts, strict=True)]
+    content = "".join(chunk.content for chunk in chunks)
+    reasoning = "".join(chunk.reasoning for chunk in chunks).strip()
+    reason = chunks[-1].finish_reason or completion.finish_reason
+    return ChatCompletion(content, reasoning, tuple(calls), reason, completion)

@@ -1,0 +1,130 @@
+"""The messages of a conversation as callers write them, in OpenAI's shape, and as templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vkbackend.checks import items, refused
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.chats.prompt import PromptMaker
+from vkbackend.models.text.chat_template import Message
+
+MAX_MESSAGES = 10_000
+TOOLS = """\
+You can call functions. To call one, answer with nothing but JSON of this form:
+{{"name": "the function", "arguments": {{"an argument": "its value"}}}}
+The functions:
+{}"""
+
+
+def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
+    """A list of messages: dicts with a role, a content (a text, text parts, None) and what else they have.
+    Raises InvalidArgument."""
+    given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
+    found = [_message(f"{name}[{i}]", one) for i, one in enumerate(given)]
+    if not 0 < len(found) <= MAX_MESSAGES:
+        raise InvalidArgument(f"{name}: {len(found)} messages; give 1 to {MAX_MESSAGES}", argument=name)
+    return found
+
+
+def _message(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise refused(name, value, "expected a dict with a role and a content")
+    made = {**value, "content": _content(f"{name}.content", value.get("content"))}
+    if value.get("tool_calls") is not None:
+        calls = items(f"{name}.tool_calls", value["tool_calls"], "expected a list of calls")
+        made["tool_calls"] = [_call(f"{name}.tool_calls[{i}]", one) for i, one in enumerate(calls)]
+    else:
+        made.pop("tool_calls", None)
+    return made
+
+
+def _content(name: str, value: Any) -> str:
+    """Its text: parts joined as lines; images, sound and files are refused."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts = []
+    for i, part in enumerate(items(name, value, "expected a text or a list of parts")):
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        why = f"parts of type {kind!r} are not supported, text alone is" if kind else "expected a text part"
+        raise refused(f"{name}[{i}]", part, why)
+    return "\n".join(texts)
+
+
+def _call(name: str, value: Any) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise refused(name, value, "expected {'id': ..., 'function': {'name': ..., 'arguments': ...}}")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise refused(f"{name}.function.arguments", arguments, "expected JSON") from None
+    if not isinstance(arguments, Mapping):
+        raise refused(f"{name}.function.arguments", arguments, "expected a JSON object")
+    return {**value, "type": "function", "function": {**function, "arguments": dict(arguments)}}
+
+
+def for_template(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], maker: PromptMaker
+) -> list[Message]:
+    """As the template reads them: answers of tools bear their function's name, arguments are what it writes
+    as JSON; where it knows no tools, those are told in words."""
+    found, names = list[Message](), dict[str, str]()
+    for message in messages:
+        made = dict(message)
+        for call in made.get("tool_calls", ()):
+            names[str(call.get("id"))] = call["function"]["name"]
+        if made["role"] == "tool" and "name" not in made:
+            made["name"] = names.get(str(made.get("tool_call_id")), "")
+        if made.get("tool_calls") and maker.text_arguments:
+            made["tool_calls"] = [_with_text(call) for call in made["tool_calls"]]
+        found.append(made)
+    if maker.tool_format.described:
+        return _described(found, tools)
+    if tools and "['tools']" in maker.source and "'tools' in message" in maker.source:
+        return _in_system_prompt(found, {"tools": json.dumps([tool["function"] for tool in tools])})
+    return found
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def _described(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    said: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            result = f"{message.get('name') or 'The function'} returned:\n{message['content']}"
+            said.append({"role": "user", "content": result})
+        elif calls := message.get("tool_calls"):
+            lines = [message["content"]] if message["content"] else []
+            for call in calls:
+                function = call["function"]
+                written = function["arguments"]
+                values = json.loads(written) if isinstance(written, str) else written
+                lines.append(json.dumps({"name": function["name"], "arguments": values}, ensure_ascii=False))
+            said.append({"role": "assistant", "content": "\n".join(lines)})
+        else:
+            said.append(message)
+    if not tools:
+        return said
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    return _in_system_prompt(said, {}, TOOLS.format("\n".join(lines)))
+
+
+def _in_system_prompt(messages: list[Message], fields: Mapping[str, Any], text: str = "") -> list[Message]:
+    if messages and messages[0]["role"] in ("system", "developer"):
+        first, rest = dict(messages[0]), messages[1:]
+    else:
+        first, rest = {"role": "system", "content": ""}, messages
+    content = "\n\n".join(part for part in (first["content"], text) if part)
+    return [{**first, "content": content, **fields}, *rest]

@@ -1,0 +1,124 @@
+"""The methods of `LLM` that answer conversations. The caller keeps the messages; what the engine has computed
+of them before is found again by itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from typing import Any, Unpack, overload
+
+from vkbackend.checks import whole_number
+from vkbackend.models.arguments import token_limit
+from vkbackend.models.chats.answer import ChatChunk, ChatCompletion
+from vkbackend.models.chats.chatting import Chatting, PromptMakers
+from vkbackend.models.chats.messages import checked_messages
+from vkbackend.models.chats.options import ChatKeywords, ChatOptions
+from vkbackend.models.chats.request import ChatRequest, chat_request
+from vkbackend.models.engine.answers import Mailbox
+from vkbackend.models.generation import Generation
+from vkbackend.models.options import GenerateKeywords
+from vkbackend.models.text.tokenizer import Tokenizer
+from vkbackend.options import takes
+
+MAX_CONTINUATIONS = 1024
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Chats(ABC):
+    """What answers conversations, of a model with a tokenizer."""
+
+    chat_templates: Mapping[str, str]
+    n_slots: int
+    _makers: PromptMakers | None = None
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer: ...
+
+    @abstractmethod
+    def _open_mailbox(self) -> Mailbox: ...
+
+    @abstractmethod
+    def _generation(
+        self, prompt: str | Sequence[int], max_tokens: int | None, options: GenerateKeywords
+    ) -> Generation: ...
+
+    @overload
+    def chat(
+        self, messages: Messages, max_tokens: int | None = None, *, n: None = None,
+        **options: Unpack[ChatKeywords],
+    ) -> ChatCompletion: ...  # fmt: skip
+
+    @overload
+    def chat(
+        self, messages: Messages, max_tokens: int | None = None, *, n: int, **options: Unpack[ChatKeywords]
+    ) -> list[ChatCompletion]: ...
+
+    @takes(ChatKeywords, ChatOptions)
+    def chat(
+        self,
+        messages: Messages,
+        max_tokens: int | None = None,
+        *,
+        n: int | None = None,
+        **options: Unpack[ChatKeywords],
+    ) -> ChatCompletion | list[ChatCompletion]:
+        """Answer a conversation: its messages in OpenAI's shape, with `tools` that the model may call. The
+        answer has its thought, content and calls apart; `answer.message` is the one to add.
+
+        With `n` a list of n answers, the i-th with seed + i. What looks like special tokens in a message is
+        plain text. Raises InvalidArgument, also for what the template refuses; UnsupportedModel without a
+        tokenizer; and what `generate` raises.
+        """
+        chatting = self._chatting(messages, max_tokens, options, 1 if n is None else n)
+        if n is None:
+            return chatting.whole(list(chatting.stream()))
+        return chatting.all(4 * self.n_slots)
+
+    @takes(ChatKeywords, ChatOptions)
+    async def achat(
+        self,
+        messages: Messages,
+        max_tokens: int | None = None,
+        *,
+        n: int | None = None,
+        **options: Unpack[ChatKeywords],
+    ) -> ChatCompletion | list[ChatCompletion]:
+        """`chat` for asyncio; a cancelled task ends its answers."""
+        chatting = self._chatting(messages, max_tokens, options, 1 if n is None else n)
+        if n is None:
+            return chatting.whole([chunk async for chunk in chatting.astream()])
+        return await chatting.aall(4 * self.n_slots)
+
+    @takes(ChatKeywords, ChatOptions)
+    def chat_stream(
+        self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
+    ) -> Generator[ChatChunk, None, None]:
+        """`chat` as it comes, a ChatChunk per token. Arguments are checked here, before the first."""
+        return self._chatting(messages, max_tokens, options, 1).stream()
+
+    @takes(ChatKeywords, ChatOptions)
+    def achat_stream(
+        self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
+    ) -> AsyncGenerator[ChatChunk, None]:
+        """`chat_stream` for asyncio."""
+        return self._chatting(messages, max_tokens, options, 1).astream()
+
+    @takes(ChatKeywords, ChatOptions)
+    def chat_prompt(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatRequest:
+        """The prompt of a conversation, as `chat` would send it: `text` and `ids`."""
+        return self._request(messages, ChatOptions.of(**options))
+
+    def _request(self, messages: Messages, options: ChatOptions) -> ChatRequest:
+        if self._makers is None:
+            self._makers = PromptMakers(self.tokenizer, self.chat_templates)
+        return chat_request(self._makers.of(options), checked_messages("messages", messages), options)
+
+    def _chatting(
+        self, messages: Messages, max_tokens: int | None, options: ChatKeywords, n: int
+    ) -> Chatting:
+        n, most = whole_number("n", n, 1, MAX_CONTINUATIONS), token_limit("max_tokens", max_tokens)
+        request = self._request(messages, ChatOptions.of(**options))
+        generation = self._generation(request.ids, most, request.keywords)  # type: ignore[arg-type]
+        generation = generation.answering(request.shown, request.single)
+        return Chatting(request, generation.several(n), self._open_mailbox(), self.tokenizer)

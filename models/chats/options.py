@@ -1,0 +1,121 @@
+"""How a conversation is answered: the keywords of `LLM.chat`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Unpack
+
+from vkbackend.checks import items, optional, refused, switch
+from vkbackend.models.arguments import text_of
+from vkbackend.models.grammar.structure import schema_text
+from vkbackend.models.options import GenerateKeywords, GenerateOptions
+from vkbackend.options import option
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+WORDS = ("auto", "none", "required")
+
+
+class ChatKeywords(GenerateKeywords, total=False):
+    """The keywords of `LLM.chat`: those of `LLM.generate`, and how messages become a prompt."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    """Functions that the model may call: {"type": "function", "function": {"name", "description",
+    "parameters"}}, the parameters a JSON Schema. None (default): none."""
+    tool_choice: Literal["auto", "none", "required"] | str | Mapping[str, Any]
+    """Whether it calls them: as it likes ("auto", default), never, at least one, or the one of a name,
+    {"type": "function", "function": {"name": ...}}. A call that is required is forced by a grammar."""
+    parallel_tool_calls: bool
+    """False: at most one call in an answer (default: True)."""
+    template: str | None
+    """A chat template, or the name of one of the model's (default: the model's own)."""
+    template_variables: Mapping[str, Any] | None
+    """What the template finds beside messages and tools, such as enable_thinking, reasoning_effort, documents
+    (default: nothing)."""
+    continue_final_message: bool
+    """True: go on with the last message in place of answering it."""
+
+
+def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Tools with a name each; raises InvalidArgument."""
+    if value is None:
+        return ()
+    expected = "expected a list of {'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
+    found, names = [], set[str]()
+    for i, tool in enumerate(items(name, value, expected)):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+            raise refused(f"{name}[{i}]", tool, expected)
+        if not isinstance(called := function.get("name"), str) or not _NAME.fullmatch(called):
+            raise refused(
+                f"{name}[{i}].function.name", called, "expected 1 to 64 of a-z, A-Z, 0-9, _, - and ."
+            )
+        if called in names:
+            raise refused(f"{name}[{i}].function.name", called, "two tools have this name")
+        parameters = function.get("parameters")
+        if not isinstance(parameters := {} if parameters is None else parameters, Mapping):
+            raise refused(f"{name}[{i}].function.parameters", parameters, "expected a JSON Schema")
+        schema_text(f"{name}[{i}].function.parameters", dict(parameters))
+        names.add(called)
+        described = {"name": called, "description": function.get("description") or ""}
+        made = {**described, **function, "parameters": dict(parameters)}
+        found.append({"type": "function", "function": made})
+    if len(found) > MAX_TOOLS:
+        raise refused(name, f"{len(found)} tools", f"at most {MAX_TOOLS} are taken")
+    return tuple(found)
+
+
+def choice_of_tools(name: str, value: Any) -> str:
+    """One of WORDS, or "=NAME"."""
+    if isinstance(value, str) and (value in WORDS or value.startswith("=")):
+        return value
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+        return f"={function['name']}"
+    raise refused(name, value, "expected auto, none, required, or {'function': {'name': ...}}")
+
+
+def variables(name: str, value: Any) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise refused(name, value, "expected a dict by names")
+    if taken := {"messages", "add_generation_prompt", "continue_final_message"} & set(value):
+        raise refused(name, min(taken), "this name is taken")
+    return dict(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions(GenerateOptions):
+    """How a conversation is answered, as plain values. Raises InvalidArgument."""
+
+    parse_special: bool = option(False, switch)
+    tools: tuple[Mapping[str, Any], ...] = option((), tool_list)
+    tool_choice: str = option("auto", choice_of_tools)
+    parallel_tool_calls: bool = option(True, switch)
+    template: str | None = option(None, optional(text_of))
+    template_variables: Mapping[str, Any] | None = option(None, variables)
+    continue_final_message: bool = option(False, switch)
+
+    def __post_init__(self) -> None:
+        super(ChatOptions, self).__post_init__()
+        names = [tool["function"]["name"] for tool in self.tools]
+        choice = self.tool_choice
+        if choice.startswith("=") and choice[1:] not in names:
+            raise refused(
+                "tool_choice", choice[1:], f"no tool has this name; there are: {', '.join(names) or 'none'}"
+            )
+        if choice == "required" and not names:
+            raise refused("tool_choice", choice, "there are no tools; give `tools`")
+
+    @classmethod
+    def of(cls, **options: Unpack[ChatKeywords]) -> ChatOptions:
+        """The options that these keywords stand for."""
+        given: dict[str, Any] = {**options}
+        return cls(**given)
+
+    def plain(self) -> dict[str, Any]:
+        """The keywords of `LLM.generate` among them."""
+        return {one.name: getattr(self, one.name) for one in fields(GenerateOptions)}

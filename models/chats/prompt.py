@@ -1,0 +1,81 @@
+"""From a conversation to the tokens of a prompt: the template, its special tokens, text that only looks like
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
+from vkbackend.models.text.protection import Prompt, Protection
+from vkbackend.models.text.reasoning import MARKS
+from vkbackend.models.text.tokenizer import Tokenizer
+from vkbackend.models.tool_calls.formats import ToolFormat, format_of
+
+
+class PromptMaker:
+    """`template`: a jinja source or the name of one of the `templates` of the model (None: the default one,
+    with `tools` the one for tools; ChatML where it has none, which `notes` say). What looks like special
+    tokens in messages is plain text, unless `parse_special`.
+
+    Raises InvalidArgument for a template that is not valid.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        templates: Mapping[str, str],
+        template: str | None = None,
+        *,
+        tools: bool = False,
+        parse_special: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        special = (tokenizer.bos_id, tokenizer.eos_id)
+        bos, eos = ("" if i is None else tokenizer.piece(i).decode(errors="replace") for i in special)
+        self.source, self.notes = choose(templates, template, tools)
+        self._template = ChatTemplate(self.source, bos, eos)
+        self._parse_special = parse_special
+
+    @cached_property
+    def _protection(self) -> Protection:
+        return Protection(self._template, self.tokenizer, self.source)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        return format_of(self.source)
+
+    @cached_property
+    def shown(self) -> frozenset[int]:
+        """Control tokens that tell the parts of an answer apart."""
+        texts = {*MARKS, *self.tool_format.marks}
+        return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
+
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
+        """Raises what rendering raises (ChatTemplate.render)."""
+        if self._parse_special:
+            return Prompt(self._template.render(messages, **variables))
+        return self._protection.prompt(messages, variables)
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """With the BOS that the model wants and a template may leave out."""
+        tok = self.tokenizer
+        ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
+        if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
+            ids.insert(0, tok.bos_id)
+        return ids
+
+    @cached_property
+    def text_arguments(self) -> bool:
+        """Whether the template wants a call's arguments as JSON text: it does not write them as JSON by
+        itself."""
+        call = {"name": "f", "arguments": {"probed": [1]}}
+        asked = {"role": "user", "content": "x"}
+        messages: list[Message] = [asked, {"role": "assistant", "content": "", "tool_calls": [
+            {"id": "abcdefghi", "type": "function", "function": call, "name": "f"}]}]  # fmt: skip
+        try:
+            text = self._template.render(messages)
+        except Exception:
+            return True
+        return "'probed'" in text

@@ -1,0 +1,143 @@
+"""A conversation to answer: its prompt, the grammar that its tools and its schema ask for, and who reads the
+answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.chats.answer import AnswerReader
+from vkbackend.models.chats.messages import for_template
+from vkbackend.models.chats.options import ChatOptions
+from vkbackend.models.chats.prompt import PromptMaker
+from vkbackend.models.grammar.structure import Structure, json_rule
+from vkbackend.models.text.chat_template import Message
+from vkbackend.models.text.reasoning import THOUGHTS, opened
+from vkbackend.models.tool_calls.formats import GPT_OSS
+from vkbackend.models.tool_calls.grammar import CallGrammar, literal, text_up_to
+
+SPACE = r"/[ \n]{0,4}/"  # what stands between a thought and what follows it
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """`ids`: the prompt; `keywords`: of LLM.generate; `shown`: control tokens that the reader needs; `text`:
+    of the prompt. `protected`: whether text that looks like special tokens could be told from those."""
+
+    ids: list[int]
+    keywords: dict[str, Any]
+    shown: frozenset[int]
+    text: str
+    protected: bool
+    maker: PromptMaker
+    tools: Mapping[str, Any]
+    single: bool
+
+    def reader(self) -> AnswerReader:
+        format_ = self.maker.tool_format if self.tools else None
+        return AnswerReader(format_, self.tools, thinking=opened(self.text), single=self.single)
+
+
+def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatOptions) -> ChatRequest:
+    """Raises InvalidArgument for what the template refuses."""
+    choice = options.tool_choice
+    tools = () if choice == "none" else options.tools
+    if choice.startswith("="):
+        tools = tuple(tool for tool in tools if tool["function"]["name"] == choice[1:])
+    variables = dict(options.template_variables or {})
+    if tools:
+        variables["tools"] = [dict(tool) for tool in tools]
+    if options.continue_final_message:
+        variables["continue_final_message"] = True
+    prompt = maker.render(for_template(messages, tools, maker), variables)
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    keywords = options.plain() | {"parse_special": True}
+    if tools and choice not in ("auto", "none"):
+        several = options.parallel_tool_calls and choice == "required"
+        keywords["lark"] = _forced(maker, options, schemas, opened(prompt.text), several)
+    elif (structure := options.structure) is not None:
+        keywords |= _structured(maker, structure, schemas, opened(prompt.text), options)
+    single = not options.parallel_tool_calls or choice.startswith("=")
+    return ChatRequest(
+        maker.ids(prompt), keywords, maker.shown, prompt.text, prompt.protected, maker, schemas, single
+    )
+
+
+def _forced(
+    maker: PromptMaker, options: ChatOptions, tools: Mapping[str, Any], thinking: bool, several: bool
+) -> str:
+    if options.structure is not None:
+        raise InvalidArgument(
+            "tool_choice forces a call, and an answer of another form is asked for, too; leave one out"
+        )
+    special = _special(maker)
+    calls = CallGrammar(maker.tool_format, tools, special.get).lark(several=several)
+    return "\n".join([f"start: {_thought(maker, thinking)} calls", *_rules(maker, thinking), calls])
+
+
+def _structured(
+    maker: PromptMaker,
+    structure: Structure,
+    tools: Mapping[str, Any],
+    thinking: bool,
+    options: ChatOptions,
+) -> dict[str, Any]:
+    """An answer of that form behind a thought, or calls in its place. Grammars of the caller's are taken as
+    they are, for the whole text."""
+    thought = _thought(maker, thinking)
+    if structure.kind not in ("json_schema", "regex") or not (thought or tools):
+        return {}
+    if structure.kind == "regex":
+        from llguidance import regex_to_lark
+
+        form = f"/{regex_to_lark(structure.text)}/"
+    else:
+        form = json_rule(structure.text)
+    special = _special(maker)
+    if maker.tool_format is GPT_OSS:
+        marks = (literal(mark, special.get) for mark in ("<|channel|>", "<|message|>"))
+        form = f'{next(marks)} "final" {next(marks)} {form}'
+    rules = [f"start: {thought} answer", *_rules(maker, thinking)]
+    if tools:
+        several = options.parallel_tool_calls
+        rules += [
+            "answer: calls | formed",
+            CallGrammar(maker.tool_format, tools, special.get).lark(several=several),
+        ]
+    else:
+        rules.append("answer: formed")
+    none = {"json_schema": None, "json_object": False, "regex": None}
+    return {**none, "lark": "\n".join([*rules, f"formed: {form}"])}
+
+
+def _special(maker: PromptMaker) -> dict[str, int]:
+    return dict(maker.tokenizer.markers(lambda _: False))
+
+
+def _opener(maker: PromptMaker) -> str | None:
+    """What the model begins a thought with by itself."""
+    if maker.tool_format is GPT_OSS:
+        return "<|channel|>analysis<|message|>"
+    return next((mark for mark in THOUGHTS if mark in maker.source), None)
+
+
+def _thought(maker: PromptMaker, thinking: bool) -> str:
+    return "thought" if thinking else "thought?" if _opener(maker) else ""
+
+
+def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
+    """The rules of a thought: any text up to its end, and where the prompt has not begun it, its
+    beginning."""
+    opener, special = _opener(maker), _special(maker)
+    if not thinking and opener is None:
+        return []
+    if maker.tool_format is GPT_OSS:
+        head = f'{literal("<|channel|>", special.get)} "analysis" {literal("<|message|>", special.get)}'
+        end = f'{literal("<|start|>", special.get)} "assistant"'
+        return [f"thought: {head} thinks {end}", text_up_to("thinks", "<|end|>", special.get)]
+    assert opener is not None or thinking
+    opener = opener or "<think>"
+    head = "" if thinking else literal(opener, special.get)
+    return [f"thought: {head} thinks {SPACE}", text_up_to("thinks", THOUGHTS[opener], special.get)]

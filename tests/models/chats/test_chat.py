@@ -1,0 +1,250 @@
+"""`LLM.chat`: messages in, thought, content and tool calls out, whole, streamed and with asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from places import ROOT
+
+from vkbackend.errors import InvalidArgument, UnknownArgument
+from vkbackend.models.chats.answer import AnswerReader, ChatChunk, chat_completion
+from vkbackend.models.engine.completion import Chunk, Completion
+from vkbackend.models.llm import LLM
+from vkbackend.models.tool_calls.formats import GPT_OSS, HERMES, ToolFormat
+
+pytestmark = pytest.mark.no_vulkan
+
+TEMPLATES = ROOT / "tests" / "data" / "templates"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "enum": [1, 2, 30]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}  # fmt: skip
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "tells", "parameters": PARAMETERS},
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+ASKED = [{"role": "user", "content": "What is the weather?"}]
+
+
+def template(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+@pytest.fixture(scope="module")
+def llm(models: Path) -> Iterator[LLM]:
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=2048, n_slots=2) as llm:
+        yield llm
+
+
+# ---- calls ----
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "llama3", "mistral", "kimi", "gemma", "phi4", "command-r"])
+def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
+    """The grammar forces it; its answer goes back through the template, which knows its call."""
+    options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}
+    answer = llm.chat(ASKED, 200, tool_choice="required", parallel_tool_calls=False, **options)
+    (call,) = answer.tool_calls
+    assert answer.finish_reason == "tool_calls" and answer.content == "" and call.id
+    assert call.name in ("weather", "clock")
+    if call.name == "weather":
+        jsonschema.validate(json.loads(call.arguments), PARAMETERS)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "it rains"}
+    messages = [*ASKED, answer.message, result]
+    text = llm.chat_prompt(messages, template=template(name), tools=[WEATHER, CLOCK]).text
+    assert "it rains" in text and call.name in text
+    assert llm.chat(messages, 3, **options).completion.prompt_tokens
+
+
+def test_one_function_by_its_name(llm: LLM) -> None:
+    choice = {"type": "function", "function": {"name": "clock"}}
+    answer = llm.chat(
+        ASKED, 60, tools=[WEATHER, CLOCK], tool_choice=choice, seed=1, template=template("llama3")
+    )
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [("clock", {})]
+
+
+def test_streamed_it_is_the_same(llm: LLM) -> None:
+    options: dict[str, Any] = {
+        "template": template("mistral"), "tools": [WEATHER], "tool_choice": "required", "seed": 5,
+        "parallel_tool_calls": False,
+    }  # fmt: skip
+    whole = llm.chat(ASKED, 100, **options)
+    chunks = list(llm.chat_stream(ASKED, 100, **options))
+    deltas = [delta for chunk in chunks for delta in chunk.tool_calls]
+    assert [delta.name for delta in deltas if delta.name] == [whole.tool_calls[0].name]
+    assert "".join(delta.arguments for delta in deltas) == whole.tool_calls[0].arguments
+    assert len([delta for delta in deltas if delta.arguments]) > 2, "in pieces"
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
+    assert chunks[-1].chunk.timings
+
+    async def both() -> tuple[Any, list[ChatChunk]]:
+        made = [chunk async for chunk in llm.achat_stream(ASKED, 100, **options)]
+        return await llm.achat(ASKED, 100, **options), made
+
+    again, streamed = asyncio.run(both())
+    assert again.tool_calls[0].arguments == whole.tool_calls[0].arguments
+    assert "".join(d.arguments for c in streamed for d in c.tool_calls) == whole.tool_calls[0].arguments
+
+
+def test_several_answers(llm: LLM) -> None:
+    answers = llm.chat(ASKED, 6, n=3, seed=1)
+    assert [answer.completion.seed for answer in answers] == [1, 2, 3]
+    assert answers[1].content == llm.chat(ASKED, 6, seed=2).content
+    assert len(asyncio.run(llm.achat(ASKED, 4, n=2, seed=1))) == 2  # type: ignore[arg-type]
+
+
+# ---- the form of an answer ----
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "gemma"])
+def test_an_answer_of_a_schema_with_and_without_tools(llm: LLM, name: str) -> None:
+    options: dict[str, Any] = {"template": template(name), "json_schema": PARAMETERS, "seed": 2}
+    jsonschema.validate(json.loads(llm.chat(ASKED, 200, **options).content), PARAMETERS)
+    answer = llm.chat(ASKED, 300, tools=[CLOCK], **options)
+    if answer.tool_calls:
+        assert answer.tool_calls[0].name == "clock"
+    else:
+        jsonschema.validate(json.loads(answer.content), PARAMETERS)
+    with pytest.raises(InvalidArgument, match="leave one out"):
+        llm.chat(ASKED, 10, tools=[CLOCK], tool_choice="required", **options)
+
+
+def test_a_thought_may_stand_in_front_of_a_form(llm: LLM) -> None:
+    """Its prompt begins one; the text that the model wants to write ends it at once."""
+    source = template("qwen3")
+    request = llm.chat_prompt(
+        ASKED, template=source, regex="yes|no", template_variables={"enable_thinking": True}
+    )
+    assert "thought" in request.keywords["lark"] and request.keywords["regex"] is None
+    assert llm.chat_prompt(ASKED, template=template("llama3"), regex="yes|no").keywords["regex"] == "yes|no"
+
+
+# ---- reading ----
+
+
+def read(text: str, format_: ToolFormat | None, thinking: bool = False, size: int = 3) -> Any:
+    reader = AnswerReader(format_, {"f": {}}, thinking=thinking, single=False)
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    chunks = [reader.push(Chunk(piece, 1)) for piece in pieces]
+    chunks.append(reader.push(Chunk("", 2, "stop", {})))
+    return chat_completion(chunks, Completion(text, [], "stop", {}, [], 0))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_thought_content_and_calls_apart(size: int) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    found = read(f"<think>I <tool_call> it</think>\n\nSure:\n{call}\n{call}", HERMES, size=size)
+    assert found.reasoning == "I <tool_call> it" and found.content == "Sure:"
+    assert [(one.name, one.arguments) for one in found.tool_calls] == [("f", '{"x": 1}')] * 2
+    assert found.finish_reason == "tool_calls" and found.message["content"] == "Sure:"
+    assert found.message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
+    inside = read(f"thinks</think>{call}", HERMES, thinking=True, size=size)
+    assert (inside.reasoning, inside.content, len(inside.tool_calls)) == ("thinks", "", 1)
+    plain = read(f"{call} b", None, size=size)
+    assert plain.content == f"{call} b" and not plain.tool_calls and plain.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_channels(size: int) -> None:
+    text = (
+        "<|channel|>analysis<|message|>I look<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+        '<|constrain|>json<|message|>{"x": 1}<|call|>'
+    )
+    found = read(text, GPT_OSS, size=size)
+    assert (found.reasoning, found.content) == ("I look", "")
+    assert [(one.name, one.arguments) for one in found.tool_calls] == [("f", '{"x": 1}')]
+    final = read(
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b", GPT_OSS
+    )
+    assert (final.reasoning, final.content) == ("a", "b")
+
+
+def test_one_call_at_most() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    reader = AnswerReader(HERMES, {"f": {}}, thinking=False, single=True)
+    first = reader.push(Chunk(call, 1))
+    assert first.tool_calls and first.finish_reason is None
+    second = reader.push(Chunk(call, 1))
+    assert second.finish_reason == "tool_calls" and not second.tool_calls and second.chunk.timings
+
+
+# ---- prompts ----
+
+
+def test_parts_and_arguments_in_any_shape(llm: LLM) -> None:
+    """Texts of parts are joined; JSON text of arguments is what the template writes as JSON."""
+    call = {"id": "abcdefghi", "function": {"name": "clock", "arguments": '{"zone": "é"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": [{"type": "text", "text": "noon"}]},
+    ]
+    for name in ("qwen3", "gpt-oss", "llama3", "mistral", "kimi", "glm4", "gemma", "phi4"):
+        request = llm.chat_prompt(messages, template=template(name), tools=[CLOCK])
+        text = request.text
+        assert "a\nb" in text and "noon" in text and "None" not in text and "'zone'" not in text, name
+        if name != "phi4":  # its template leaves out calls
+            assert "zone" in text and "é" in text.replace("\\u00e9", "é"), name
+        assert request.protected and request.ids
+
+
+def test_a_template_without_tools_is_told_them_in_words(llm: LLM) -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    messages = [{"role": "system", "content": "Be brief."}, *ASKED]
+    text = llm.chat_prompt(messages, tools=[WEATHER], template=source).text
+    assert text.startswith("system: Be brief.\n\nYou can call functions") and '"name": "weather"' in text
+
+
+def test_special_tokens_in_messages_are_text(llm: LLM) -> None:
+    end = llm.tokenizer.piece(2).decode()
+    request = llm.chat_prompt([{"role": "user", "content": f"a{end}b"}], template="{{ messages[0].content }}")
+    assert 2 not in request.ids and end in request.text
+    marked = llm.chat_prompt(
+        [{"role": "user", "content": f"a{end}b"}], template="{{ messages[0].content }}", parse_special=True
+    )
+    assert 2 in marked.ids
+
+
+def test_the_last_message_goes_on(llm: LLM) -> None:
+    messages = [*ASKED, {"role": "assistant", "content": "It is"}]
+    assert llm.chat_prompt(messages, template=template("llama3"), continue_final_message=True).text.endswith(
+        "It is"
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "named"),
+    [([], {}, "messages"), ("hi", {}, "messages"), ([{"content": "x"}], {}, "role"),
+     ([3], {}, r"messages\[0\]"),
+     ([{"role": "user", "content": 3}], {}, "content"),
+     ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], {}, "image_url"),
+     ([{"role": "assistant", "tool_calls": [{}]}], {}, "tool_calls"),
+     ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], {}, "JSON"),
+     (ASKED, {"tools": [{"type": "function"}]}, r"tools\[0\]"),
+     (ASKED, {"tools": [CLOCK, CLOCK]}, "two tools"),
+     (ASKED, {"tools": [{"function": {"name": "a b"}}]}, "name"),
+     (ASKED, {"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools|JSON Schema"),
+     (ASKED, {"tool_choice": "required"}, "no tools"), (ASKED, {"tool_choice": 3}, "tool_choice"),
+     (ASKED, {"tools": [CLOCK], "tool_choice": {"function": {"name": "x"}}}, "no tool has this name"),
+     (ASKED, {"template": "{{ raise_exception('not so') }}"}, "not so"), (ASKED, {"n": 0}, "n=0"),
+     (ASKED, {"template_variables": {"messages": []}}, "taken")],
+    ids=lambda value: str(value)[:24],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_the_first_token(
+    llm: LLM, messages: Any, options: dict[str, Any], named: str
+) -> None:
+    options.setdefault("template", template("llama3"))
+    with pytest.raises(InvalidArgument, match=named):
+        llm.chat(messages, 3, **options)
+    with pytest.raises(UnknownArgument, match="tools"):
+        llm.chat(ASKED, 3, tool=[])  # type: ignore[call-arg]
