@@ -144,7 +144,7 @@ def test_a_beginning_token_need_not_be_text(model: Path) -> None:
     model.write_bytes(raw[:16] + struct.pack("<Q", n_keys) + extra + raw[24:])
     with LLM(model, n_ctx=64) as llm:
         chat = Chat(llm, template="{{ bos_token }}{{ messages[0].content }}")
-        assert chat._template.render([{"role": "user", "content": "a"}]) == "\ufffda"
+        assert chat._prompts._template.render([{"role": "user", "content": "a"}]) == "\ufffda"
 
 
 def test_an_answer_that_is_ended_stays_and_a_stop_string_does_not_mix_up_tokens(model: Path) -> None:
@@ -387,14 +387,14 @@ def test_a_model_without_a_template(model: Path) -> None:
         chat = Chat(llm, "b")
         assert "ChatML" in chat.notes[0]
         text = "<|im_start|>system\nb<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
-        assert chat._template.render([*chat.messages, {"role": "user", "content": "a"}]) == text
+        assert chat._prompts._template.render([*chat.messages, {"role": "user", "content": "a"}]) == text
         llm.chat_templates = {"default": "d", "tool_use": "t", "rag": "r"}
-        assert [Chat(llm, template=name)._template.render([]) for name in (None, "rag", "x")] == [
+        assert [Chat(llm, template=name)._prompts._template.render([]) for name in (None, "rag", "x")] == [
             "d",
             "r",
             "x",
         ]
-        assert Chat(llm, variables={"tools": [{}]})._template.render([]) == "t"
+        assert Chat(llm, variables={"tools": [{}]})._prompts._template.render([]) == "t"
 
 
 def test_ctrl_c_on_a_terminal_ends_the_answer_and_then_the_program(template: str) -> None:
