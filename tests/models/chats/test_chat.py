@@ -52,7 +52,7 @@ def llm(models: Path) -> Iterator[LLM]:
 def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
     """The grammar forces it; its answer goes back through the template, which knows its call."""
     options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}
-    answers = llm.chat(ASKED, 160, tool_choice="required", parallel_tool_calls=False, n=2, **options)
+    answers = llm.chat(ASKED, 300, tool_choice="required", parallel_tool_calls=False, n=2, **options)
     called = [one for one in answers if one.finish_reason == "tool_calls"]
     if not called:  # it may think to the end of its room
         assert name == "gpt-oss" and all(one.reasoning for one in answers)
