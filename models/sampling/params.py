@@ -98,8 +98,7 @@ class SamplingKeywords(TypedDict, total=False):
     """Tokens that end the text, beside those of the model (default: none)."""
     logprobs: int | None
     """Tell how likely each generated token was, and that many of the most likely ones at its place: 0 to
-    1024. Logarithms of the model's own probabilities, before any sampler; they need whole rows of logits on
-    the host, which takes longer. None (default): do not."""
+    1024. Logarithms of the model's own probabilities, before any sampler. None (default): do not."""
     logits_processors: Iterable[Processor]
     """Functions of (tokens so far, float32 logits [n_vocab]) that return other logits, called in this order
     before all samplers. Slow: for every token the whole row goes to the host, and all sequences wait for

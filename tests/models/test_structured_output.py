@@ -78,7 +78,7 @@ def texts_follow_schemas(path: Path, n: int, seed: int, **options: Any) -> int:
         for begin in range(0, n, 8):
             schemas = [random_schema(rng) for _ in range(min(8, n - begin))]
             made = [
-                llm.stream("Once upon a time", 500, json_schema=schema, temperature=rng.choice([0, 1, 5]),
+                llm.stream("Once upon a time", 500, json_schema=schema, temperature=rng.choice([0, 1, 100]),
                            seed=begin + i)
                 for i, schema in enumerate(schemas)
             ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_random_schemas(models: Path) -> None:
 @pytest.mark.wide
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ["stories-narrow-Q8_0", "stories-moe8x-Q4_0"])
+@pytest.mark.parametrize("name", ["stories-narrow-Q8_0", "stories-narrow-Q4_0"])
 def test_many_random_schemas(models: Path, name: str, seed: int) -> None:
     assert texts_follow_schemas(models / f"{name}.gguf", 100, 100 + seed, devices=["numpy"]) == 100
 

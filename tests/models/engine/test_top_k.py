@@ -92,6 +92,27 @@ def test_the_same_tokens_as_from_whole_rows(
     assert run() == whole
 
 
+@pytest.mark.parametrize("devices", [["numpy", "numpy"], *DEVICE_SETS[:2]], ids=str)
+def test_logprobs_of_candidates_are_those_of_whole_rows(
+    models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
+) -> None:
+    def run() -> list[Any]:
+        with LLM(models / "stories-narrow-Q8_0.gguf", devices=devices, n_ctx=64) as llm:
+            kinds: list[dict[str, Any]] = [{"logprobs": 3}, {"logprobs": 0, "temperature": 0}]
+            return [llm.generate("Once upon", 8, seed=1, ignore_eos=True, **kind).logprobs for kind in kinds]
+
+    whole = run()
+    monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
+    for want, got in zip(whole, run(), strict=True):
+        assert len(want) == len(got) == 8
+        for a, b in zip(want, got, strict=True):
+            assert [token for token, _ in a.top] == [token for token, _ in b.top]
+            values = zip(
+                [a.logprob, *(x for _, x in a.top)], [b.logprob, *(x for _, x in b.top)], strict=True
+            )
+            assert all(abs(x - y) < 1e-5 for x, y in values)
+
+
 def test_small_shares_give_whole_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
     path = models / "stories-narrow-Q8_0.gguf"  # 512 tokens
