@@ -23,6 +23,7 @@ from vkbackend.models.engine.messages import Progress
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
+from vkbackend.tools.chat import read_template, variables
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.options import fields_given, options_of
@@ -58,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of an answer whose request names no limit; -1: up to the end of the context "
         "(default: %(default)s)")  # fmt: skip
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
+    add("--chat-template-file", metavar="FILE",
+        help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip
+    add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
+        help="what the template finds beside the messages, such as "
+        """'{"enable_thinking": false}'; a request's word counts before this""")  # fmt: skip
     _add_security(parser)
     _add_bounds(parser)
     add_shared_arguments(parser)
@@ -167,6 +173,8 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
         args.slot_save_path,
         args.slots,
         not args.log_disable,
+        None if args.chat_template_file is None else read_template(args.chat_template_file),
+        args.chat_template_kwargs,
     )
 
 

@@ -22,6 +22,14 @@ class UnknownArgument(InvalidArgument, TypeError):
     """A function was given a keyword that it does not take."""
 
 
+class PromptTooLong(InvalidArgument):
+    """A prompt of `n_tokens` does not fit the context of `n_ctx`."""
+
+    def __init__(self, message: str = "", *, argument: str = "", n_tokens: int = 0, n_ctx: int = 0) -> None:
+        super().__init__(message, argument=argument)
+        self.n_tokens, self.n_ctx = n_tokens, n_ctx
+
+
 class GGUFError(VkbackendError):
     """A model file is missing, truncated, malformed or inconsistent."""
 

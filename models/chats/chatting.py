@@ -49,6 +49,7 @@ class Chatting:
     generations: list[Generation]
     mailbox: Mailbox
     tokenizer: Tokenizer
+    eager: bool = False  # the engine goes on anyway
 
     def stream(self) -> Generator[ChatChunk, None, None]:
         reader = self.request.reader()
@@ -60,11 +61,14 @@ class Chatting:
 
     async def astream(self) -> AsyncGenerator[ChatChunk, None]:
         reader = self.request.reader()
-        async with aclosing(astream(self.mailbox, self.generations[0], self.tokenizer)) as chunks:
+        async with aclosing(self._achunks()) as chunks:
             async for chunk in chunks:
                 yield (one := reader.push(chunk))
                 if one.finish_reason is not None:
                     return
+
+    def _achunks(self) -> AsyncGenerator[Chunk, None]:
+        return astream(self.mailbox, self.generations[0], self.tokenizer, eager=self.eager)
 
     def whole(self, chunks: Sequence[ChatChunk]) -> ChatCompletion:
         """The answer that was streamed."""

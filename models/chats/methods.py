@@ -29,6 +29,7 @@ class Chats(ABC):
 
     chat_templates: Mapping[str, str]
     n_slots: int
+    _apart: bool  # the engine has a process of its own
     _makers: PromptMakers | None = None
 
     @property
@@ -70,7 +71,7 @@ class Chats(ABC):
         plain text. Raises InvalidArgument, also for what the template refuses; UnsupportedModel without a
         tokenizer; and what `generate` raises.
         """
-        chatting = self._chatting(messages, max_tokens, options, 1 if n is None else n)
+        chatting = self.chatting(messages, max_tokens, n=n, **options)
         if n is None:
             return chatting.whole(list(chatting.stream()))
         return chatting.all(4 * self.n_slots)
@@ -85,7 +86,7 @@ class Chats(ABC):
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
         """`chat` for asyncio; a cancelled task ends its answers."""
-        chatting = self._chatting(messages, max_tokens, options, 1 if n is None else n)
+        chatting = self.chatting(messages, max_tokens, n=n, **options)
         if n is None:
             return chatting.whole([chunk async for chunk in chatting.astream()])
         return await chatting.aall(4 * self.n_slots)
@@ -95,14 +96,14 @@ class Chats(ABC):
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> Generator[ChatChunk, None, None]:
         """`chat` as it comes, a ChatChunk per token. Arguments are checked here, before the first."""
-        return self._chatting(messages, max_tokens, options, 1).stream()
+        return self.chatting(messages, max_tokens, **options).stream()
 
     @takes(ChatKeywords, ChatOptions)
     def achat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> AsyncGenerator[ChatChunk, None]:
         """`chat_stream` for asyncio."""
-        return self._chatting(messages, max_tokens, options, 1).astream()
+        return self.chatting(messages, max_tokens, **options).astream()
 
     @takes(ChatKeywords, ChatOptions)
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatRequest:
@@ -114,11 +115,16 @@ class Chats(ABC):
             self._makers = PromptMakers(self.tokenizer, self.chat_templates)
         return chat_request(self._makers.of(options), checked_messages("messages", messages), options)
 
-    def _chatting(
-        self, messages: Messages, max_tokens: int | None, options: ChatKeywords, n: int
-    ) -> Chatting:
-        n, most = whole_number("n", n, 1, MAX_CONTINUATIONS), token_limit("max_tokens", max_tokens)
+    @takes(ChatKeywords, ChatOptions)
+    def chatting(
+        self, messages: Messages, max_tokens: int | None = None, *, n: int | None = None,
+        **options: Unpack[ChatKeywords],
+    ) -> Chatting:  # fmt: skip
+        """What `chat` would send, to be streamed later: its prompt may be made in a thread."""
+        several = whole_number("n", 1 if n is None else n, 1, MAX_CONTINUATIONS)
+        most = token_limit("max_tokens", max_tokens)
         request = self._request(messages, ChatOptions.of(**options))
         generation = self._generation(request.ids, most, request.keywords)  # type: ignore[arg-type]
         generation = generation.answering(request.shown, request.single)
-        return Chatting(request, generation.several(n), self._open_mailbox(), self.tokenizer)
+        mailbox = self._open_mailbox()
+        return Chatting(request, generation.several(several), mailbox, self.tokenizer, self._apart)

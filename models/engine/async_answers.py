@@ -6,10 +6,34 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from weakref import WeakKeyDictionary, ref
 
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.channel import Letter, Next
 from vkbackend.models.engine.messages import Answer, Request, is_last
+
+
+class LoopWaker:
+    """Wakes the coroutines of a loop that have mail, those of a step together: to wake one is a system call,
+    and this thread then competes with it for the interpreter."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)
+        self.waiters: deque[asyncio.Future[None]] = deque()
+
+    def wake(self) -> None:
+        if self.waiters and (loop := self._loop()) is not None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+_wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = WeakKeyDictionary()
 
 
 class AsyncMail:
@@ -17,14 +41,16 @@ class AsyncMail:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._items = loop, deque[Answer | None]()
+        self._waker = _wakers.setdefault(loop, LoopWaker(loop))
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, answer: Answer | None) -> None:
+    def put(self, answer: Answer | None) -> LoopWaker | None:
         self._items.append(answer)
-        if (waiter := self._waiter) is not None:
-            self._waiter = None
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                self._loop.call_soon_threadsafe(_wake, waiter)
+        if (waiter := self._waiter) is None:
+            return None
+        self._waiter = None
+        self._waker.waiters.append(waiter)
+        return self._waker
 
     def qsize(self) -> int:
         return len(self._items)
@@ -39,11 +65,6 @@ class AsyncMail:
                 await waiter
         self._waiter = None
         return self._items.popleft()
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class AsyncAnswers:

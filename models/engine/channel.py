@@ -29,10 +29,17 @@ from vkbackend.models.engine.messages import (
 END_SLICE_S = 0.05  # an interrupt can lose the news of an end, which is then seen this much later
 
 
+class Waker(Protocol):
+    """Wakes those who have got mail."""
+
+    def wake(self) -> None: ...
+
+
 class Mail(Protocol):
     """Where the answers to a request go; None: look what has happened to the engine."""
 
-    def put(self, answer: Answer | None, /) -> None: ...
+    def put(self, answer: Answer | None, /) -> Waker | None:
+        """Returns who must wake the reader, when everything is put that there is."""
 
     def qsize(self) -> int: ...
 
@@ -130,29 +137,35 @@ class Channel:
     def deliver(self, news: News) -> None:
         """To those who wait last: one that wakes up finds what came for its other requests."""
         awaited: list[tuple[int, Answer]] = []
+        wakers: set[Waker] = set()
         for id_, token in zip(news.ids, news.tokens, strict=True):
             if id_ in self._awaited:
                 awaited.append((id_, token))
-            else:
-                self._put(id_, token)
+            elif waker := self._put(id_, token):
+                wakers.add(waker)
         for event in news.events:
             if event.id in self._awaited:
                 awaited.append((event.id, event))
-            else:
-                self._put(event.id, event)
+            elif waker := self._put(event.id, event):
+                wakers.add(waker)
         for id_, answer in awaited:
             self._awaited.discard(id_)
-            self._put(id_, answer)
+            if waker := self._put(id_, answer):
+                wakers.add(waker)
+        for waker in wakers:
+            waker.wake()
 
-    def _put(self, id_: int, answer: Answer) -> None:
+    def _put(self, id_: int, answer: Answer) -> Waker | None:
         reader = self.readers.get(id_)
+        waker: Waker | None = None
         if not isinstance(answer, int) and answer.done:
             self._forget(id_)
         if reader is not None and (mail := reader()) is not None:
-            mail.put(answer)
+            waker = mail.put(answer)
             if mail.qsize() >= MOST_UNREAD and id_ in self.readers and id_ not in self.paused:
                 self.paused.add(id_)
                 self.inbox.put(Pause(id_))
+        return waker
 
     def _forget(self, id_: int) -> bool:
         self._awaited.discard(id_)
@@ -167,11 +180,11 @@ class Channel:
         self._ends.put(None)
         for reader in list(self.readers.values()):
             if (mail := reader()) is not None:
-                mail.put(None)
+                _tell_end(mail)
         with suppress(Empty):
             while True:
                 if isinstance(letter := self.inbox.get_nowait(), Letter):
-                    letter.mail.put(None)
+                    _tell_end(letter.mail)
 
     # ---- callers ----
 
@@ -182,3 +195,8 @@ class Channel:
             with suppress(Empty):
                 self._ends.get(timeout=min(left, END_SLICE_S))
         return self.ended
+
+
+def _tell_end(mail: Mail) -> None:
+    if waker := mail.put(None):
+        waker.wake()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vkbackend import errors
-from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.errors import InvalidArgument, PromptTooLong, VkbackendError
 from vkbackend.models.grammar.compiler import Vocabulary
 from vkbackend.models.grammar.structure import Structure
 from vkbackend.models.sampling.logprobs import Logprobs
@@ -261,9 +261,11 @@ def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
             "the prompt has no tokens; give at least one (a model with a BOS token adds it itself)"
         )
     if len(tokens) > n_ctx:
-        raise InvalidArgument(
+        raise PromptTooLong(
             f"the prompt has {len(tokens)} tokens and the context holds {n_ctx}; shorten the prompt or open "
-            f"the model with n_ctx (-c) of at least {len(tokens) + 1}, 0 for the model's own"
+            f"the model with n_ctx (-c) of at least {len(tokens) + 1}, 0 for the model's own",
+            n_tokens=len(tokens),
+            n_ctx=n_ctx,
         )
     low, high = min(tokens), max(tokens)
     if low < 0 or high >= n_vocab:

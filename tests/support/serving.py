@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vkbackend.errors import InvalidArgument
@@ -166,3 +171,40 @@ def until(condition: Callable[[], bool]) -> None:
             return
         done.wait(0.01)
     raise AssertionError("the condition was never met")
+
+
+class Command:
+    """A server as a process; `log` is what it has written so far."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "vkbackend", "serve", "-dev", "numpy", "--port", "0", *words]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        until(lambda: bool(self._address()) or self.process.poll() is not None)
+        assert self._address(), self.log
+        self.address = Address(int(self._address()[0]))
+        until(lambda: self.address.get("/health")[0] == 200)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def _address(self) -> list[str]:
+        return re.findall(r"listening at http://127.0.0.1:(\d+)", "".join(self.log))
+
+    def engine(self) -> int:
+        """The id of the engine's process."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        found = {int(pid) for task in threads for pid in (task / "children").read_text().split()} | set(
+            map(int, children)
+        )
+        engines = [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(engines) == 1, engines
+        return engines[0]
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(HANG_S)

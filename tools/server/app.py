@@ -17,7 +17,14 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from vkbackend.tools.server import completions, llama_completion, native
+from vkbackend.tools.server import (
+    chat_completions,
+    completions,
+    llama_completion,
+    messages,
+    native,
+    responses,
+)
 from vkbackend.tools.server.failures import ANTHROPIC, OPENAI, Api, ClientGone, Refusal, as_refusal
 from vkbackend.tools.server.guard import normal_path
 from vkbackend.tools.server.service import Service
@@ -47,6 +54,13 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/completions", completions.completions),
     ("POST", "/completion", llama_completion.completion),
     ("POST", "/infill", llama_completion.infill),
+    ("POST", "/chat/completions", chat_completions.chat_completions),
+    ("POST", "/chat/completions/input_tokens", chat_completions.count_input_tokens),
+    ("POST", "/responses", responses.responses),
+    ("POST", "/responses/input_tokens", responses.count_response_tokens),
+    ("POST", "/messages", messages.messages),
+    ("POST", "/messages/count_tokens", messages.count_tokens),
+    ("POST", "/apply-template", chat_completions.apply_template),
 )
 
 

@@ -14,6 +14,7 @@ from vkbackend.errors import (
     DeviceLost,
     InvalidArgument,
     OutOfDeviceMemory,
+    PromptTooLong,
     QueueFull,
     StateError,
     Timeout,
@@ -83,6 +84,9 @@ def as_refusal(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     text = str(error)
+    if isinstance(error, PromptTooLong):  # by this code clients know to shorten a conversation
+        sizes = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
+        return Refusal(400, text, param="prompt", code="context_length_exceeded", extra=sizes)
     if isinstance(error, InvalidArgument):
         return Refusal(400, text, param=error.argument or None)
     if isinstance(error, StateError):

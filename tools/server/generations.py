@@ -7,18 +7,20 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import token_ids
+from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.params import MAX_SEED
-from vkbackend.tools.server.failures import Refusal
 
 SHORT_TEXT = 4096  # characters that are tokenized at once, in about 1 ms; longer ones in a thread
 PROMPT = "expected a text, a list of token ids, or a list of these"
+Piece = Chunk | ChatChunk
 EAGER_CHUNKS = 64  # chunks of a sequence that may wait for the others of their request
 
 
@@ -32,6 +34,9 @@ class Job:
     text: str | None = None  # of the prompt, where it came as one
     index: int = 0
 
+    def start(self, llm: LLM) -> AsyncGenerator[Piece, None]:
+        return llm.astream(self.ids, self.max_tokens, **self.options)
+
 
 @dataclass(slots=True)
 class Tally:
@@ -44,8 +49,10 @@ class Tally:
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
+    is_known: bool = False  # that it runs in its slot
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, piece: Piece) -> None:
+        chunk = piece if isinstance(piece, Chunk) else piece.chunk
         if chunk.token is not None:
             self.n_tokens += 1
             self.tokens.append(chunk.token)
@@ -59,6 +66,8 @@ class Tally:
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 
+
+J = TypeVar("J", bound=Job)
 
 # ---- prompts ----
 
@@ -101,7 +110,7 @@ async def prompts_of(
         raise InvalidArgument(f"{name} has {len(parts)} prompts, at most {most} may be", argument=name)
     found = [await prompt_of(llm, name, part) for part in parts]
     for ids, _ in found:
-        check_length(llm, ids)
+        check_tokens(ids, llm.n_vocab, llm.n_ctx)
     return found, is_list
 
 
@@ -110,19 +119,6 @@ def _are_prompts(value: Sequence[Any]) -> bool:
     return all(isinstance(part, str) for part in value) or any(
         isinstance(part, list | dict) for part in value
     )
-
-
-def check_length(llm: LLM, ids: Sequence[int]) -> None:
-    """Raises Refusal with OpenAI's code, by which clients know to shorten a conversation."""
-    if len(ids) > llm.n_ctx:
-        raise Refusal(
-            400,
-            f"the prompt has {len(ids)} tokens and the context holds {llm.n_ctx}; shorten it, or start the "
-            "server with a larger one (-c)",
-            param="prompt",
-            code="context_length_exceeded",
-            extra={"n_prompt_tokens": len(ids), "n_ctx": llm.n_ctx},
-        )
 
 
 def several(job: Job, n: int) -> list[Job]:
@@ -140,22 +136,18 @@ def several(job: Job, n: int) -> list[Job]:
 # ---- what runs ----
 
 
-def chunks_of(llm: LLM, job: Job) -> AsyncGenerator[Chunk, None]:
-    return llm.astream(job.ids, job.max_tokens, **job.options)
-
-
-async def merged(llm: LLM, jobs: Sequence[Job]) -> AsyncGenerator[tuple[Job, Chunk], None]:
+async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
     """The chunks of all, as they come. Where one fails all end."""
     if len(jobs) == 1:
-        async with aclosing(chunks_of(llm, jobs[0])) as chunks:
+        async with aclosing(jobs[0].start(llm)) as chunks:
             async for chunk in chunks:
                 yield jobs[0], chunk
         return
-    queue: asyncio.Queue[tuple[Job, Chunk | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
+    queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
-    async def read(job: Job) -> None:
+    async def read(job: J) -> None:
         try:
-            async with aclosing(chunks_of(llm, job)) as chunks:
+            async with aclosing(job.start(llm)) as chunks:
                 async for chunk in chunks:
                     await queue.put((job, chunk))
             await queue.put((job, None))
@@ -180,6 +172,14 @@ async def merged(llm: LLM, jobs: Sequence[Job]) -> AsyncGenerator[tuple[Job, Chu
 
 
 # ---- what is told ----
+
+
+def stop_met(llm: LLM, tally: Tally, text: str, stops: Sequence[str]) -> str:
+    """The stop string that ended a text; "" where it was a token of the model's."""
+    if not stops:
+        return ""
+    rest = llm.tokenizer.decode(tally.tokens, at_start=False)[len(text) :]
+    return next((stop for stop in stops if rest.startswith(stop)), "")
 
 
 def usage_of(tallies: Sequence[Tally], n_prompt: int) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.engine.messages import check_tokens
 from vkbackend.models.llm import LLM
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.text.infill import infill_prompt
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.generations import Job, Tally, check_length, prompts_of, several, timings_of
+from vkbackend.tools.server.generations import Job, Tally, prompts_of, several, stop_met, timings_of
 from vkbackend.tools.server.service import Json, Service
 
 MAX_PROBS = 100
@@ -77,7 +78,7 @@ async def infill(service: Service, request: Request) -> Response:
         return ids + (llm.tokenize(begun, add_special=False) if begun else [])
 
     ids = await asyncio.to_thread(encode)
-    check_length(llm, ids)
+    check_tokens(ids, llm.n_vocab, llm.n_ctx)
     asked.take(several(Job(ids, asked.most, asked.options), n))
     return await answer(service, request, fields, asked, n > 1)
 
@@ -218,13 +219,8 @@ class LlamaCompletion:
         """llama-server's `stop_type` and `stopping_word`."""
         if tally.finish_reason == "length":
             return "limit", ""
-        stops: Sequence[str] = job.options.get("stop", ())
-        if stops:
-            text = "".join(tally.text)
-            rest = self.llm.detokenize(tally.tokens)[len(text) :]
-            if word := next((stop for stop in stops if rest.startswith(stop)), ""):
-                return "word", word
-        return "eos", ""
+        word = stop_met(self.llm, tally, "".join(tally.text), job.options.get("stop", ()))
+        return ("word", word) if word else ("eos", "")
 
     def _row(self, token: int, row: Logprobs) -> dict[str, Any]:
         return self._prob(token, row.logprob) | {"top_logprobs": [self._prob(t, p) for t, p in row.top]}

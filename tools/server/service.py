@@ -15,12 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from vkbackend.checks import whole_number
 from vkbackend.errors import VkbackendError
-from vkbackend.models.engine.completion import Chunk
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields, read_fields
 from vkbackend.tools.server.failures import OPENAI, Api, Refusal, as_refusal
-from vkbackend.tools.server.generations import Job, Tally, merged
+from vkbackend.tools.server.generations import J, Tally, merged
 from vkbackend.tools.server.guard import Guard
 from vkbackend.tools.server.limits import Admission, Limits
 from vkbackend.tools.server.metrics import Metrics
@@ -41,6 +40,8 @@ class Config:
     slot_folder: str | None = None
     shows_slots: bool = True
     logs_requests: bool = True
+    template: str | None = None  # in place of the model's own
+    template_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Json(Response):
@@ -124,25 +125,24 @@ class Service:
     # ---- generations ----
 
     async def generate(
-        self, request: Request, llm: LLM, jobs: Sequence[Job], *, streamed: bool
-    ) -> AsyncGenerator[tuple[Job, Chunk, Tally], None]:
+        self, request: Request, llm: LLM, jobs: Sequence[J], *, streamed: bool
+    ) -> AsyncGenerator[tuple[J, Any, Tally], None]:
         """The chunks of all jobs, as they come. Raises Refusal (429), and what generations raise."""
         tallies = {id(job): Tally(len(job.ids)) for job in jobs}
-        began, first = time.monotonic(), True
+        began = time.monotonic()
         with self.admission.enter(len(jobs), streams=streamed):
             try:
                 async with aclosing(merged(llm, jobs)) as chunks:
-                    async for job, chunk in chunks:
+                    async for job, piece in chunks:
                         tally = tallies[id(job)]
-                        tally.add(chunk)
-                        if chunk.token is not None:
-                            if first:
-                                self.metrics.first_token.add(time.monotonic() - began)
-                                first = False
-                            self.running[chunk.slot] = tally
-                            if chunk.finish_reason:
-                                self._forget(tally)
-                        yield job, chunk, tally
+                        tally.add(piece)
+                        if tally.n_tokens and not tally.is_known:
+                            tally.is_known = True
+                            self.metrics.first_token.add(time.monotonic() - began)
+                            self.running[tally.slot] = tally
+                        if tally.finish_reason:
+                            self._forget(tally)
+                        yield job, piece, tally
             except VkbackendError as error:
                 self.model.failed(error, llm)
                 if type(error) is VkbackendError and llm.is_open:

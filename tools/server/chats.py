@@ -1,0 +1,168 @@
+"""What the three chat APIs share: a conversation in OpenAI's shape becomes jobs, an answer becomes blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vkbackend.checks import finite_number, refused, shown
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.chats.answer import ChatChunk
+from vkbackend.models.chats.chatting import Chatting
+from vkbackend.models.llm import LLM
+from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.generations import Job
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# What templates see of a message: a request says nothing else to them.
+MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
+# What a request may give a template beside messages and tools.
+TEMPLATE_FIELDS = (
+    "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking",
+    "clear_thinking",
+)  # fmt: skip
+MAX_WORD = 64
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MAX_MESSAGES = 10_000
+
+
+@dataclass(slots=True)
+class ChatJob(Job):
+    """An answer to generate."""
+
+    chatting: Chatting | None = None
+
+    def start(self, llm: LLM) -> AsyncGenerator[ChatChunk, None]:
+        assert self.chatting is not None
+        return self.chatting.astream()
+
+
+async def chat_jobs(
+    llm: LLM, messages: Sequence[Mapping[str, Any]], most: int | None, n: int, options: dict[str, Any]
+) -> list[ChatJob]:
+    """A template is rendered in a process of its own: a thread waits for it. Raises InvalidArgument."""
+
+    def prepare() -> Chatting:
+        return llm.chatting(messages, most, n=n, **options)
+
+    chatting = await asyncio.to_thread(prepare)
+    ids = list(chatting.request.ids)
+    return [
+        ChatJob(ids, most, options, index=i, chatting=replace(chatting, generations=[one]))
+        for i, one in enumerate(chatting.generations)
+    ]
+
+
+# ---- what is asked ----
+
+
+def messages_of(fields: Fields, llm: LLM) -> list[dict[str, Any]]:
+    """OpenAI's messages, with what templates may see of them."""
+    fields.required("messages")
+    found = []
+    for message in fields.objects("messages", MAX_MESSAGES):
+        message.required("role")
+        role = message.word("role", ROLES, "user")
+        if role == "developer" and "developer" not in (llm.chat_template or ""):
+            role = "system"  # its older name, which most templates know alone
+        kept = {name: message.get(name) for name in MESSAGE_FIELDS if message.has(name)}
+        found.append(kept | {"role": role})
+    return found
+
+
+def template_fields(given: Fields | None, effort: str | None) -> dict[str, Any]:
+    """What a template finds beside the messages; `effort` "none" asks it for no thoughts."""
+    found: dict[str, Any] = {}
+    if effort == "none":
+        found["enable_thinking"] = False
+    elif effort is not None:
+        found["reasoning_effort"] = effort
+    for name, value in (given.values if given else {}).items():
+        if name not in TEMPLATE_FIELDS:
+            known = ", ".join(TEMPLATE_FIELDS)
+            raise InvalidArgument(
+                f"chat_template_kwargs.{shown(name)}: a request may give {known}",
+                argument="chat_template_kwargs",
+            )
+        found[name] = _plain(f"chat_template_kwargs.{name}", value)
+    return found
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, str) and len(value) <= MAX_WORD:
+        return value
+    if isinstance(value, int | float):
+        return finite_number(name, value, -1e9, 1e9) if isinstance(value, float) else int(value)
+    raise refused(name, value, f"expected true, false, a number or a word of at most {MAX_WORD} characters")
+
+
+# ---- what is answered ----
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of an answer: a "thought", a "text", or a "call" with its id and name. `text` is what came."""
+
+    kind: str
+    index: int
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of a call. What is no JSON object, as a grammar alone makes sure of, stands under a name."""
+        try:
+            found = json.loads(self.text or "{}")
+        except (ValueError, RecursionError):
+            found = None
+        return found if isinstance(found, dict) else {"arguments": self.text}
+
+
+class Blocks:
+    """Cuts an answer into blocks that follow each other; `push` yields what begins, goes on and ends."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open: Block | None = None
+
+    def push(self, chunk: ChatChunk) -> Iterator[tuple[str, Block, str]]:
+        """("begin", block, ""), ("piece", block, text) and ("end", block, "")."""
+        if chunk.reasoning:
+            yield from self._go_on("thought", chunk.reasoning)
+        if chunk.content:
+            yield from self._go_on("text", chunk.content)
+        for call in chunk.tool_calls:
+            if call.name is not None:
+                yield from self.end()
+                yield from self._begin("call", call.id or "", call.name)
+            if call.arguments and self._open is not None:
+                self._open.pieces.append(call.arguments)
+                yield "piece", self._open, call.arguments
+
+    def end(self) -> Iterator[tuple[str, Block, str]]:
+        if self._open is not None:
+            yield "end", self._open, ""
+            self._open = None
+
+    def _go_on(self, kind: str, text: str) -> Iterator[tuple[str, Block, str]]:
+        if self._open is None or self._open.kind != kind:
+            yield from self.end()
+            yield from self._begin(kind)
+        assert self._open is not None
+        self._open.pieces.append(text)
+        yield "piece", self._open, text
+
+    def _begin(self, kind: str, id_: str = "", name: str = "") -> Iterator[tuple[str, Block, str]]:
+        self._open = Block(kind, len(self.all), id_, name)
+        self.all.append(self._open)
+        yield "begin", self._open, ""

@@ -1,0 +1,241 @@
+"""Anthropic's /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vkbackend.checks import refused
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.llm import LLM
+from vkbackend.tools.server import streams
+from vkbackend.tools.server.body import Fields
+from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options
+from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
+from vkbackend.tools.server.failures import ANTHROPIC
+from vkbackend.tools.server.generations import Tally, stop_met
+from vkbackend.tools.server.service import Json, Service
+
+MAX_BLOCKS = 10_000
+# Claude Code begins its system prompt with a block that differs in every request: nothing behind it would
+# ever be found in the prefix cache.
+BILLING = "x-anthropic-billing-header:"
+CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
+
+
+async def messages(service: Service, request: Request) -> Response:
+    fields = await service.fields(request)
+    llm = service.ready()
+    asked = await AskedMessage.of(service, fields, llm)
+    if fields.switch("stream"):
+        return service.stream(asked.events(request), ANTHROPIC)
+    async with streams.while_connected(request.receive):
+        return Json(await asked.whole(request))
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    fields = await service.fields(request)
+    llm = service.ready()
+    chat = as_chat(fields)
+    asked, options = messages_of(chat, llm), chat_options(service, chat, llm)
+    found = await asyncio.to_thread(lambda: llm.chat_prompt(asked, **options))
+    return Json({"input_tokens": len(found.ids)})
+
+
+# ---- what is asked, as a request for a chat completion ----
+
+
+def as_chat(fields: Fields) -> Fields:
+    """Raises InvalidArgument."""
+    kept: dict[str, Any] = {
+        name: fields.get(name) for name in ("temperature", "top_p", "top_k", "seed", "chat_template_kwargs")
+    }
+    found: list[dict[str, Any]] = []
+    system = [text for text in _texts(fields, "system") if not text.startswith(BILLING)]
+    if system:
+        found.append({"role": "system", "content": "\n\n".join(system)})
+    fields.required("messages")
+    for message in fields.objects("messages", MAX_MESSAGES):
+        message.required("role")
+        role = message.word("role", ("user", "assistant", "system"), "user")
+        message.required("content")
+        found += _assistant(message) if role == "assistant" else _user(message, role)
+    kept |= {"messages": found, "stop": fields.get("stop_sequences")}
+    if fields.has("tools"):
+        kept["tools"] = [_tool(tool) for tool in fields.objects("tools", MAX_TOOLS)]
+    if (choice := fields.inner("tool_choice")) is not None:
+        choice.required("type")
+        kept["tool_choice"] = CHOICES[choice.word("type", tuple(CHOICES), "auto")]
+        if kept["tool_choice"] == "tool":
+            kept["tool_choice"] = {"type": "function", "function": {"name": choice.text("name", "")}}
+        kept["parallel_tool_calls"] = not choice.switch("disable_parallel_tool_use")
+    if (thinking := fields.inner("thinking")) is not None:
+        kind = thinking.word("type", ("enabled", "disabled", "adaptive"), "enabled")
+        kwargs = fields.inner("chat_template_kwargs")
+        kept["chat_template_kwargs"] = {"enable_thinking": kind != "disabled"} | (
+            kwargs.values if kwargs else {}
+        )
+    return Fields(kept)
+
+
+def _texts(fields: Fields, name: str) -> list[str]:
+    """A text, or the texts of blocks; other kinds are refused."""
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return [value] if value else []
+    return [_text(block) for block in fields.objects(name, MAX_BLOCKS)]
+
+
+def _text(block: Fields) -> str:
+    if block.get("type") != "text":
+        raise InvalidArgument(
+            f"{block.name('type')}: blocks of this type are not supported here, text alone is",
+            argument=block.name("type"),
+        )
+    return block.text("text", "")
+
+
+def _blocks(message: Fields) -> list[Fields]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [Fields({"type": "text", "text": content}, f"{message.name('content')}.")]
+    return message.objects("content", MAX_BLOCKS)
+
+
+def _user(message: Fields, role: str) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own, in front of what the user says."""
+    results, texts = [], []
+    for block in _blocks(message):
+        if block.get("type") == "tool_result":
+            text = "\n".join(_texts(block, "content"))
+            if block.switch("is_error"):
+                text = f"Error: {text}"
+            results.append({"role": "tool", "tool_call_id": block.text("tool_use_id", ""), "content": text})
+        else:
+            texts.append(_text(block))
+    return results + ([{"role": role, "content": "\n\n".join(texts)}] if texts or not results else [])
+
+
+def _assistant(message: Fields) -> list[dict[str, Any]]:
+    texts, thoughts, calls = [], [], []
+    for block in _blocks(message):
+        kind = block.get("type")
+        if kind == "thinking":
+            thoughts.append(block.text("thinking", ""))
+        elif kind == "redacted_thinking":
+            continue  # another server's secret
+        elif kind == "tool_use":
+            given = block.inner("input")
+            arguments = json.dumps(given.values if given else {}, ensure_ascii=False)
+            function = {"name": block.text("name", ""), "arguments": arguments}
+            calls.append({"id": block.text("id", ""), "type": "function", "function": function})
+        else:
+            texts.append(_text(block))
+    made: dict[str, Any] = {"role": "assistant", "content": "\n\n".join(texts)}
+    made |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return [made | ({"tool_calls": calls} if calls else {})]
+
+
+def _tool(tool: Fields) -> dict[str, Any]:
+    kind = tool.text("type", "custom")
+    if kind != "custom":
+        raise refused(tool.name("type"), kind, "this server has no tools of its own; describe yours")
+    function = {"name": tool.get("name"), "description": tool.get("description") or ""}
+    schema = tool.inner("input_schema")
+    return {"type": "function", "function": function | {"parameters": schema.values if schema else {}}}
+
+
+# ---- what is answered ----
+
+
+class AskedMessage:
+    """A request, checked."""
+
+    def __init__(self, service: Service, llm: LLM, jobs: list[ChatJob], stops: Sequence[str]) -> None:
+        self.service, self.llm, self.jobs, self._stops = service, llm, jobs, stops
+        self._raw: list[str] = []
+        self.id = f"msg_{secrets.token_hex(12)}"
+
+    @classmethod
+    async def of(cls, service: Service, fields: Fields, llm: LLM) -> AskedMessage:
+        chat = as_chat(fields)
+        asked, options = messages_of(chat, llm), chat_options(service, chat, llm)
+        most = service.max_tokens(fields, "max_tokens")
+        return cls(service, llm, await chat_jobs(llm, asked, most, 1, options), options.get("stop", ()))
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+        return {
+            "id": self.id, "type": "message", "role": "assistant", "model": self.service.config.alias,
+            "content": content, "stop_reason": None, "stop_sequence": None, "usage": usage,
+        }  # fmt: skip
+
+    def _usage(self, tally: Tally) -> dict[str, int]:
+        """Anthropic counts what was kept apart from what was computed."""
+        return {
+            "input_tokens": tally.prompt_n - tally.cached_n, "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": tally.cached_n, "output_tokens": tally.n_tokens,
+        }  # fmt: skip
+
+    def _end(self, tally: Tally, reason: str) -> dict[str, Any]:
+        """`stop_reason`, and the stop sequence that was met."""
+        if reason == "tool_calls":
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        found = stop_met(self.llm, tally, "".join(self._raw), self._stops) or None
+        return {"stop_reason": "stop_sequence" if found else "end_turn", "stop_sequence": found}
+
+    async def whole(self, request: Request) -> dict[str, Any]:
+        blocks, last, reason = Blocks(), None, "stop"
+        async for _, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=False):
+            self._raw.append(chunk.chunk.text)
+            for _ in blocks.push(chunk):
+                pass
+            last, reason = tally, chunk.finish_reason or reason
+        assert last is not None
+        content = [_block(block, whole=True) for block in blocks.all]
+        return self._message(content, self._usage(last)) | self._end(last, reason)
+
+    async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        blocks, last, reason = Blocks(), None, "stop"
+        async for _, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=True):
+            if last is None:
+                usage = {"input_tokens": tally.prompt_n, "output_tokens": 0}
+                yield _event("message_start", message=self._message([], usage))
+            self._raw.append(chunk.chunk.text)
+            last, reason = tally, chunk.finish_reason or reason
+            for change in blocks.push(chunk):
+                yield _change(*change)
+        for change in blocks.end():
+            yield _change(*change)
+        assert last is not None
+        yield _event("message_delta", delta=self._end(last, reason), usage=self._usage(last))
+        yield _event("message_stop")
+
+
+def _event(name: str, **values: Any) -> bytes:
+    return streams.event({"type": name} | values, name)
+
+
+def _block(block: Block, *, whole: bool) -> dict[str, Any]:
+    if block.kind == "thought":
+        return {"type": "thinking", "thinking": block.text if whole else "", "signature": ""}
+    if block.kind == "text":
+        return {"type": "text", "text": block.text if whole else ""}
+    return {"type": "tool_use", "id": block.id, "name": block.name, "input": block.arguments if whole else {}}
+
+
+def _change(change: str, block: Block, piece: str) -> bytes:
+    if change == "begin":
+        return _event("content_block_start", index=block.index, content_block=_block(block, whole=False))
+    if change == "end":
+        return _event("content_block_stop", index=block.index)
+    name = {"thought": "thinking", "text": "text", "call": "partial_json"}[block.kind]
+    kind = {"thought": "thinking_delta", "text": "text_delta", "call": "input_json_delta"}[block.kind]
+    return _event("content_block_delta", index=block.index, delta={"type": kind, name: piece})
