@@ -70,6 +70,7 @@ class Config:
     eps: float
     layers: tuple[LayerConfig, ...]
     softcap: float = 0.0  # c of c tanh(logits / c), 0: none
+    attn_softcap: float = 0.0  # the same of q k^T
 
     @classmethod
     def from_gguf(cls, gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> Config:
@@ -285,8 +286,10 @@ class Decoder:
 
     def head(self, h: Tensor, graph: Graph, w: Weights) -> None:
         if graph.n_outputs:
-            x = ops.rms_norm(ops.outputs(h), w("output_norm"), self.config.eps)
-            ops.logits(x, w("output"), softcap=self.config.softcap)
+            ops.logits(self.normed_outputs(h, w), w("output"), softcap=self.config.softcap)
+
+    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
+        return ops.rms_norm(ops.outputs(h), w("output_norm"), self.config.eps)
 
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return ops.embed(graph, w("token_embd"))
@@ -325,6 +328,7 @@ class Decoder:
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
             window=cache.window,
+            softcap=self.config.attn_softcap,
             sinks=w.get("attn_sinks.weight"),
         )
         return linear(self.gate(a, x, w), w, "attn_output")

@@ -1,0 +1,48 @@
+"""deepseek2 (DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash): latent attention, experts beside a shared one
+behind some dense layers, chosen by softmax (V2) or by sigmoid plus a bias, from the best groups (V3).
+
+YaRN scales q k^T in place of cos and sin: by (1 + m ln(factor))^2, m its log multiplier. DeepSeek-AI 2024,
+arXiv:2405.04434 and arXiv:2412.19437.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vkbackend.formats import block_of
+from vkbackend.meta.policy import FeedForward, Layer
+from vkbackend.models.architectures.base import read_float
+from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.latent import LatentAttention
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.moe import Gating
+from vkbackend.rope import RopeTable
+
+
+class Model(LatentAttention):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating(norm_w=False))
+
+    def read_config(self, gguf: GGUF) -> Config:
+        c = self.read_latent(gguf, Config.from_gguf(gguf, self.mixture))
+        factor = read_float(gguf, "rope.scaling.factor", 1.0)
+        self.log_multiplier = read_float(gguf, "rope.scaling.yarn_log_multiplier", 0.0)
+        grown = (1 + self.log_multiplier * math.log(max(factor, 1.0))) ** 2
+        return replace(c, layers=tuple(replace(layer, scale=layer.scale * grown) for layer in c.layers))
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        table = super().read_ropes(gguf)["rope"]
+        if table.scaling == "yarn" and self.log_multiplier:
+            table = replace(table, attn_factor=table.attn_factor / (1 + 0.1 * math.log(table.factor)))
+        return {"rope": table}
+
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
+        layer, prefix = self.config.layers[il], f"blk.{il}."
+        mixer = self.mixer(layer, types, prefix)
+        if layer.mixture:
+            return Layer(mixer, layer.mixture.feed_forward(types, prefix))
+        return Layer(mixer, FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0]))

@@ -1,0 +1,12 @@
+"""ernie4_5 (ERNIE 4.5, dense): as llama, maybe with biases. Baidu ERNIE team 2025, "ERNIE 4.5 Technical
+Report"."""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.decoder import Decoder
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    half_split = False

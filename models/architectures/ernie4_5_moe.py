@@ -1,0 +1,21 @@
+"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with a mixture of experts behind some dense layers:
+softmax, chosen with a bias that has no part in their weights, these normalised; maybe a shared expert.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import ernie4_5
+from vkbackend.models.architectures.base import check_off
+from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(ernie4_5.Model):
+    """The weights and the graph."""
+
+    mixture = Mixture()
+
+    def read_config(self, gguf: GGUF) -> Config:
+        check_off(gguf, "interleave_moe_layer_step", 1)
+        return super().read_config(gguf)

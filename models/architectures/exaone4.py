@@ -1,0 +1,54 @@
+"""exaone4 (EXAONE 4): no norm in front of attention and FFN, but one of what each gives before it is added;
+norms of the heads of q and k. Where the file gives a window, three of four layers see it, and the fourth has
+no RoPE.
+
+LG AI Research 2025, arXiv:2507.11407.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import LayerMemory, Weights, WeightSpec, read_windowed
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.gguf.reader import GGUF
+
+PERIOD = 4
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    windows = True
+    freq_factors = True
+    post_norms = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        c = super().read_config(gguf)
+        window = int(gguf.u32("exaone4.attention.sliding_window", 0))
+        local = read_windowed(gguf, len(c.layers), PERIOD)
+        self.everywhere = not window  # RoPE
+        layers = [
+            replace(layer, window=window if windowed else 0)
+            for layer, windowed in zip(c.layers, local, strict=True)
+        ]
+        return replace(c, layers=tuple(layers))
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        specs = [*super().attention_weights(il), *self.head_norm_weights(il)]
+        return [spec for spec in specs if spec.name != "attn_norm"]
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        return [spec for spec in super().feed_forward_weights(il) if spec.name != self.pre_ffn_norm]
+
+    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        eps = self.config.eps
+        h = h + ops.rms_norm(self.mix(h, w, cache, il), w("post_attention_norm"), eps)
+        return h + ops.rms_norm(self.feed_forward(h, w, il), w("post_ffw_norm"), eps)
+
+    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
+        if self.everywhere or self.config.layers[il].window:
+            return super().rotate(x, w, name, il)
+        return ops.head_norm(x, w(f"{name}_norm"), self.config.layers[il].head_dim, self.config.eps)

@@ -1,0 +1,23 @@
+"""gemma (Gemma 1): as llama with RoPE on pairs half a head apart, embeddings times sqrt(n_embd) and GELU
+(tanh) in the FFN. 1 is in the weights of the norms already. Gemma team 2024, arXiv:2403.08295.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.decoder import Decoder
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    def embed(self, graph: Graph, w: Weights) -> Tensor:
+        return ops.scale(super().embed(graph, w), math.sqrt(self.n_embd))
+
+    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return ops.gelu_mul(gate, up)

@@ -1,0 +1,39 @@
+"""gemma2 (Gemma 2): as gemma, with norms of what attention and FFN give before it is added, soft-caps of q
+k^T and of the logits, and a window that every second layer sees, the first one too. Gemma team 2024,
+arXiv:2408.00118.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.models.architectures import gemma
+from vkbackend.models.architectures.base import read_float, read_windowed
+from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.gguf.reader import GGUF
+
+PERIOD = 2
+N_LAYER_27B = 46  # the one size whose q k^T is not scaled by its head size, which files do not say
+
+
+class Model(gemma.Model):
+    """The weights and the graph."""
+
+    post_norms = True
+    windows = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        c = super().read_config(gguf)
+        window = int(gguf.u32("gemma2.attention.sliding_window", 4096))
+        layers = list(c.layers)
+        for il, local in enumerate(read_windowed(gguf, len(layers), PERIOD)):
+            layer = layers[il]
+            if len(layers) == N_LAYER_27B and "gemma2.attention.scale" not in gguf.metadata:
+                layer = replace(layer, scale=(c.n_embd / layer.n_head) ** -0.5)
+            layers[il] = replace(layer, window=window) if local else layer
+        return replace(
+            c,
+            layers=tuple(layers),
+            softcap=read_float(gguf, "final_logit_softcapping", 30.0, low=0.0),
+            attn_softcap=read_float(gguf, "attn_logit_softcapping", 50.0, low=0.0),
+        )

@@ -1,0 +1,41 @@
+"""granite (Granite 3, dense): as llama with four multipliers: of the embeddings, of q k^T, of what attention
+and FFN add to the residual, and a divisor of the logits; all from muP (Yang et al. 2022, arXiv:2203.03466).
+
+Granite team 2024, "Granite 3.0 Language Models".
+"""
+
+from __future__ import annotations
+
+from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import LayerMemory, Weights, check_off, read_float
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    mixture: Mixture | None = None
+    half_split = False
+
+    def read_config(self, gguf: GGUF) -> Config:
+        check_off(gguf, "rope.scaling.finetuned", True)
+        self.embedding_scale = read_float(gguf, "embedding_scale", 1.0)
+        self.residual_scale = read_float(gguf, "residual_scale", 1.0)
+        self.logit_scale = read_float(gguf, "logit_scale", 1.0)
+        return super().read_config(gguf)
+
+    def embed(self, graph: Graph, w: Weights) -> Tensor:
+        return ops.scale(super().embed(graph, w), self.embedding_scale)
+
+    def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        return ops.scale(super().mix(x, w, cache, il), self.residual_scale)
+
+    def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        return ops.scale(super().ffn(h, w, il), self.residual_scale)
+
+    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
+        return ops.scale(super().normed_outputs(h, w), 1 / self.logit_scale)

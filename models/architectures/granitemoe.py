@@ -1,0 +1,14 @@
+"""granitemoe (Granite 3 with experts): granite with a mixture of experts in every layer: softmax over those
+chosen, maybe a shared expert beside them.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import granite
+from vkbackend.models.architectures.mixture import Mixture
+
+
+class Model(granite.Model):
+    """The weights and the graph."""
+
+    mixture = Mixture()

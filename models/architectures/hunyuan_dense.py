@@ -1,0 +1,19 @@
+"""hunyuan-dense (Hunyuan, dense): as qwen3, but the norms of the heads of q and k come behind RoPE. Tencent
+Hunyuan team 2025.
+"""
+
+from __future__ import annotations
+
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures import qwen3
+from vkbackend.models.architectures.base import Weights
+
+
+class Model(qwen3.Model):
+    """The weights and the graph."""
+
+    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
+        layer = self.config.layers[il]
+        turned = ops.rope(x, layer.head_dim, layer.rope, half_split=self.half_split)
+        return ops.head_norm(turned, w(f"{name}_norm"), layer.head_dim, self.config.eps)

@@ -1,0 +1,125 @@
+"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434), for every architecture that has it.
+
+It runs as attention with one kv head: its key is the normed latent and the part of keys that heads share, its
+value the latent; q and the result go through a matrix of every head. Its cache is that latent: of DeepSeek-V3
+576 values a position, where full heads would take 40,960. Names and keys: llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.formats import block_of
+from vkbackend.meta import ops
+from vkbackend.meta.ops_heads import concat, mat_heads
+from vkbackend.meta.plan import columns, rows
+from vkbackend.meta.policy import Attention
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import LayerCache, Weights, WeightSpec, fused, linear, read_count
+from vkbackend.models.architectures.decoder import Config, Decoder, LayerConfig
+from vkbackend.models.gguf.reader import GGUF
+
+
+class LatentAttention(Decoder):
+    """`turns`: whether what heads share is turned by RoPE. q may come from a latent of its own (`rank_q`)."""
+
+    turns = True
+    half_split = False
+
+    def read_latent(self, gguf: GGUF, config: Config) -> Config:
+        """The sizes of the latent, and the layers as attention with one kv head. Raises GGUFError,
+        UnsupportedModel."""
+        self.latent, self.shared = (
+            read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
+        )
+        self.rank_q = int(gguf.u32(f"{gguf.architecture}.attention.q_lora_rank", 0))
+        if f"{gguf.architecture}.attention.key_length_mla" not in gguf.metadata:
+            raise UnsupportedModel(
+                f"{gguf.paths[0]}: its latent attention is stored as full heads (attn_kv_b), as was done "
+                "before April 2025; get a newer file of the model, or convert it again"
+            )
+        width, self.size_v = (read_count(gguf, f"attention.{key}_length_mla") for key in ("key", "value"))
+        self.nope = width - self.shared
+        layers = []
+        for layer in config.layers:
+            if layer.n_head_kv and (layer.head_dim != self.latent + self.shared or self.nope <= 0):
+                raise GGUFError(
+                    f"{gguf.paths[0]}: keys of {layer.head_dim} are not a latent of {self.latent} and "
+                    f"{self.shared} that heads share"
+                )
+            layers.append(
+                replace(layer, n_head_kv=1, head_dim_v=self.latent, scale=width**-0.5, n_rot=self.shared)
+            )
+        return replace(config, layers=tuple(layers))
+
+    # ---- weights ----
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        n_embd, n_head = self.config.n_embd, self.config.layers[il].n_head
+        specs = [WeightSpec("attn_norm", (n_embd,))]
+        if self.rank_q:
+            specs += [
+                WeightSpec("attn_q_a", (self.rank_q, n_embd)),
+                WeightSpec("attn_q_a_norm", (self.rank_q,)),
+            ]
+        n_in = self.rank_q or n_embd
+        return [
+            *specs,
+            WeightSpec("attn_q", (n_head * self.nope, n_in), rows("heads")),
+            WeightSpec("attn_q_shared", (n_head * self.shared, n_in), rows("heads")),
+            WeightSpec("attn_latent", (self.latent, n_embd), rows("kv_heads")),
+            WeightSpec("attn_k_shared", (self.shared, n_embd), rows("kv_heads")),
+            WeightSpec("attn_kv_a_norm", (self.latent,)),
+            WeightSpec("attn_k_b", (n_head * self.latent, self.nope), rows("heads"), stacked=n_head),
+            WeightSpec("attn_v_b", (n_head * self.size_v, self.latent), rows("heads"), stacked=n_head),
+            WeightSpec("attn_output", (n_embd, n_head * self.size_v), columns("heads")),
+        ]
+
+    def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
+        by_name = {spec.name: spec for spec in super()._as_stored(specs, prefix)}
+        for names, tensor, per_head in (
+            (("attn_q", "attn_q_shared"), "attn_q_b" if self.rank_q else "attn_q", True),
+            (("attn_latent", "attn_k_shared"), "attn_kv_a_mqa", False),
+        ):
+            full_names = [f"{prefix}{name}.weight" for name in names]
+            if all(name in by_name for name in full_names):
+                parts = [by_name[name] for name in full_names]
+                repeat = parts[0].shape[0] // self.nope if per_head else 1
+                by_name |= {spec.name: spec for spec in fused(f"{prefix}{tensor}.weight", parts, repeat)}
+        return list(by_name.values())
+
+    def mixer(self, layer: LayerConfig, types: Mapping[str, str], prefix: str) -> Attention:
+        block = block_of(types[f"{prefix}attn_output.weight"])[0]
+        return Attention(layer.n_head, 1, layer.head_dim, self.size_v, block)
+
+    # ---- graph ----
+
+    def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
+        layer, latent, shared, eps = self.config.layers[il], self.latent, self.shared, self.config.eps
+        c, k_shared = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared")
+        if self.rank_q:
+            x = ops.rms_norm(linear(x, w, "attn_q_a"), w("attn_q_a_norm"), eps)
+        q, q_shared = linear(x, w, "attn_q"), linear(x, w, "attn_q_shared")
+        if self.turns:
+            q_shared, k_shared = (
+                ops.rope(part, shared, layer.rope, half_split=self.half_split)
+                for part in (q_shared, k_shared)
+            )
+        c = ops.head_norm(c, w("attn_kv_a_norm"), latent, eps)
+        ops.kv_store(concat(c, k_shared, latent, shared), cache.k, cache.cells)
+        ops.kv_store(c, cache.v, cache.cells)
+        q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, latent, shared)
+        a = ops.attention(
+            q,
+            cache.k,
+            cache.v,
+            cache.cells,
+            heads=layer.n_head,
+            kv_heads=1,
+            head_dim_k=latent + shared,
+            head_dim_v=latent,
+            scale=layer.scale,
+        )
+        return linear(mat_heads(a, w("attn_v_b"), layer.n_head), w, "attn_output")

@@ -1,0 +1,13 @@
+"""qwen3vl (Qwen3-VL, its text part): qwen3 whose RoPE has interleaved sections, which are alike for text (Bai
+et al. 2025, arXiv:2511.21631).
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import qwen3
+
+
+class Model(qwen3.Model):
+    """The weights and the graph."""
+
+    interleaved_sections = True
