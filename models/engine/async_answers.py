@@ -67,26 +67,31 @@ class AsyncMail:
         return self._items.popleft()
 
 
-class AsyncAnswers:
+class AsyncAnswers(AsyncIterator[Answer]):
     """As `Answers`, in the running loop: the request is posted now, and cancelled when nobody can read its
     mail any more."""
 
     def __init__(self, mailbox: Mailbox, make: Callable[[int], Request], *, eager: bool) -> None:
-        self._mailbox, self._eager = mailbox, eager
+        self._mailbox, self._eager, self._ended = mailbox, eager, False
         mail = AsyncMail(asyncio.get_running_loop())
         self._mail: AsyncMail | None = mail
         self._id, request = mailbox.make(make)
         mailbox.channel.inbox.put(Letter(self._id, request, mail, eager))
 
-    async def __aiter__(self) -> AsyncIterator[Answer]:
-        try:
-            ends = False
-            while not ends:
-                answer = await self._next()
-                ends = is_last(answer)
-                yield answer
-        finally:
+    def __aiter__(self) -> AsyncIterator[Answer]:
+        return self
+
+    async def __anext__(self) -> Answer:
+        if self._ended:
             self.close()
+            raise StopAsyncIteration
+        answer = await self._next()
+        try:
+            self._ended = is_last(answer)
+        except BaseException:
+            self.close()
+            raise
+        return answer
 
     async def _next(self) -> Answer:
         assert self._mail is not None, "read on after close()"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
+import selectors
 import signal
 import threading
 import time
@@ -102,6 +103,8 @@ class RemoteEngine:
         self._channel = channel
         context = multiprocessing.get_context("spawn")
         self._conn, theirs = context.Pipe()
+        self._selector = selectors.DefaultSelector()  # kept: `wait` makes one each time, for every step
+        self._selector.register(self._conn, selectors.EVENT_READ)
         self._process = context.Process(
             target=serve, args=(theirs, options, open_), name="vkbackend-engine", daemon=True
         )
@@ -143,7 +146,7 @@ class RemoteEngine:
 
     def _receive(self, what: str) -> Any:
         """The next message; None where none came within a slice, or where the process ends as it shall."""
-        if wait([self._conn], WAIT_SLICE_S):
+        if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
                 return self._conn.recv()
@@ -191,6 +194,7 @@ class RemoteEngine:
                     self._process.close()
             if self._writer.is_alive():
                 self._writer.join(CLOSE_S)
+            self._selector.close()
             self._conn.close()
 
     def disown(self) -> None:

@@ -27,7 +27,7 @@ from vkbackend.tools.server import (
 )
 from vkbackend.tools.server.failures import ANTHROPIC, OPENAI, Api, ClientGone, Refusal, as_refusal
 from vkbackend.tools.server.guard import normal_path
-from vkbackend.tools.server.service import Service
+from vkbackend.tools.server.service import BODY_SEND, Service
 from vkbackend.tools.server.streams import encode, reply
 
 log = logging.getLogger("vkbackend.serve")
@@ -79,6 +79,7 @@ class App:
         if scope["type"] != "http":
             return  # uvicorn is told to speak nothing else
         answer = Answer(self.service, scope, send)
+        scope[BODY_SEND] = send
         try:
             self._check(answer, scope)
             if scope["method"] == "OPTIONS":

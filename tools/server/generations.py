@@ -89,6 +89,8 @@ async def prompt_of(llm: LLM, name: str, value: Any) -> tuple[list[int], str | N
         return await prompt_of(llm, name, value.get("prompt_string"))
     if not isinstance(value, list):
         raise refused(name, value, PROMPT)
+    if len(value) > llm.n_ctx:  # each part is a token or more; eight MiB may hold four million
+        check_tokens([0] * len(value), llm.n_vocab, llm.n_ctx)
     if not any(isinstance(part, str) for part in value):
         return list(token_ids(name, value, PROMPT)), None
     ids: list[int] = []
@@ -138,11 +140,6 @@ def several(job: Job, n: int) -> list[Job]:
 
 async def merged(llm: LLM, jobs: Sequence[J]) -> AsyncGenerator[tuple[J, Piece], None]:
     """The chunks of all, as they come. Where one fails all end."""
-    if len(jobs) == 1:
-        async with aclosing(jobs[0].start(llm)) as chunks:
-            async for chunk in chunks:
-                yield jobs[0], chunk
-        return
     queue: asyncio.Queue[tuple[J, Piece | BaseException | None]] = asyncio.Queue(EAGER_CHUNKS)
 
     async def read(job: J) -> None:

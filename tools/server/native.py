@@ -198,7 +198,11 @@ async def tokens_of(service: Service, request: Request) -> Response:
     )
     if not pieces:
         return Json({"tokens": ids})
-    return Json({"tokens": [{"id": token, "piece": _piece(llm.tokenizer.piece(token))} for token in ids]})
+
+    def told() -> list[dict[str, Any]]:
+        return [{"id": token, "piece": _piece(llm.tokenizer.piece(token))} for token in ids]
+
+    return Json({"tokens": await asyncio.to_thread(told)})
 
 
 def _piece(piece: bytes) -> str | list[int]:
@@ -213,5 +217,7 @@ async def text_of(service: Service, request: Request) -> Response:
     fields = await service.fields(request)
     llm = service.ready()
     fields.required("tokens")
-    ids = token_ids("tokens", fields.items("tokens", service.config.limits.body_nbytes))
-    return Json({"content": await asyncio.to_thread(llm.detokenize, ids, skip_special=False)})
+    given = fields.items("tokens", service.config.limits.body_nbytes)
+    # In a thread, as below: there may be four million.
+    text = await asyncio.to_thread(lambda: llm.detokenize(token_ids("tokens", given), skip_special=False))
+    return Json({"content": text})

@@ -22,6 +22,7 @@ SAME = (
     "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "min_tokens", "ignore_eos",
 )  # fmt: skip
 MAX_SAMPLERS = 32
+MAX_BIAS_TEXT = 16_384  # characters in all, which take 10 ms to tokenize
 Tokenize = Callable[[str], list[int]]
 
 
@@ -92,6 +93,7 @@ def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, f
     expected = "expected {token id: bias} or [[token id or text, bias or false], ...]"
     pairs = list(value.items()) if isinstance(value, dict) else value
     found: dict[int, float] = {}
+    n_left = MAX_BIAS_TEXT
     for pair in _list("logit_bias", pairs, limits.biases):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise refused("logit_bias", pair, expected)
@@ -100,10 +102,9 @@ def bias_of(value: Any, limits: Limits, tokenize: Tokenize) -> list[tuple[int, f
         if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 20:
             token = int(token)
         if isinstance(token, str):
-            if len(token) > limits.stop_length:
-                raise refused(
-                    "logit_bias", token, f"at most {limits.stop_length} characters may be in a text"
-                )
+            n_left -= len(token)
+            if n_left < 0:
+                raise refused("logit_bias", token, f"its texts have more than {MAX_BIAS_TEXT} characters")
             found.update(dict.fromkeys(tokenize(token), number))
         else:
             found[whole_number("logit_bias", token, 0, (1 << 31) - 1, " (a token id)")] = number

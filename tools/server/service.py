@@ -19,12 +19,14 @@ from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields, read_fields
 from vkbackend.tools.server.failures import OPENAI, Api, Refusal, as_refusal
-from vkbackend.tools.server.generations import J, Tally, merged
+from vkbackend.tools.server.generations import J, Piece, Tally, merged
 from vkbackend.tools.server.guard import Guard
 from vkbackend.tools.server.limits import Admission, Limits
 from vkbackend.tools.server.metrics import Metrics
 from vkbackend.tools.server.model import Model, State
 from vkbackend.tools.server.sampling import sampling_of
+
+BODY_SEND = "vkbackend.body_send"  # in a scope: uvicorn's own `send`
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,9 @@ class Events(Response):
         def fail(error: BaseException) -> bytes:
             return self._fail(self._service.refusal(error))
 
-        stream = streams.EventStream(send, [], self._service.config.limits.ping_s, fail)
+        # What is added to the headers need not look at every event.
+        body_send = scope.get(BODY_SEND, send)
+        stream = streams.EventStream(send, body_send, self._service.config.limits.ping_s, fail)
         failed = await stream.run(self._events, receive)
         if failed is not None:
             self._service.note(failed)
@@ -132,16 +136,16 @@ class Service:
         began = time.monotonic()
         with self.admission.enter(len(jobs), streams=streamed):
             try:
-                async with aclosing(merged(llm, jobs)) as chunks:
-                    async for job, piece in chunks:
-                        tally = tallies[id(job)]
-                        tally.add(piece)
-                        if tally.n_tokens and not tally.is_known:
-                            tally.is_known = True
-                            self.metrics.first_token.add(time.monotonic() - began)
-                            self.running[tally.slot] = tally
-                        if tally.finish_reason:
-                            self._forget(tally)
+                if len(jobs) == 1:
+                    (job,), (tally,) = jobs, tallies.values()
+                    async with aclosing(job.start(llm)) as pieces:
+                        async for piece in pieces:
+                            self._add(tally, piece, began)
+                            yield job, piece, tally
+                    return
+                async with aclosing(merged(llm, jobs)) as found:
+                    async for job, piece in found:
+                        self._add(tally := tallies[id(job)], piece, began)
                         yield job, piece, tally
             except VkbackendError as error:
                 self.model.failed(error, llm)
@@ -156,6 +160,15 @@ class Service:
                     sum(t.prompt_n for t in tallies.values()),
                     sum(t.n_tokens for t in tallies.values()),
                 )
+
+    def _add(self, tally: Tally, piece: Piece, began: float) -> None:
+        tally.add(piece)
+        if tally.n_tokens and not tally.is_known:
+            tally.is_known = True
+            self.metrics.first_token.add(time.monotonic() - began)
+            self.running[tally.slot] = tally
+        if tally.finish_reason:
+            self._forget(tally)
 
     def _forget(self, tally: Tally) -> None:
         if self.running.get(tally.slot) is tally:

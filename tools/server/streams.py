@@ -68,13 +68,13 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 
 
 class EventStream:
-    """Events, as bytes, on their way: `has_begun` once their status is sent. `fail` makes the last event of
-    an error; None: nothing can be said any more."""
+    """Events, as bytes, on their way: `has_begun` once their status is sent by `begin`. `fail` makes the last
+    event of an error."""
 
     def __init__(
-        self, send: Send, headers: list[Header], ping_s: float, fail: Callable[[BaseException], bytes]
+        self, begin: Send, send: Send, ping_s: float, fail: Callable[[BaseException], bytes]
     ) -> None:
-        self._send, self._headers, self._ping_s, self._fail = send, headers, ping_s, fail
+        self._send_head, self._send, self._ping_s, self._fail = begin, send, ping_s, fail
         self.has_begun = False
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
@@ -109,8 +109,7 @@ class EventStream:
 
     async def _begin(self) -> None:
         self.has_begun = True
-        headers = [*EVENTS, *self._headers]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send_head({"type": "http.response.start", "status": 200, "headers": EVENTS})
 
     def _look(self) -> None:
         """Send a comment where nothing was sent for so long, and look again when that is next due."""

@@ -219,7 +219,9 @@ WRONG = [
     ("stream", 1), ("echo", "yes"), ("suffix", "end"), ("best_of", 2), ("samplers", ["no such"]),
     ("samplers", ["top_k"] * 33), ("dry_sequence_breakers", ["a"] * 33), ("stream_options", 1),
     ("prompt", None), ("prompt", 1), ("prompt", {}), ("prompt", []), ("prompt", [-1, "a", None]),
-    ("prompt", ["a"] * 129), ("prompt", [[1.5]]), ("repeat_last_n", -2), ("mirostat", 3), ("prompt", [True]),
+    ("prompt", ["a"] * 129), ("prompt", [1] * 513),
+    ("logit_bias", {"a" * 9000: 0, "b" * 9000: 0}), ("prompt", [[1.5]]),
+    ("repeat_last_n", -2), ("mirostat", 3), ("prompt", [True]),
     ("prompt", {"prompt_string": "a", "multimodal_data": ["AA=="]}),
 ]  # fmt: skip
 

@@ -1,0 +1,132 @@
+"""The command's own matters: the extra it needs, TLS, defaults of sampling, the page's mount."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import HANG_S, FakeModel, served, until
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.tools import serve
+from vkbackend.tools.cli import main
+from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.server import app
+from vkbackend.tools.server.run import Server, listen
+from vkbackend.tools.server.service import Config
+
+pytestmark = pytest.mark.no_vulkan
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn", "httptools", "msgspec"])
+def test_without_the_extra(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from vkbackend.tools.cli import main\nsys.exit(main(['serve', '-dev', 'numpy']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "vkbackend[serve]" in done.stderr and "tools/setup.sh --serve" in done.stderr
+
+
+def test_the_context_is_shared() -> None:
+    args = parsed("-c", "300", "-np", "3")
+    serve.share_context(args, demo_model())
+    assert (args.n_ctx, args.kv_cells, args.n_slots) == (300, 300, 3)
+    for words in ((), ("-c", "0")):
+        args = parsed(*words)
+        serve.share_context(args, demo_model())
+        assert (args.n_ctx, args.kv_cells) == (512, 512)  # the demo model's own
+    args = parsed("-c", "300", "--kv-cells", "900")
+    serve.share_context(args, demo_model())
+    assert args.kv_cells == 900
+
+
+def test_defaults_of_sampling() -> None:
+    assert serve.defaults_of(parsed()) == {}
+    found = serve.defaults_of(parsed("--temp", "0.2", "--seed", "7", "-r", "END", "--ignore-eos"))
+    assert found == {"temperature": 0.2, "seed": 7, "stop": ["END"], "ignore_eos": True}
+    config = Config("a", "a", defaults=found, logs_requests=False)
+    with served(FakeModel(), config) as address:
+        params = address.get("/props")[1]["default_generation_settings"]["params"]
+        assert params["temperature"] == 0.2 and params["top_k"] == 40
+
+
+def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(serve.KEY_VARIABLE, "secret")
+    args = parsed("--host", "0.0.0.0")
+    assert serve.config_of(args, "a.gguf").guard.keys == ("secret",)
+    monkeypatch.delenv(serve.KEY_VARIABLE)
+    with pytest.raises(InvalidArgument, match="--insecure"):
+        serve.config_of(args, "a.gguf")
+    assert serve.config_of(parsed("--host", "0.0.0.0", "--insecure"), "a.gguf").alias == "a"
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = str(sock.getsockname()[1])
+        assert main(["serve", "-dev", "numpy", "--port", port]) == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_tls(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert,
+         "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    sock = listen("127.0.0.1", 0)
+    open_: Any = lambda progress: FakeModel()  # noqa: E731
+    server = Server(Config("a", "a"), open_, key_file=str(key), cert_file=str(cert))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    context = ssl.create_default_context(cafile=str(cert))
+    url = f"https://127.0.0.1:{sock.getsockname()[1]}/v1/models"
+
+    def ready() -> bool:
+        try:
+            with urllib.request.urlopen(url, context=context, timeout=HANG_S) as answer:
+                return bool(json.load(answer)["data"][0]["id"] == "a")
+        except OSError:
+            return False
+
+    until(ready)
+    server.should_exit = True
+    thread.join(HANG_S)
+
+
+def test_the_page_s_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in the page's folder is served at /, without a key, and nothing beside it."""
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "index.html").write_text("<p>hello</p>")
+    (page / "a.js").write_text("1")
+    (tmp_path / "secret").write_text("secret")
+    monkeypatch.setattr(app, "PAGE", page)
+    from vkbackend.tools.server.guard import Guard
+
+    with served(FakeModel(), Config("a", "a", guard=Guard(keys=("k",)))) as address:
+        status, text, headers = address.get("/")
+        assert status == 200 and "hello" in text and "script-src 'self'" in headers["content-security-policy"]
+        assert address.get("/a.js")[0] == 200
+        for path in ("/../secret", "/%2e%2e/secret", "/..%2fsecret", "//../secret"):
+            assert address.get(path)[0] == 404, path
+        assert address.get("/v1/models")[0] == 401
