@@ -7,11 +7,13 @@ threads may use one `LLM`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Any, Self, Unpack, overload
 
 import numpy as np
@@ -79,7 +81,7 @@ class LLM(Chats):
         if progress is not None and not callable(progress):
             raise refused("progress", progress, "expected a function of (bytes loaded, bytes in all)")
         self._tokenizer: Tokenizer | None = None
-        self._knows_vocabulary = False
+        self._knows_vocabulary, self._telling = False, Lock()
         with GGUF.open(wanted.path) as gguf:
             self.chat_templates, suppressed = chat_templates(gguf), suppressed_ids(gguf)
             self.chat_template = self.chat_templates.get("default")
@@ -223,7 +225,7 @@ class LLM(Chats):
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """`generate` for asyncio: other tasks run meanwhile, and a cancelled task ends its generations."""
-        batch = self._batch(prompt, max_tokens, n, options)
+        batch = await asyncio.to_thread(self._batch, prompt, max_tokens, n, options)
         done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
 
@@ -284,10 +286,11 @@ class LLM(Chats):
 
     def _tell_vocabulary(self) -> None:
         """Let the engine know what tokens stand for, before the first grammar. Raises UnsupportedModel."""
-        if not self._knows_vocabulary:
-            vocabulary = vocabulary_of(self.tokenizer)
-            list(self._ask(lambda id_: SetVocabulary(id_, vocabulary)))
-            self._knows_vocabulary = True
+        with self._telling:
+            if not self._knows_vocabulary:
+                vocabulary = vocabulary_of(self.tokenizer)
+                list(self._ask(lambda id_: SetVocabulary(id_, vocabulary)))
+                self._knows_vocabulary = True
 
     # ---- what a slot holds ----
 

@@ -4,7 +4,6 @@ tokens may come next.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vkbackend.errors import InvalidArgument, VkbackendError
-from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.messages import ErrorData, Generate
 from vkbackend.models.engine.scheduler import Batch
 from vkbackend.models.engine.sequence import Sequence
-from vkbackend.models.grammar.compiler import COMPILE_S, Compiler, Vocabulary, mask_words
+from vkbackend.models.grammar.compiler import Compiler, Vocabulary, mask_words
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -36,7 +35,7 @@ class Grammars:
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         if self._compiler is not None:
-            self._compiler.close()
+            return  # another caller was first: a model has one
         self._compiler = Compiler(vocabulary)
         self._masks = np.empty(self._shape, np.uint32)
 
@@ -49,6 +48,8 @@ class Grammars:
             raise InvalidArgument("a structure needs a vocabulary; send SetVocabulary first")
         compiled = self._compiler.compile(request.structure)
         if compiled.done():
+            if wrong := _wrong(compiled):
+                raise wrong
             self._start(sequence, compiled)
             return False
         self._compiling[request.id] = sequence, compiled
@@ -64,23 +65,13 @@ class Grammars:
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
         """Requests that wait no longer, and what is wrong with their grammar."""
-        now = time.monotonic()
         for sequence, compiled in list(self._compiling.values()):
-            error: VkbackendError | None = None
             if compiled.done():
-                try:
+                del self._compiling[sequence.request.id]
+                wrong = _wrong(compiled)
+                if wrong is None:
                     self._start(sequence, compiled)
-                except VkbackendError as found:
-                    error = found
-            elif now - sequence.born > COMPILE_S:
-                error = InvalidArgument(
-                    f"the grammar was not compiled within {COMPILE_S:.0f} s; make it simpler, or try again "
-                    "when those before it are done"
-                )
-            else:
-                continue
-            del self._compiling[sequence.request.id]
-            yield sequence, error
+                yield sequence, wrong
 
     def masks(self, batch: Batch) -> np.ndarray | None:
         """What each output row of a step may be: uint32 [n_outputs, words]; None where all may be
@@ -106,3 +97,10 @@ class Grammars:
     def close(self) -> None:
         if self._compiler is not None:
             self._compiler.close()
+
+
+def _wrong(compiled: Future[LLMatcher]) -> VkbackendError | None:
+    """What a grammar failed with, as an error of its own for each request: one that is raised again and again
+    would keep all who met it."""
+    error = compiled.exception()
+    return None if error is None else ErrorData.of(error).exception()

@@ -7,21 +7,23 @@ grammar that needs more, or that llguidance does not support, is an error of its
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkbackend.checks import refused
 from vkbackend.errors import VkbackendError
+from vkbackend.models.grammar.probe import COMPILE_S, MEMORY, Probe
 from vkbackend.models.grammar.structure import Structure
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-COMPILE_S = 10.0  # a request waits that long for its grammar
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
 # Items of the parser and fuel of the lexer for one mask. Grammars made to be slow took 0.4 s with so many,
 # once, and then failed; with the library's 50,000 items 3 s.
@@ -83,7 +85,9 @@ class Compiler:
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
         self._n_tokens = len(self._pieces)
-        self._threads = ThreadPoolExecutor(1, "vkbackend-grammar")
+        self._probe = Probe()
+        self._jobs: SimpleQueue[tuple[Structure, Future[LLMatcher]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._tokenizer: LLTokenizer | None = None  # of the thread
         self._kept: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
 
@@ -95,8 +99,11 @@ class Compiler:
         """What matchers start from, or InvalidArgument."""
         found = self._kept.get(structure)
         if found is None:
-            found = self._threads.submit(self._compiled, structure)
-            self._kept[structure] = found
+            found = self._kept[structure] = Future()
+            self._jobs.put((structure, found))
+            if self._thread is None:  # a daemon: no program waits for a grammar to end
+                self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
+                self._thread.start()
             self._drop_old()
         self._kept.move_to_end(structure)
         return found
@@ -106,11 +113,23 @@ class Compiler:
         while len(self._kept) > 1 and (len(self._kept) > MAX_KEPT or nbytes > MAX_KEPT_NBYTES):
             nbytes -= len(self._kept.popitem(last=False)[0].text)
 
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            structure, found = job
+            try:
+                found.set_result(self._compiled(structure))
+            except BaseException as error:
+                found.set_exception(error)
+            del job, found
+
     def _compiled(self, structure: Structure) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(**LIMITS, verbose_errors=False)
-        grammar = LLMatcher.grammar_from_lark(structure.lark())
+        limits, lark = LLParserLimits(**LIMITS, verbose_errors=False), structure.lark()
+        if not self._probe.passes(lark):
+            why = f"it takes more than {COMPILE_S:.0f} s or {MEMORY >> 20} MiB to compile; make it simpler"
+            raise refused(structure.kind, structure.text, why)
+        grammar = LLMatcher.grammar_from_lark(lark)
         found = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not found.is_error():
             found.compute_bitmask()  # the first is the slowest
@@ -129,7 +148,8 @@ class Compiler:
         return self._tokenizer
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._jobs.put(None)
+        self._probe.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""Grammars come from anywhere, and some take minutes and gigabytes to compile: each is compiled first in a
+process of its own, which has limits of time and memory, over a vocabulary of bytes.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import IO
+
+from vkbackend.errors import VkbackendError
+
+COMPILE_S = 5.0  # that a grammar may take; schemas of tools take milliseconds
+MEMORY = 1 << 30  # bytes; a process that has read nothing takes 30 MB
+START_S = 30.0
+LIMITS = "step_max_items=20_000, step_lexer_fuel=200_000, verbose_errors=False"
+
+# The whole program: lines of hex in, "ok" out; a grammar that is none is told by the compiler itself.
+PROGRAM = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+class Bytes:
+    tokens = [bytes([b]) for b in range(256)] + [b"<end>"]
+    special_token_ids, eos_token_id, bos_token_id, is_tokenizer_wrapper = [256], 256, None, True
+    def __call__(self, text): return []
+tokenizer = LLTokenizer(Bytes(), n_vocab=257)
+print("ready", flush=True)
+for line in sys.stdin:
+    grammar = LLMatcher.grammar_from_lark(bytes.fromhex(line).decode())
+    found = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits({LIMITS}))
+    if not found.is_error(): found.compute_bitmask()
+    print("ok", flush=True)
+"""
+
+
+class Probe:
+    """The process, started anew where it ended; callers take turns."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def passes(self, lark: str) -> bool:
+        """Whether a grammar stays within the limits. Raises VkbackendError where no process starts."""
+        with self._lock:
+            process = self._started()
+            assert process.stdin is not None
+            try:
+                process.stdin.write(lark.encode().hex() + "\n")
+                process.stdin.flush()
+                if _said(process.stdout, COMPILE_S):
+                    return True
+            except OSError:
+                pass  # it ended meanwhile
+            self._end()
+            return False
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            if not _said(self._process.stdout, START_S):
+                self._end()
+                raise VkbackendError("the process that tries grammars did not start; try again later")
+        return self._process
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if (process := self._process) is not None:
+            self._process = None
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self._end()
+
+
+def _said(pipe: IO[str] | None, seconds: float) -> bool:
+    """Whether a line came in time."""
+    assert pipe is not None
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([pipe], [], [], min(left, 0.5))[0]:
+            return bool(pipe.readline())
+    return False
