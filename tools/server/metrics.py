@@ -68,7 +68,7 @@ class Metrics:
         figure("llamacpp:n_tokens_max", "counter", "The longest context so far.", self.longest)
         figure("llamacpp:n_decode_total", "counter", "Steps of the engine.", stats.get("n_steps", 0))
         for name, (value, what) in now.items():
-            figure(name, "gauge", what, value)
+            figure(name, "counter" if name.endswith("_total") else "gauge", what, value)
         figure("vkbackend:prompt_tokens_cached_total", "counter", "Tokens of prompts that were not computed.",
                self.cached_tokens)  # fmt: skip
         figure("vkbackend:requests_cancelled_total", "counter", "Requests whose client left.", self.cancelled)

@@ -57,6 +57,7 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # what a client says of its address is not believed
             timeout_keep_alive=int(limits.idle_s),
             timeout_graceful_shutdown=int(limits.shutdown_s + LAST_EVENT_S + 1),
             ssl_keyfile=key_file,
