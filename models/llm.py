@@ -358,8 +358,9 @@ class LLM(Chats):
     def stats(self) -> dict[str, Any]:
         """What the engine does now and has done: requests that wait, run and decode, slots, cells in all,
         used, cached (kept for requests with the same beginning) and shared (used by several), tokens of
-        prompts and how many of them were not computed again (and the rate), preemptions, steps, and
-        milliseconds (median, 99th percentile) and rows of the last 256 of these."""
+        prompts and how many of them were not computed again (and the rate), preemptions, steps, all-reduces;
+        and of the last 256 steps milliseconds (median, 99th percentile), rows, and host microseconds of an
+        all-reduce."""
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
         return event.stats

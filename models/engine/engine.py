@@ -213,6 +213,7 @@ class Engine:
             "n_requests": self._n_submitted,
             "n_preempted": scheduler.n_preempted,
             "n_steps": self._n_steps,
+            "n_reduces": self._reduced[0],
             **self._times.report(),
         }
 
@@ -271,9 +272,10 @@ class Engine:
         step_s = time.perf_counter() - began - (self.runner.record_s - record_s)
         if recorded == self.runner.n_recorded:
             self.scheduler.budget.took(n_decode, len(tokens) - n_decode, step_s)
-        self._times.add(step_s, len(tokens))
         reduces_now, reduce_s_now = self._reduced = self.runner.reduce_stats()
-        self._advance(batch, found, step_s, reduces_now - reduces, reduce_s_now - reduce_s)
+        n_reduces, reduced_s = reduces_now - reduces, reduce_s_now - reduce_s
+        self._times.add(step_s, len(tokens), n_reduces, reduced_s)
+        self._advance(batch, found, step_s, n_reduces, reduced_s)
         self._n_steps += 1
 
     def _top_k(self, batch: Batch) -> int:

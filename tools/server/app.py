@@ -7,14 +7,12 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route, Router
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from vkbackend.tools.server import (
@@ -24,6 +22,7 @@ from vkbackend.tools.server import (
     messages,
     native,
     responses,
+    static,
 )
 from vkbackend.tools.server.failures import ANTHROPIC, OPENAI, Api, ClientGone, Refusal, as_refusal
 from vkbackend.tools.server.guard import normal_path
@@ -32,11 +31,6 @@ from vkbackend.tools.server.streams import encode, reply
 
 log = logging.getLogger("vkbackend.serve")
 
-PAGE = Path(__file__).parent / "page"  # index.html and what it needs
-PAGE_CSP = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 SAFE = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
@@ -61,19 +55,17 @@ ENDPOINTS: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/messages", messages.messages),
     ("POST", "/messages/count_tokens", messages.count_tokens),
     ("POST", "/apply-template", chat_completions.apply_template),
+    *(("GET", path, static.page) for path in static.FILES),
 )
 
 
 class App:
     def __init__(self, service: Service) -> None:
         self.service = service
-        routes: list[BaseRoute] = [
+        routes = [
             Route(path, partial(endpoint, service), methods=[method]) for method, path, endpoint in ENDPOINTS
         ]
-        if (PAGE / "index.html").is_file():
-            routes.append(Mount("/", StaticFiles(directory=PAGE, html=True)))
         self._router = Router(routes, redirect_slashes=False)
-        self._paths = {path for _, path, _ in ENDPOINTS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,18 +93,10 @@ class App:
         scope["state"] = {}
         headers = dict(scope["headers"])
         answer.cors = self.service.config.guard.cors(headers, scope["method"])
-        is_page = scope["method"] in ("GET", "HEAD") and self._is_page(answer.path)
-        answer.is_page = is_page
-        self.service.config.guard.check(answer.path, scope["method"], headers, is_page)
+        answer.is_page = answer.path in static.FILES  # which asks for the key itself
+        self.service.config.guard.check(answer.path, scope["method"], headers, answer.is_page)
         if self.service.is_draining and scope["method"] == "POST":
             raise Refusal(503, "the server is ending", retry_s=5)
-
-    def _is_page(self, path: str) -> bool:
-        """Whether it is a file of the page, which asks for the key itself."""
-        if path == "/":
-            return True
-        first = "/" + path.split("/")[1]
-        return not any(known == first or known.startswith(first + "/") for known in self._paths)
 
 
 class Answer:
@@ -134,7 +118,7 @@ class Answer:
             self.status = message["status"]
             extra = [*SAFE, *self.cors]
             if self.is_page:
-                extra.append((b"content-security-policy", PAGE_CSP))
+                extra.append((b"content-security-policy", static.CSP))
             message = {**message, "headers": [*message["headers"], *extra]}
         await self._send(message)
 

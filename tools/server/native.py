@@ -104,6 +104,7 @@ async def metrics(service: Service, request: Request) -> Response:
         "vkbackend:refused_total": (admission.n_refused, "Requests refused with 429."),
         "vkbackend:restarts_total": (service.model.n_restarts, "How often the model was opened again."),
         "vkbackend:ready": (int(service.model.state is State.READY), "1 while the model is open."),
+        "vkbackend:reduce_us": (stats.get("reduce_us", 0.0), "Host microseconds of an all-reduce, lately."),
         "vkbackend:prompt_hit_rate": (stats.get("hit_rate", 0.0), "Share of prompts' tokens that were kept."),
     }
     return Response(service.metrics.text(gauges, stats), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,88 @@
+// The server's API, and nothing else: every address is relative to the page.
+
+const KEY = "vkbackend.key"; // in sessionStorage: gone with the tab
+
+/** What the server refused, or that it was not reached (status 0). */
+export class ApiError extends Error {
+  constructor(status, { message, code, progress } = {}) {
+    super(message || `The server answered ${status}.`);
+    this.status = status;
+    this.code = code;
+    this.progress = progress;
+  }
+}
+
+/** Cuts a stream of text into the data of server-sent events. */
+export class EventLines {
+  constructor() {
+    this.rest = "";
+  }
+
+  push(text) {
+    const lines = (this.rest + text).split(/\r?\n/);
+    this.rest = lines.pop();
+    return lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
+  }
+}
+
+export class Api {
+  /** `askKey` is called where the server wants a key; it resolves to one, or to null. */
+  constructor(askKey) {
+    this.askKey = askKey;
+    this.asking = null;
+  }
+
+  async request(path, options = {}) {
+    const sent = sessionStorage.getItem(KEY);
+    const headers = { ...options.headers, ...(sent ? { authorization: `Bearer ${sent}` } : {}) };
+    let response;
+    try {
+      response = await fetch(new URL(path, document.baseURI), { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError(0, { message: "The server cannot be reached." });
+    }
+    if (response.ok) return response;
+    if (response.status === 401 && (await this.newKey(sent))) return this.request(path, options);
+    throw new ApiError(response.status, (await response.json().catch(() => null))?.error);
+  }
+
+  /** Whether there is another key than the one that was sent; several requests ask once. */
+  async newKey(sent) {
+    if (sessionStorage.getItem(KEY) !== sent) return true;
+    this.asking ??= this.askKey(sent !== null).finally(() => (this.asking = null));
+    const key = await this.asking;
+    if (key) sessionStorage.setItem(KEY, key);
+    return Boolean(key);
+  }
+
+  async json(path) {
+    return (await this.request(path)).json();
+  }
+
+  /** The chunks of an answer, as OpenAI's API streams them. */
+  async *chat(body, signal) {
+    const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal };
+    const response = await this.request("v1/chat/completions", options);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    const lines = new EventLines();
+    try {
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        for (const data of lines.push(value)) {
+          if (data === "[DONE]") return;
+          const chunk = JSON.parse(data);
+          if (chunk.error) throw new ApiError(500, chunk.error);
+          yield chunk;
+        }
+      }
+    } catch (error) {
+      if (error instanceof TypeError) throw new ApiError(0, { message: "The connection was lost." });
+      throw error;
+    } finally {
+      reader.cancel().catch(() => {});
+    }
+    throw new ApiError(0, { message: "The answer ended early." });
+  }
+}

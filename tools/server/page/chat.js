@@ -1,0 +1,181 @@
+// What a reader does with a conversation: send, stop, ask again, edit. Knows the tree, the store and the API.
+
+import { ApiError } from "./api.js";
+import { announce } from "./dom.js";
+import { ROOT, add, openCalls, path, pathTo, place, remove, turn } from "./tree.js";
+
+const SAVE_MS = 2000; // while an answer grows
+const SHOW_MS = 50;
+
+export class Chat {
+  /** `show()` shows what is open again, `tell(text)` an error; `settings()` are fields of a request. */
+  constructor({ api, store, messages, settings, show, tell }) {
+    Object.assign(this, { api, store, messages, settings, show, tell });
+    this.runs = new Map(); // conversation's id -> {node, controller}
+    this.current = null;
+  }
+
+  get running() {
+    return new Set([...this.runs.values()].map((run) => run.node.id));
+  }
+
+  isRunning(chat = this.current) {
+    return this.runs.has(chat.id);
+  }
+
+  save(chat) {
+    try {
+      this.store.save(chat);
+    } catch (error) {
+      this.tell(error.message);
+    }
+  }
+
+  /** Save it, unless it was deleted meanwhile. */
+  keep(chat) {
+    if (this.store.get(chat.id)) this.save(chat);
+  }
+
+  /** Send a question; where the model has called tools, the result of the first open call. */
+  send(text) {
+    const chat = this.current;
+    if (this.isRunning() || !text.trim()) return false;
+    const shown = path(chat);
+    const above = shown.at(-1)?.id ?? ROOT;
+    const [call, ...others] = openCalls(shown);
+    const node = call
+      ? add(chat, above, "tool", text, { tool_call_id: call.id, name: call.name })
+      : add(chat, above, "user", text);
+    this.messages.follows = true;
+    if (others.length) this.saved(chat);
+    else this.answer(chat, node.id);
+    return true;
+  }
+
+  edit(node, text) {
+    if (this.isRunning()) return;
+    this.answer(this.current, add(this.current, node.parent, "user", text).id);
+  }
+
+  again(node) {
+    if (!this.isRunning()) this.answer(this.current, node.parent);
+  }
+
+  turn(node, step) {
+    if (this.isRunning()) return;
+    const shown = turn(this.current, node, step);
+    this.saved(this.current);
+    this.messages.focus(shown);
+    const [index, n] = place(this.current, shown);
+    announce(`Branch ${index + 1} of ${n}`);
+  }
+
+  remove(node) {
+    if (this.isRunning()) return;
+    remove(this.current, node);
+    this.saved(this.current);
+  }
+
+  stop(chat = this.current) {
+    this.runs.get(chat.id)?.controller.abort();
+  }
+
+  saved(chat) {
+    this.save(chat);
+    this.show();
+  }
+
+  /** A new answer below the message `above`. It goes on where another conversation is opened. */
+  async answer(chat, above) {
+    const node = add(chat, above, "assistant", "");
+    const run = { node, controller: new AbortController(), began: 0, n: 0 };
+    this.runs.set(chat.id, run);
+    this.saved(chat);
+    let saved = Date.now();
+    let due = 0;
+    const draw = () => {
+      due = 0;
+      if (chat === this.current) this.messages.update(node, this.runs.get(chat.id) === run);
+      if (Date.now() - saved > SAVE_MS) (this.keep(chat), (saved = Date.now()));
+    };
+    try {
+      const body = { ...requestOf(chat, above), ...this.settings() };
+      for await (const chunk of this.api.chat(body, run.controller.signal)) {
+        this.take(run, chunk);
+        due ||= setTimeout(draw, SHOW_MS);
+      }
+      announce("The answer is complete.");
+    } catch (error) {
+      if (error.name === "AbortError") announce("Stopped.");
+      else node.error = reason(error);
+    }
+    clearTimeout(due);
+    this.runs.delete(chat.id);
+    draw();
+    this.keep(chat);
+    this.show();
+  }
+
+  /** Add a chunk to its message. */
+  take(run, chunk) {
+    const { node } = run;
+    const [choice] = chunk.choices ?? [];
+    const delta = choice?.delta ?? {};
+    if (delta.content || delta.reasoning_content || delta.tool_calls) {
+      run.n++;
+      run.began ||= performance.now();
+      const took = (performance.now() - run.began) / 1000;
+      node.stats = { tokens: run.n, perSecond: took > 0.2 ? (run.n - 1) / took : 0 };
+    }
+    if (delta.content) node.content += delta.content;
+    if (delta.reasoning_content) node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
+    for (const call of delta.tool_calls ?? []) addCall((node.tool_calls ??= []), call);
+    if (chunk.timings) node.stats = { ...node.stats, ...statsOf(chunk.timings) };
+    if (chunk.usage) {
+      node.stats = { ...node.stats, prompt: chunk.usage.prompt_tokens, tokens: chunk.usage.completion_tokens };
+    }
+    if (choice?.finish_reason === "length") node.error = "The answer was cut: it reached the limit of tokens.";
+  }
+}
+
+function addCall(calls, { index, id, function: part }) {
+  const call = (calls[index] ??= { id: "", name: "", arguments: "" });
+  call.id ||= id ?? "";
+  call.name ||= part?.name ?? "";
+  call.arguments += part?.arguments ?? "";
+}
+
+const statsOf = (timings) => ({
+  tokens: timings.predicted_n,
+  perSecond: timings.predicted_per_second,
+  prompt: timings.prompt_n + timings.cache_n,
+  cached: timings.cache_n,
+});
+
+function reason(error) {
+  if (!(error instanceof ApiError)) return `The page failed: ${error.message}`;
+  if (error.status === 401) return "The server wants an API key. Regenerate asks for it again.";
+  return error.message;
+}
+
+/** The fields of a request that come from the conversation: the messages down to one. */
+export function requestOf(chat, last) {
+  const messages = pathTo(chat, last).map((node) => {
+    const { role, content } = node;
+    if (role === "tool") return { role, content, tool_call_id: node.tool_call_id, name: node.name };
+    if (role === "user") return { role, content };
+    const message = { role, content };
+    if (node.reasoning) message.reasoning_content = node.reasoning;
+    if (node.tool_calls?.length) message.tool_calls = node.tool_calls.map(callOf);
+    return message;
+  });
+  const said = messages.filter((one) => one.role !== "assistant" || one.content || one.tool_calls);
+  const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
+  return { messages: [...system, ...said], stream: true, stream_options: { include_usage: true } };
+}
+
+const callOf = (call) => ({
+  id: call.id,
+  type: "function",
+  function: { name: call.name, arguments: call.arguments },
+});

@@ -1,0 +1,83 @@
+// The live view of devices: memory by purpose, the share of the weights, and what an exchange costs.
+
+import { bytes, element, find, number } from "./dom.js";
+
+const POLL_MS = 2000; // and only while it is shown
+const PURPOSES = ["weights", "mapped", "kv", "scratch", "host", "shared", "staging"];
+const NAMES = { mapped: "mapped file", kv: "KV cache", host: "in host memory" };
+
+export class Devices {
+  constructor(api) {
+    this.api = api;
+    this.panel = find("devices");
+    this.timer = 0;
+    document.addEventListener("visibilitychange", () => this.restart());
+  }
+
+  toggle() {
+    this.panel.hidden = !this.panel.hidden;
+    find("toggle-devices").setAttribute("aria-expanded", String(!this.panel.hidden));
+    if (!this.panel.hidden) find("close-devices").focus();
+    else find("toggle-devices").focus();
+    this.restart();
+  }
+
+  restart() {
+    clearTimeout(this.timer);
+    if (!this.panel.hidden && !document.hidden) this.poll();
+  }
+
+  async poll() {
+    const told = find("devices-error");
+    try {
+      this.show(await this.api.json("stats"));
+      told.textContent = "";
+    } catch (error) {
+      told.textContent = error.message;
+    }
+    clearTimeout(this.timer);
+    if (!this.panel.hidden && !document.hidden) this.timer = setTimeout(() => this.poll(), POLL_MS);
+  }
+
+  show({ devices, engine }) {
+    const weights = devices.map((device) => (device.weights ?? 0) + (device.mapped ?? 0) + (device.host ?? 0));
+    const all = weights.reduce((sum, n) => sum + n, 0);
+    find("device-list").replaceChildren(
+      ...devices.map((device, i) => deviceElement(device, i, all ? weights[i] / all : 0)),
+    );
+    find("engine").replaceChildren(...engineRows(engine, devices.length));
+  }
+}
+
+function deviceElement(device, index, share) {
+  const used = PURPOSES.reduce((sum, name) => sum + (device[name] ?? 0), 0);
+  const percent = `${number(100 * share)} %`;
+  const parts = PURPOSES.filter((name) => device[name] > 0).map((name) =>
+    element("tr", {}, element("th", { scope: "row" }, NAMES[name] ?? name), element("td", {}, bytes(device[name]))),
+  );
+  const free = device.free == null ? [] : [element("tr", { className: "free" }, element("th", { scope: "row" }, "free"), element("td", {}, bytes(device.free)))];
+  const label = `Share of device ${index}: ${percent}`;
+  return element(
+    "section",
+    { className: "device", "aria-label": `Device ${index}` },
+    element("h3", {}, `${index} · ${device.device}`),
+    element("div", { className: "share" }, element("meter", { max: 1, value: share, "aria-label": label }), element("span", {}, percent)),
+    element("table", {}, element("tbody", {}, ...parts, element("tr", { className: "sum" }, element("th", { scope: "row" }, "used"), element("td", {}, bytes(used))), ...free)),
+  );
+}
+
+function engineRows(engine, nDevices) {
+  const cells = engine.cells ? ` (${number((100 * (engine.cells_used ?? 0)) / engine.cells)} %)` : "";
+  const rows = [
+    ["running", `${number(engine.n_running ?? 0)} of ${number(engine.n_slots ?? 0)}`],
+    ["waiting", number(engine.n_waiting ?? 0)],
+    ["cache in use", `${number(engine.cells_used ?? 0)} of ${number(engine.cells ?? 0)}${cells}`],
+    ["kept prefixes", number(engine.cells_cached ?? 0)],
+    ["step, median", `${number(engine.step_ms_p50 ?? 0)} ms`],
+    ["step, 99th percentile", `${number(engine.step_ms_p99 ?? 0)} ms`],
+  ];
+  const reduce = engine.reduce_us;
+  const cost = nDevices < 2 ? "one device: none" : reduce ? `${number(reduce)} µs` : "none yet";
+  rows.push(["per reduce", cost]);
+  return rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+}

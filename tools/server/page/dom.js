@@ -1,0 +1,73 @@
+// Elements without markup: texts become text nodes, so nothing that a model writes is ever HTML.
+
+/** An element of a tag with properties (`data-*` and `aria-*` as attributes, `on*` as listeners). */
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name.includes("-") || name === "role" || name === "for") made.setAttribute(name, value);
+    else made[name] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+export function button(text, onclick, properties = {}) {
+  return element("button", { type: "button", onclick, ...properties }, text);
+}
+
+export const find = (id) => document.getElementById(id);
+
+/** Tell those who listen instead of looking. A text that is said twice is a change twice. */
+export function announce(text) {
+  const said = element("p", {}, text);
+  const log = find("announcements");
+  log.append(said);
+  while (log.childElementCount > 20) log.firstChild.remove();
+}
+
+/** Put a text on the clipboard; without https the browser has no `clipboard`, but still copies a selection. */
+export async function copy(text, source) {
+  try {
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copySelected(text);
+  } catch {
+    copySelected(text);
+  }
+  const before = source.textContent;
+  source.textContent = "Copied";
+  announce("Copied");
+  setTimeout(() => (source.textContent = before), 1500);
+}
+
+function copySelected(text) {
+  const area = element("textarea", { value: text, className: "unseen" });
+  const focused = document.activeElement;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+}
+
+/** Save a text as a file of the reader's. */
+export function download(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(n) {
+  const unit = n > 0 ? Math.min(UNITS.length - 1, Math.floor(Math.log2(n) / 10)) : 0;
+  const value = n / 1024 ** unit;
+  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toPrecision(2)} ${UNITS[unit]}`;
+}
+
+/** A number with the digits that can be read: 0.53, 7.1, 42, 1,234. */
+export function number(value) {
+  const digits = value >= 20 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2;
+  return value.toLocaleString("en", { maximumFractionDigits: digits });
+}

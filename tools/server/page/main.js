@@ -1,0 +1,240 @@
+// Puts the parts of the page together: the conversation that is open, buttons, keys, the server's state.
+
+import { Api } from "./api.js";
+import { Chat } from "./chat.js";
+import { Devices } from "./devices.js";
+import { announce, find, number } from "./dom.js";
+import { Messages, isSend } from "./messages.js";
+import { Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { Store } from "./store.js";
+import { newConversation, openCalls, path } from "./tree.js";
+
+const RETRY_MS = 1000; // while the model is loading
+const THEME = "vkbackend.theme";
+const THEMES = ["system", "light", "dark"];
+
+const store = new Store(localStorage);
+const api = new Api(askKey);
+const input = find("input");
+let contextSize = 0;
+
+const messages = new Messages({
+  edit: (node, text) => chat.edit(node, text),
+  again: (node) => chat.again(node),
+  turn: (node, step) => chat.turn(node, step),
+  remove: (node) => chat.remove(node),
+});
+const settings = new Settings(store, () => chat.current, () => chat.current.title && chat.save(chat.current));
+const chat = new Chat({ api, store, messages, settings: () => settings.fields(), show, tell });
+const sidebar = new Sidebar(store, {
+  open,
+  tell,
+  renamed: (one) => (chat.save(one), show()),
+  remove: (id) => {
+    chat.stop(store.get(id));
+    store.delete(id);
+    if (id === chat.current.id) openNew();
+    else sidebar.show();
+  },
+});
+const devices = new Devices(api);
+
+// ---- what is shown ----
+
+function show() {
+  const shown = path(chat.current);
+  messages.show(chat.current, chat.running);
+  sidebar.show(chat.current.id);
+  showHead(shown);
+  const isRunning = chat.isRunning();
+  document.body.classList.toggle("busy", isRunning);
+  find("stop").hidden = !isRunning;
+  find("send").hidden = isRunning;
+  const [call] = isRunning ? [] : openCalls(shown);
+  input.placeholder = call ? `Result of ${call.name}` : "Write a message";
+}
+
+function showHead(shown) {
+  const title = chat.current.title || "New conversation";
+  find("title").textContent = title;
+  document.title = chat.current.title ? `${title} · vkbackend` : "vkbackend";
+  const last = shown.findLast((node) => node.stats?.prompt);
+  const used = last ? last.stats.prompt + (last.stats.tokens ?? 0) : 0;
+  const meter = find("context");
+  meter.hidden = !contextSize;
+  meter.querySelector("meter").max = contextSize || 1;
+  meter.querySelector("meter").value = used;
+  meter.querySelector("span").textContent = `${number(used)} / ${number(contextSize)}`;
+}
+
+function tell(text) {
+  find("notice").hidden = !text;
+  find("notice-text").textContent = text;
+}
+
+function open(id) {
+  const found = store.get(id);
+  if (!found) return openNew();
+  setCurrent(found);
+  history.replaceState(null, "", `#${id}`);
+}
+
+function openNew() {
+  setCurrent(newConversation(chat.current && !chat.current.title ? chat.current.system : ""));
+  history.replaceState(null, "", location.pathname);
+  input.focus();
+}
+
+function setCurrent(one) {
+  chat.current = one;
+  show();
+  closeSidebar();
+}
+
+// ---- the server ----
+
+async function askServer() {
+  try {
+    const props = await api.json("props");
+    find("model").textContent = props.model_alias ?? "";
+    contextSize = props.default_generation_settings?.n_ctx ?? 0;
+    settings.showDefaults(props.default_generation_settings?.params ?? {});
+    tell("");
+    show();
+  } catch (error) {
+    const progress = error.progress ? ` (${number(100 * error.progress)} %)` : "";
+    const isLoading = error.status === 503 && error.code === "model_not_ready";
+    tell(isLoading ? `The model is loading${progress}.` : error.message);
+    if (isLoading || error.status === 0) setTimeout(askServer, RETRY_MS);
+  }
+}
+
+/** Ask the reader for the API key; null where the dialog is left. */
+function askKey(isWrong) {
+  const dialog = find("key");
+  const field = find("key-input");
+  find("key-wrong").hidden = !isWrong;
+  field.value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue || null), { once: true });
+  });
+}
+
+find("key").querySelector("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  find("key").close(find("key-input").value.trim());
+});
+
+// ---- the composer ----
+
+function send() {
+  if (!chat.send(input.value)) return;
+  input.value = "";
+  history.replaceState(null, "", `#${chat.current.id}`);
+}
+
+function stop() {
+  chat.stop();
+  input.focus();
+}
+
+find("composer").addEventListener("submit", (event) => (event.preventDefault(), send()));
+input.addEventListener("keydown", (event) => {
+  if (isSend(event)) (event.preventDefault(), send());
+});
+find("stop").addEventListener("click", stop);
+find("to-end").addEventListener("click", () => messages.toEnd());
+find("close-notice").addEventListener("click", () => tell(""));
+
+// ---- panels and theme ----
+
+function closeSidebar() {
+  document.body.classList.remove("sidebar-open");
+  find("menu").setAttribute("aria-expanded", "false");
+}
+
+function toggleSidebar() {
+  const isOpen = document.body.classList.toggle("sidebar-open");
+  find("menu").setAttribute("aria-expanded", String(isOpen));
+  if (isOpen) find("search").focus();
+}
+
+function showTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  find("theme").textContent = `Theme: ${theme}`;
+}
+
+function nextTheme() {
+  const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
+  localStorage.setItem(THEME, theme);
+  showTheme(theme);
+  announce(`Theme: ${theme}`);
+}
+
+const clicks = {
+  menu: toggleSidebar,
+  "close-menu": toggleSidebar,
+  new: openNew,
+  theme: nextTheme,
+  "open-settings": () => settings.open(),
+  "open-shortcuts": () => find("shortcuts").showModal(),
+  "toggle-devices": () => devices.toggle(),
+  "close-devices": () => devices.toggle(),
+};
+for (const [id, action] of Object.entries(clicks)) find(id).addEventListener("click", action);
+for (const dialog of document.querySelectorAll("dialog")) {
+  dialog.querySelector(".close")?.addEventListener("click", () => dialog.close());
+}
+
+// ---- keys ----
+
+const KEYS = {
+  KeyN: openNew,
+  KeyK: () => (document.body.classList.add("sidebar-open"), find("search").focus()),
+  KeyR: () => {
+    const last = path(chat.current).findLast((node) => node.role === "assistant");
+    if (last) chat.again(last);
+  },
+  KeyU: () => {
+    const last = path(chat.current).findLast((node) => node.role === "user");
+    if (last && !chat.isRunning()) messages.views.get(last.id).edit();
+  },
+  KeyG: () => devices.toggle(),
+  Comma: () => settings.open(),
+  Slash: () => find("shortcuts").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape" && !event.isComposing) {
+    if (chat.isRunning()) stop();
+    else closeSidebar();
+  } else if (event.altKey && !event.ctrlKey && !event.metaKey && KEYS[event.code]) {
+    event.preventDefault();
+    KEYS[event.code]();
+  }
+});
+
+// Another tab has changed a conversation.
+window.addEventListener("storage", (event) => {
+  if (chat.runs.has(chat.current.id)) return;
+  const id = store.refresh(event.key);
+  if (id === chat.current.id && store.get(id)) setCurrent(store.get(id));
+  else if (id) sidebar.show();
+});
+window.addEventListener("pagehide", () => {
+  for (const id of chat.runs.keys()) if (store.get(id)) chat.save(store.get(id));
+});
+
+// ---- the beginning ----
+
+showTheme(localStorage.getItem(THEME) ?? "system");
+const wanted = location.hash.slice(1);
+const draft = new URLSearchParams(location.search).get("q");
+if (store.get(wanted)) open(wanted);
+else openNew();
+if (draft) input.value = draft; // a link may fill the field; it never sends
+askServer();

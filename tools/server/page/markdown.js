@@ -1,0 +1,207 @@
+// Markdown to blocks: plain objects, which render.js turns into elements. HTML stays text, images are links.
+// A block is {type, ...}: heading, paragraph, code, quote, list, table, rule.
+
+import { parseInline } from "./inline.js";
+
+const MAX_DEPTH = 12; // lists and quotes in each other
+const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})[ \t]*([^\s`]*)/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$/;
+const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
+const QUOTE = /^ {0,3}> ?/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: {1,4}(?! )| +|$)/;
+const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const TASK = /^\[([ xX])\] /;
+
+export function parse(text) {
+  return parseLines(linesOf(text), 0).map((found) => found.block);
+}
+
+/** The blocks of a text that still grows. All but the last are settled: only that is read again. */
+export class BlockStream {
+  constructor() {
+    this.offset = 0; // the settled ones end here
+  }
+
+  /** `text` is all there is so far; returns what is settled now and what may still change. */
+  push(text, isWhole = false) {
+    const lines = text.slice(this.offset).split("\n");
+    const found = parseLines(lines.map(cleaned), 0);
+    // A line that has just begun ("-") may yet belong to the block before it ("- item").
+    const isSure = found.length > 0 && found[found.length - 1].line < lines.length - 1;
+    const n = isWhole ? found.length : Math.max(0, found.length - (isSure ? 1 : 2));
+    if (isWhole) this.offset = text.length;
+    else if (n) for (let i = 0; i < found[n].line; i++) this.offset += lines[i].length + 1;
+    const blocks = found.map((one) => one.block);
+    return { settled: blocks.slice(0, n), open: blocks.slice(n) };
+  }
+}
+
+const cleaned = (line) => (line.endsWith("\r") ? line.slice(0, -1) : line);
+const linesOf = (text) => text.split("\n").map(cleaned);
+const isBlank = (line) => line.trim() === "";
+
+/** Columns of white space in front; a tab goes on to the next multiple of four. */
+function indentOf(line) {
+  let columns = 0;
+  for (const char of line) {
+    if (char === " ") columns++;
+    else if (char === "\t") columns += 4 - (columns % 4);
+    else break;
+  }
+  return columns;
+}
+
+/** Without up to `n` columns of white space in front. */
+function dedent(line, n) {
+  let columns = 0;
+  let i = 0;
+  for (; i < line.length && columns < n; i++) {
+    if (line[i] === " ") columns++;
+    else if (line[i] === "\t") columns += 4 - (columns % 4);
+    else break;
+  }
+  return " ".repeat(Math.max(0, columns - n)) + line.slice(i);
+}
+
+/** Blocks with the line that each begins at. */
+function parseLines(lines, depth) {
+  const found = [];
+  let at = 0;
+  while (at < lines.length) {
+    if (isBlank(lines[at])) {
+      at++;
+      continue;
+    }
+    const [block, next] = blockAt(lines, at, depth);
+    found.push({ block, line: at });
+    at = next;
+  }
+  return found;
+}
+
+function blockAt(lines, at, depth) {
+  const line = lines[at];
+  const fence = FENCE.exec(line);
+  if (fence) return codeAt(lines, at, fence);
+  const heading = HEADING.exec(line);
+  if (heading) return [{ type: "heading", level: heading[1].length, nodes: parseInline(heading[2] ?? "") }, at + 1];
+  if (RULE.test(line)) return [{ type: "rule" }, at + 1];
+  if (depth < MAX_DEPTH) {
+    if (QUOTE.test(line)) return quoteAt(lines, at, depth);
+    if (itemOf(line)) return listAt(lines, at, depth);
+  }
+  return isTable(lines, at) ? tableAt(lines, at) : paragraphAt(lines, at, depth);
+}
+
+function codeAt(lines, at, [, mark, language]) {
+  const indent = indentOf(lines[at]);
+  const end = new RegExp(`^ {0,3}${mark[0]}{${mark.length},}[ \t]*$`);
+  const text = [];
+  let next = at + 1;
+  for (; next < lines.length; next++) {
+    if (end.test(lines[next])) return [{ type: "code", language, text: text.join("\n") }, next + 1];
+    text.push(indent ? dedent(lines[next], indent) : lines[next]);
+  }
+  if (text.at(-1) === "") text.pop(); // the end is still to come
+  return [{ type: "code", language, text: text.join("\n") }, next];
+}
+
+function quoteAt(lines, at, depth) {
+  const inner = [];
+  let next = at;
+  for (; next < lines.length; next++) {
+    if (QUOTE.test(lines[next])) inner.push(lines[next].replace(QUOTE, ""));
+    else if (isBlank(lines[next]) || startsBlock(lines, next, depth)) break;
+    else inner.push(lines[next]); // a paragraph that goes on without its mark
+  }
+  return [{ type: "quote", blocks: parseLines(inner, depth + 1).map((one) => one.block) }, next];
+}
+
+/** What a line that begins an item says: its mark, and the column of its text. */
+function itemOf(line) {
+  const found = ITEM.exec(line.replace(/^[ \t]+/, (space) => " ".repeat(indentOf(space))));
+  if (!found || RULE.test(line)) return null;
+  const [all, space, mark] = found;
+  const kind = mark.length === 1 ? "*" : mark.at(-1); // "1." and "1)" are lists of their own
+  return { indent: space.length, column: Math.max(all.length, space.length + mark.length + 1), mark, kind };
+}
+
+function listAt(lines, at, depth) {
+  const first = itemOf(lines[at]);
+  const items = [];
+  let next = at;
+  let isLoose = false;
+  while (next < lines.length) {
+    const item = itemOf(lines[next]);
+    // Models indent what is below "1." by two columns as often as by three.
+    if (!item || item.kind !== first.kind || item.indent > first.indent + 1) break;
+    const text = lines[next].trimStart().slice(item.mark.length);
+    const inner = [text.replace(/^ {1,4}(?! )|^ /, "")];
+    let blanks = 0;
+    for (next++; next < lines.length; next++) {
+      const line = lines[next];
+      if (isBlank(line)) {
+        blanks++;
+        continue;
+      }
+      const isInside = indentOf(line) >= Math.min(item.column, item.indent + 2);
+      if (!isInside && (blanks || itemOf(line) || startsBlock(lines, next, depth))) break;
+      isLoose ||= blanks > 0 && indentOf(line) < item.column + 2 && !itemOf(line);
+      for (; blanks > 0; blanks--) inner.push("");
+      inner.push(dedent(line, item.column));
+    }
+    items.push(itemBlock(inner, depth));
+    if (blanks && itemOf(lines[next] ?? "")?.kind === first.kind) isLoose = true;
+  }
+  const start = first.kind === "*" ? null : Number.parseInt(first.mark, 10);
+  return [{ type: "list", start, isLoose, items }, next];
+}
+
+function itemBlock(lines, depth) {
+  const task = TASK.exec(lines[0]);
+  if (task) lines[0] = lines[0].slice(task[0].length);
+  const blocks = parseLines(lines, depth + 1).map((one) => one.block);
+  return { task: task ? task[1] !== " " : null, blocks };
+}
+
+/** Whether a line ends the paragraph above it. A number other than 1 may be a year at a line's start. */
+function startsBlock(lines, at, depth) {
+  const line = lines[at];
+  if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;
+  if (depth < MAX_DEPTH && QUOTE.test(line)) return true;
+  const item = depth < MAX_DEPTH && itemOf(line);
+  if (item && line.trim() !== item.mark && (item.kind === "*" || Number.parseInt(item.mark, 10) === 1)) return true;
+  return isTable(lines, at);
+}
+
+function paragraphAt(lines, at, depth) {
+  let next = at + 1;
+  while (next < lines.length && !isBlank(lines[next]) && !startsBlock(lines, next, depth)) next++;
+  const text = lines.slice(at, next).map((line) => line.trim()).join("\n");
+  return [{ type: "paragraph", nodes: parseInline(text) }, next];
+}
+
+// ---- tables ----
+
+const cellsOf = (line) => {
+  const inner = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  return inner.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+};
+
+function isTable(lines, at) {
+  const [head, marks] = [lines[at], lines[at + 1]];
+  if (marks === undefined || !head.includes("|") || !marks.includes("-") || !DELIMITERS.test(marks)) return false;
+  return cellsOf(head).length === cellsOf(marks).length;
+}
+
+function tableAt(lines, at) {
+  const align = cellsOf(lines[at + 1]).map((mark) => {
+    if (mark.endsWith(":")) return mark.startsWith(":") ? "center" : "right";
+    return "left";
+  });
+  const row = (line) => align.map((_, i) => parseInline(cellsOf(line)[i] ?? ""));
+  const rows = [];
+  let next = at + 2;
+  while (next < lines.length && lines[next].includes("|") && !isBlank(lines[next])) rows.push(row(lines[next++]));
+  return [{ type: "table", align, head: row(lines[at]), rows }, next];
+}

@@ -1,0 +1,110 @@
+// Blocks of Markdown as elements: by createElement and text nodes alone. Links lead to http, https and mail;
+// images are links to them, and never loaded.
+
+import { announce, button, copy, element } from "./dom.js";
+import { BlockStream, parse } from "./markdown.js";
+
+const EMPHASIS = { strong: "strong", em: "em", del: "del" };
+
+function inlines(nodes) {
+  return nodes.map((node) => {
+    if (typeof node === "string") return node;
+    if (node.type === "break") return element("br");
+    if (node.type === "code") return element("code", {}, node.text);
+    if (node.type === "link") {
+      const mark = node.image ? ["image: "] : [];
+      const link = { href: node.href, rel: "noopener noreferrer", target: "_blank" };
+      return element("a", link, ...mark, ...inlines(node.nodes));
+    }
+    return element(EMPHASIS[node.type], {}, ...inlines(node.nodes));
+  });
+}
+
+function codeBlock({ language, text }) {
+  const code = element("code", {}, text);
+  const head = element(
+    "div",
+    { className: "code-head" },
+    element("span", {}, language),
+    button("Copy", (event) => copy(code.textContent, event.target), { "aria-label": "Copy the code" }),
+  );
+  // a code block that scrolls can be reached by the keyboard
+  const label = `Code${language ? ` in ${language}` : ""}`;
+  return element("div", { className: "code" }, head, element("pre", { tabIndex: 0, role: "region", "aria-label": label }, code));
+}
+
+function list({ start, isLoose, items }) {
+  const made = element(start === null ? "ul" : "ol", start === null ? {} : { start });
+  for (const { task, blocks } of items) {
+    const inner = blocks.flatMap((block) =>
+      block.type === "paragraph" && !isLoose ? inlines(block.nodes) : [rendered(block)],
+    );
+    if (task !== null) {
+      inner.unshift(element("span", { role: "img", "aria-label": task ? "done" : "open" }, task ? "☑" : "☐"), " ");
+    }
+    made.append(element("li", { className: task === null ? "" : "task" }, ...inner));
+  }
+  return made;
+}
+
+function table({ align, head, rows }) {
+  const cell = (tag) => (nodes, i) => element(tag, { className: align[i] }, ...inlines(nodes));
+  const row = (tag) => (cells) => element("tr", {}, ...cells.map(cell(tag)));
+  const made = element("table", {}, element("thead", {}, row("th")(head)), element("tbody", {}, ...rows.map(row("td"))));
+  return element("div", { className: "table", tabIndex: 0, role: "region", "aria-label": "Table" }, made);
+}
+
+/** The element of a block. */
+export function rendered(block) {
+  switch (block.type) {
+    case "heading": // the page has h1 and h2
+      return element(`h${Math.min(6, block.level + 2)}`, {}, ...inlines(block.nodes));
+    case "paragraph":
+      return element("p", {}, ...inlines(block.nodes));
+    case "code":
+      return codeBlock(block);
+    case "quote":
+      return element("blockquote", {}, ...block.blocks.map(rendered));
+    case "list":
+      return list(block);
+    case "table":
+      return table(block);
+    default:
+      return element("hr");
+  }
+}
+
+export const markdown = (text) => parse(text).map(rendered);
+
+/** A text that grows in an element. Blocks that are settled stay as they are, and are read out once. */
+export class LiveText {
+  constructor(container) {
+    this.container = container;
+    this.stream = new BlockStream();
+    this.open = []; // elements of what may still change
+    this.kinds = [];
+  }
+
+  update(text, isWhole = false) {
+    const { settled, open } = this.stream.push(text, isWhole);
+    if (!settled.length && this.extendsCode(open)) return;
+    this.open.forEach((one) => one.remove());
+    for (const block of settled) {
+      const made = rendered(block);
+      this.container.append(made);
+      announce(made.textContent);
+    }
+    this.open = open.map(rendered);
+    this.kinds = open.map((block) => block.type);
+    this.container.append(...this.open);
+  }
+
+  /** Code that only became longer keeps its element, and how far it is scrolled. */
+  extendsCode(open) {
+    if (open.length !== 1 || open[0].type !== "code" || this.kinds.join() !== "code") return false;
+    const code = this.open[0].querySelector("code");
+    if (!open[0].text.startsWith(code.textContent)) return false;
+    code.firstChild ? code.firstChild.appendData(open[0].text.slice(code.textContent.length)) : code.append(open[0].text);
+    return true;
+  }
+}

@@ -1,0 +1,99 @@
+// What stays in this browser: conversations, one entry each, and settings. Nothing of it goes to the server
+// except the messages of a request.
+
+import { checked, newId } from "./tree.js";
+
+const CHAT = "vkbackend.chat.";
+const SETTINGS = "vkbackend.settings";
+const ID = /^[0-9a-f]{24}$/; // it stands in the address
+const KIND = "vkbackend-conversations";
+
+export class Store {
+  /** `storage` is localStorage, or anything with its methods. */
+  constructor(storage) {
+    this.storage = storage;
+    this.chats = new Map();
+    for (let i = 0; i < storage.length; i++) this.refresh(storage.key(i));
+  }
+
+  /** Read an entry again: another tab has changed it. Returns the id of its conversation. */
+  refresh(key) {
+    if (!key?.startsWith(CHAT)) return null;
+    const id = key.slice(CHAT.length);
+    try {
+      this.chats.set(id, checked(JSON.parse(this.storage.getItem(key) ?? "null")));
+    } catch {
+      this.chats.delete(id); // removed, or not ours
+    }
+    return id;
+  }
+
+  get(id) {
+    return this.chats.get(id);
+  }
+
+  /** The newest first; with words, those that have all of them in their title or in a message. */
+  list(words = "") {
+    const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+    const has = (chat) => {
+      const texts = Object.values(chat.nodes).map((node) => node.content);
+      const all = [chat.title, ...texts].join("\n").toLowerCase();
+      return wanted.every((word) => all.includes(word));
+    };
+    const found = [...this.chats.values()].filter((chat) => !wanted.length || has(chat));
+    return found.sort((a, b) => b.updated - a.updated);
+  }
+
+  /** Throws an Error that says so where the browser's room is full. */
+  save(chat) {
+    this.chats.set(chat.id, chat);
+    try {
+      this.storage.setItem(CHAT + chat.id, JSON.stringify(chat));
+    } catch {
+      throw new Error("The browser has no room left; export conversations and delete some.");
+    }
+  }
+
+  delete(id) {
+    this.chats.delete(id);
+    this.storage.removeItem(CHAT + id);
+  }
+
+  /** All conversations, or some, as the text of a file. */
+  export(ids = [...this.chats.keys()]) {
+    const conversations = ids.map((id) => this.chats.get(id));
+    return JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
+  }
+
+  /** Add the conversations of a file; one whose id is taken gets a new one. Returns them. Throws an Error. */
+  import(text) {
+    let file;
+    try {
+      file = JSON.parse(text);
+    } catch {
+      throw new Error("The file is no JSON.");
+    }
+    if (file?.kind !== KIND || !Array.isArray(file.conversations)) {
+      throw new Error("The file is no export of this page.");
+    }
+    const found = file.conversations.map(checked); // all of them, before one is kept
+    for (const chat of found) {
+      if (this.chats.has(chat.id) || !ID.test(chat.id)) chat.id = newId();
+      this.save(chat);
+    }
+    return found;
+  }
+
+  settings() {
+    try {
+      const found = JSON.parse(this.storage.getItem(SETTINGS));
+      return typeof found === "object" && found ? found : {};
+    } catch {
+      return {};
+    }
+  }
+
+  saveSettings(values) {
+    this.storage.setItem(SETTINGS, JSON.stringify(values));
+  }
+}

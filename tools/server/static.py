@@ -1,0 +1,42 @@
+"""The files of the page, read once: a request names one of a list, never a path."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vkbackend.tools.server.service import Service
+
+FOLDER = Path(__file__).parent / "page"
+# Said here: what Python guesses from a system's tables may be text/plain, which no browser runs.
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+CSP = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def path_of(file: Path) -> str:
+    return "/" if file.name == "index.html" else f"/page/{file.name}"
+
+
+FILES = {path_of(file): file for file in sorted(FOLDER.iterdir()) if file.suffix in TYPES}
+CONTENTS = {path: file.read_bytes() for path, file in FILES.items()}
+TAGS = {path: f'"{hashlib.sha256(content).hexdigest()[:32]}"' for path, content in CONTENTS.items()}
+
+
+async def page(service: Service, request: Request) -> Response:
+    """A browser asks whether its copy is still right each time, so a new version's files never mix."""
+    path = request.scope["path"]
+    headers = {"cache-control": "no-cache", "etag": TAGS[path]}
+    if request.headers.get("if-none-match") == TAGS[path]:
+        return Response(status_code=304, headers=headers)
+    return Response(CONTENTS[path], headers=headers, media_type=TYPES[FILES[path].suffix])
