@@ -64,6 +64,7 @@ export class Chat {
   turn(node, step) {
     if (this.isRunning()) return;
     const shown = turn(this.current, node, step);
+    this.messages.follows = false; // the reader looks at this message
     this.saved(this.current);
     this.messages.focus(shown);
     const [index, n] = place(this.current, shown);

@@ -38,8 +38,8 @@ class Inline {
     return this.stack[this.stack.length - 1];
   }
 
-  put(node) {
-    const { nodes } = this.top;
+  put(node, frame = this.top) {
+    const { nodes } = frame;
     const last = nodes.length - 1;
     if (typeof node === "string" && typeof nodes[last] === "string") nodes[last] += node;
     else nodes.push(node);
@@ -178,10 +178,8 @@ class Inline {
     const found = match(TARGET, this.text, at + 1);
     if (!found) {
       const [frame] = this.stack.splice(i, 1); // no link: what is open inside stays open
-      const below = this.stack[i - 1].nodes;
-      below.push(frame.mark, ...frame.nodes);
-      this.put("]");
-      return at + 1;
+      [frame.mark, ...frame.nodes].forEach((node) => this.put(node, this.stack[i - 1]));
+      return this.put("]"), at + 1;
     }
     this.flatten(i + 1);
     const { nodes, mark } = this.stack.pop();

@@ -26,8 +26,10 @@ export class BlockStream {
   push(text, isWhole = false) {
     const lines = text.slice(this.offset).split("\n");
     const found = parseLines(lines.map(cleaned), 0);
-    // A line that has just begun ("-") may yet belong to the block before it ("- item").
-    const isSure = found.length > 0 && found[found.length - 1].line < lines.length - 1;
+    // A line that has just begun ("-") may yet belong to the block before it ("- item"); a table begins with
+    // its second line.
+    const last = found.at(-1);
+    const isSure = last && last.line + (last.block.type === "table" ? 1 : 0) < lines.length - 1;
     const n = isWhole ? found.length : Math.max(0, found.length - (isSure ? 1 : 2));
     if (isWhole) this.offset = text.length;
     else if (n) for (let i = 0; i < found[n].line; i++) this.offset += lines[i].length + 1;

@@ -38,6 +38,7 @@ export class Messages {
     shown.forEach((view) => view.showPlace(place(conversation, view.node)));
     find("welcome").hidden = shown.length > 0;
     if (this.follows) this.toEnd();
+    else this.scrolled();
   }
 
   view(node, isRunning) {

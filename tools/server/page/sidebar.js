@@ -38,10 +38,11 @@ export class Sidebar {
 
   rename(chat, row) {
     const input = element("input", { value: chat.title, "aria-label": "Title", maxLength: 200 });
+    let isDone = false; // the field that is removed loses the focus, too
     const done = (isKept) => {
-      if (!input.isConnected) return;
+      if (isDone) return;
+      isDone = true;
       if (isKept && input.value.trim()) chat.title = input.value.trim();
-      input.remove();
       if (isKept) this.actions.renamed(chat);
       this.show();
     };

@@ -1,0 +1,56 @@
+"""A browser for tests of the page: Chromium by playwright, or a skip that says what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e .[browser]")
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip(f"needs a browser on the PATH: one of {', '.join(NAMES)}")
+    as_root = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has no sandbox for root
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=as_root)
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def page_of(opened: Any, port: int, width: int = 1280, height: int = 800, **options: Any) -> Iterator[Any]:
+    """A page in a fresh profile. Fails where it asks anybody else, throws, or breaks its own policy."""
+    address = f"http://127.0.0.1:{port}/"
+    wrong: list[str] = []
+    viewport = {"width": width, "height": height}
+    context = opened.new_context(viewport=viewport, base_url=address, **options)
+    context.set_default_timeout(30_000)
+    context.on("request", lambda request: note_elsewhere(request.url, address, wrong))
+    page = context.new_page()
+    page.on("pageerror", lambda error: wrong.append(f"thrown: {error}"))
+    page.on("console", lambda line: note_console(line, wrong))
+    try:
+        yield page
+        assert not wrong, wrong
+    finally:
+        context.close()
+
+
+def note_elsewhere(url: str, address: str, wrong: list[str]) -> None:
+    if not url.startswith((address, "blob:", "data:")):
+        wrong.append(f"asked {url}")
+
+
+def note_console(line: Any, wrong: list[str]) -> None:
+    """What a page of ours never says; a refused request is told there, too."""
+    if line.type == "error" and "Failed to load resource" not in line.text:
+        wrong.append(line.text)

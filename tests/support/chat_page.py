@@ -1,0 +1,33 @@
+"""What a person does on the page and sees there, for its tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serving import until
+
+
+def wait_for(page: Any, expression: str) -> None:
+    """playwright's own way needs eval, which the page's policy forbids."""
+    until(lambda: bool(page.evaluate(expression)))
+
+
+def send(page: Any, text: str) -> None:
+    page.fill("#input", text)
+    page.press("#input", "Enter")  # handled when this returns: the button to stop is there
+
+
+def ask(page: Any, text: str) -> None:
+    """Send, and wait for the whole answer."""
+    send(page, text)
+    page.wait_for_selector("#send:visible")
+
+
+def texts(page: Any) -> list[str]:
+    """The bodies of all messages."""
+    return [body.text_content() for body in page.query_selector_all(".message > .body")]
+
+
+def foot(page: Any, index: int, name: str) -> None:
+    """Press a button below a message."""
+    page.locator(".message").nth(index).locator(".foot button", has_text=name).click()

@@ -1,0 +1,47 @@
+"""Functions of JavaScript for tests of the page's modules: in node, or in a browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from browsers import browser, page_of
+from scripted import ScriptedModel
+from serving import served
+
+from vkbackend.tools.server.static import FOLDER
+
+Run = Callable[..., Any]
+
+
+@contextmanager
+def runner(folder: Path) -> Iterator[Run]:
+    """run(module, function, value): the result of a function of (module's exports, value)."""
+    if node := shutil.which("node"):
+        shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
+        (folder / "package.json").write_text('{"type": "module"}')
+        yield lambda module, function, value=None: in_node(node, folder / module, function, value)
+        return
+    with browser() as opened, served(ScriptedModel()) as address, page_of(opened, address.port) as page:
+        page.goto("/page/icon.svg")
+        yield lambda module, function, value=None: page.evaluate(
+            f"async (v) => ({function})(await import('/page/{module}'), v)", value
+        )
+
+
+def in_node(node: str, module: Path, function: str, value: Any) -> Any:
+    script = f"""
+        let text = "";
+        for await (const piece of process.stdin) text += piece;
+        const found = await ({function})(await import({json.dumps(module.as_uri())}), JSON.parse(text));
+        console.log(JSON.stringify(found ?? null));
+    """
+    command = [node, "--input-type=module", "--eval", script]
+    done = subprocess.run(command, input=json.dumps(value), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,88 @@
+"""A model for tests of chats: it answers with what a script says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serving import FakeModel
+
+from vkbackend.models.chats.answer import ChatChunk
+from vkbackend.models.engine.completion import Chunk
+from vkbackend.models.tool_calls.source import ToolDelta
+
+
+@dataclass(frozen=True)
+class Thought:
+    text: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until the client leaves."""
+
+
+Piece = str | Thought | ToolDelta | Wait | Exception
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class ScriptedChatting:
+    request: Asked
+    generations: list[int]
+    model: ScriptedModel
+    pieces: Sequence[Piece]
+
+    async def astream(self) -> AsyncGenerator[ChatChunk, None]:
+        self.model.active += 1
+        n = len(self.pieces)
+        timings = {"prompt_n": float(len(self.request.ids)), "decode_n": float(n), "decode_ms": 10.0}
+        rate = {"decode_tokens_per_second": 123.0}
+        called = any(isinstance(piece, ToolDelta) for piece in self.pieces)
+        try:
+            for i, piece in enumerate(self.pieces):
+                await asyncio.sleep(self.model.pause_s)
+                if isinstance(piece, Exception):
+                    raise piece
+                if isinstance(piece, Wait):
+                    await asyncio.sleep(3600)
+                reason = ("tool_calls" if called else "stop") if i == n - 1 else None
+                raw = Chunk("", 65, reason, timings | rate if reason else None)
+                content = piece if isinstance(piece, str) else ""
+                thought = piece.text if isinstance(piece, Thought) else ""
+                calls = (piece,) if isinstance(piece, ToolDelta) else ()
+                yield ChatChunk(content, thought, calls, reason, raw)
+        finally:
+            self.model.active -= 1
+
+
+@dataclass
+class ScriptedModel(FakeModel):
+    """`script` makes an answer's pieces from the messages; `asked` are those of every request."""
+
+    script: Callable[[Messages], Sequence[Piece]] = lambda messages: ["ok"]
+    asked: list[Messages] = field(default_factory=list)
+    options: list[dict[str, Any]] = field(default_factory=list)
+
+    def chatting(
+        self, messages: Messages, max_tokens: int | None = None, n: int = 1, **options: Any
+    ) -> ScriptedChatting:
+        self.asked.append(messages)
+        self.options.append(options | {"max_tokens": max_tokens})
+        ids = [1] * sum(len(str(message["content"])) for message in messages)
+        return ScriptedChatting(Asked(ids), list(range(n)), self, self.script(messages))
+
+    def stats(self) -> dict[str, Any]:
+        steps = {"n_slots": 2, "cells": 512, "cells_used": 64, "step_ms_p50": 7.0, "reduce_us": 41.5}
+        return super().stats() | steps
+
+    def memory(self) -> list[dict[str, Any]]:
+        one = {"weights": 3 << 20, "mapped": 0, "kv": 1 << 20, "free": None}
+        return [{"device": "card A"} | one, {"device": "card B"} | one | {"weights": 1 << 20}]

@@ -1,0 +1,54 @@
+"""The files of the page as the server sends them, and what none of them may contain."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from fnmatch import fnmatch
+
+import pytest
+from places import ROOT
+from serving import FakeModel, served
+
+from vkbackend.tools.server.guard import Guard
+from vkbackend.tools.server.service import Config
+from vkbackend.tools.server.static import CSP, FILES, FOLDER, TYPES
+
+pytestmark = pytest.mark.no_vulkan
+
+
+def test_files_are_sent_with_their_policy_and_without_a_key() -> None:
+    with served(FakeModel(), Config("fake.gguf", "fake", guard=Guard(("secret",)))) as address:
+        for path, file in FILES.items():
+            status, text, headers = address.get(path)
+            assert (status, text) == (200, file.read_text())
+            assert (
+                headers["content-type"] == TYPES[file.suffix]
+                and headers["x-content-type-options"] == "nosniff"
+            )
+            assert headers["content-security-policy"] == CSP.decode()
+            assert address.request("GET", path, headers={"if-none-match": headers["etag"]})[0] == 304
+        assert address.get("/?q=hello")[0] == 200
+        assert address.get("/page/none.js")[0] == 401  # nothing is told without a key
+        assert address.get("/page/none.js", authorization="Bearer secret")[0] == 404
+        for path in ("/page/../static.py", "/page/%2e%2e/static.py", "/page/..%2fstatic.py", "/page"):
+            assert address.get(path, authorization="Bearer secret")[0] == 404, path
+        assert address.post("/", {})[0] == 405
+
+
+def test_the_wheel_has_all_files() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    names = [f"page/{file.name}" for file in FOLDER.iterdir()]
+    assert "page/index.html" in names and len(FILES) == len(names)
+    assert all(any(fnmatch(name, one) for one in data["vkbackend.tools.server"]) for name in names)
+
+
+@pytest.mark.parametrize("file", FILES.values(), ids=lambda file: file.name)
+def test_no_file_makes_html_of_texts_or_names_another_site(file: object) -> None:
+    text = file.read_text()  # type: ignore[attr-defined]
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+    )
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", text)  # the policy forbids them
+    found = set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}  # the name of SVG
+    assert not found
