@@ -13,7 +13,8 @@ usage: bash tools/setup.sh [--kompute] [--serve] [--test] | --drivers
   --kompute    the same in .venv-kompute, with the Kompute runtime beside the native one: builds kp from its
                source (about two minutes), needs Python 3.11 or 3.12 and numpy below 2
   --serve      the same as without it, with what `vkbackend serve` needs
-  --test       the same with --serve, with the Vulkan validation layers and the package's test extra
+  --test       the same with --serve, with the Vulkan validation layers, Chromium where it can be had, and the
+               package's test extra
   --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
                and print a line "NAME PATH-OF-ICD-JSON" for each on stdout
 TEXT
@@ -152,6 +153,16 @@ system_packages() {
     if [ ${#missing[@]} -gt 0 ]; then install_packages "${missing[@]}"; fi
 }
 
+# The tests of the server's page skip without a browser, so one that cannot be had stops nothing.
+browser_for_tests() {
+    local name
+    [ "$level" = test ] && [ -z "$kompute" ] && command -v apt-get >/dev/null || return 0
+    for name in chromium chromium-browser google-chrome; do
+        command -v "$name" >/dev/null && return 0
+    done
+    (install_packages chromium) || step "without a browser; the tests of the page will skip"
+}
+
 # ---- the virtual environment ----
 
 # What the environment was made from; the last line is its level. The path is part of it because the
@@ -209,6 +220,7 @@ if [ -n "$drivers" ]; then
     exit 0
 fi
 system_packages
+browser_for_tests
 if [ -z "$kompute" ] && command -v apt-get dpkg-deb >/dev/null; then
     . "$root/tools/drivers.sh"
     . "$root/tools/glslang.sh"
