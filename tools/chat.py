@@ -177,7 +177,7 @@ class Conversation:
         with closing(ask()) as stream, interrupts() as pressed:
             if not self.chat.protected:
                 tell_notes([UNPROTECTED], self.err)
-            show = shown(self.chat.thinks)
+            show = shown(self.chat.thinks, self.chat.channels)
             try:
                 for chunk in stream:
                     chunks.append(chunk)
@@ -196,12 +196,12 @@ class Conversation:
             tell_notes([f"ended  because the context is full: {FRESH}"], self.err)
 
 
-def shown(thinks: bool) -> Callable[[str, bool], None]:
+def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
     """A function of (text, whether it is the last) that writes an answer; on a terminal its thoughts are
     dimmed."""
     if not sys.stdout.isatty():
         return lambda text, last: write_text(text) if text else None
-    split = ReasoningSplit(thinks)
+    split = ReasoningSplit(thinks, channels)
 
     def show(text: str, last: bool) -> None:
         for piece in split.push(text, last=last):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vkbackend.models.engine.completion import Chunk, Completion, report
+from vkbackend.models.text.harmony import HarmonyReader
 from vkbackend.models.text.reasoning import ReasoningSplit
 from vkbackend.models.tool_calls.formats import ToolFormat
-from vkbackend.models.tool_calls.reader import ToolReader
+from vkbackend.models.tool_calls.reader import ToolReader, new_id
 from vkbackend.models.tool_calls.source import Found, ToolDelta
 
 
@@ -62,14 +63,21 @@ class ChatCompletion:
 
 class AnswerReader:
     """Tells the parts of an answer apart. `thinking`: it begins in a thought; without a format nothing is a
-    call; `single`: it ends with its first call (`is_over`)."""
+    call; `single`: it ends with its first call (`is_over`); `channels`: it is Harmony."""
 
     def __init__(
-        self, format_: ToolFormat | None, tools: Mapping[str, Any], *, thinking: bool, single: bool
+        self,
+        format_: ToolFormat | None,
+        tools: Mapping[str, Any],
+        *,
+        thinking: bool,
+        single: bool,
+        channels: bool = False,
     ) -> None:
         self._thoughts = ReasoningSplit(thinking)
-        self._calls = ToolReader(format_, tools) if format_ else None
-        self._in_channels = bool(format_ and format_.in_channels)
+        self._harmony = HarmonyReader() if channels else None
+        self._calls = ToolReader(format_, tools) if format_ and not channels else None
+        self._n_calls = 0
         self._single, self.is_over, self.called = single, False, False
         self._thought, self._begun = thinking, False
 
@@ -78,10 +86,11 @@ class AnswerReader:
         content, thought, calls = "", "", list[ToolDelta]()
         for one, is_thought in self._parts(chunk.text, last):
             if isinstance(one, ToolDelta):
-                if self._single and one.index > 0:
-                    self.is_over = True
-                elif not self.is_over:
+                if not (self._single and one.index > 0):
                     calls.append(one)
+            elif self.is_over or (self._single and (calls or self.called) and not is_thought):
+                self.is_over = True  # what follows the call
+                break
             elif is_thought:
                 thought += one
             else:
@@ -91,6 +100,8 @@ class AnswerReader:
         self._thought |= bool(thought)
         self._begun |= bool(content)
         self.called |= bool(calls)
+        done = self._calls.n_done if self._calls else max(0, self._n_calls - 1)
+        self.is_over |= self._single and done > 0
         reason = chunk.finish_reason
         if self.is_over or (reason == "stop" and self.called):
             reason = "tool_calls"
@@ -99,18 +110,11 @@ class AnswerReader:
 
     def _parts(self, text: str, last: bool) -> Iterable[tuple[Found, bool]]:
         """(content, thought or call, whether it is a thought)."""
+        if self._harmony:
+            return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:
             return [(piece.text, piece.is_thought) for piece in self._thoughts.push(text, last=last)]
         found: list[tuple[Found, bool]] = []
-        if self._in_channels:
-            for one in self._calls.push(text, last=last):
-                if isinstance(one, ToolDelta):
-                    found.append((one, False))
-                else:
-                    found += [(piece.text, piece.is_thought) for piece in self._thoughts.push(one)]
-            if last:
-                found += [(piece.text, piece.is_thought) for piece in self._thoughts.push("", last=True)]
-            return found
         for piece in self._thoughts.push(text, last=last):
             if piece.is_thought:
                 found.append((piece.text, True))
@@ -119,6 +123,19 @@ class AnswerReader:
         if last:
             found += [(one, False) for one in self._calls.push("", last=True)]
         return found
+
+    def _of_channels(
+        self, reader: HarmonyReader, text: str, last: bool
+    ) -> Generator[tuple[Found, bool], None, None]:
+        for part in reader.push(text, last=last):
+            if part.recipient and part.begins:
+                self._n_calls += 1
+                name = part.recipient.removeprefix("functions.")
+                yield ToolDelta(self._n_calls - 1, new_id(), name), False
+            elif part.recipient:
+                yield ToolDelta(self._n_calls - 1, arguments=part.text), False
+            elif part.text:
+                yield part.text, part.is_thought
 
 
 def chat_completion(chunks: Sequence[ChatChunk], completion: Completion) -> ChatCompletion:

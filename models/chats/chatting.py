@@ -30,15 +30,15 @@ class PromptMakers:
 
     def of(self, options: ChatOptions) -> PromptMaker:
         key = options.template, bool(options.tools), options.parse_special
+        made = self._kept.get(key)
+        if made is None:  # its process starts; others need not wait for that
+            made = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = PromptMaker(
-                    self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2]
-                )
-                if len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
+            made = self._kept.setdefault(key, made)
             self._kept.move_to_end(key)
-            return self._kept[key]
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from vkbackend.checks import switch
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import text_of, token_limit
 from vkbackend.models.chats.prompt import PromptMaker
+from vkbackend.models.chats.request import structured
 from vkbackend.models.engine.completion import Chunk, total
 from vkbackend.models.grammar.structure import KEYWORDS
 from vkbackend.models.llm import LLM
@@ -35,7 +36,8 @@ class Chat:
     could not be told from the template's own, `protected` is False.
 
     `messages` is the conversation; the first `n_left_out` of it, behind the system prompt, have left the
-    context. `thinks`: the answer that is made begins in a thought that the template opened.
+    context. `thinks`: the answer that is made begins in a thought that the template opened;
+    `channels`: it is written in gpt-oss's channels.
 
     Raises UnsupportedModel without a tokenizer, InvalidArgument for a template that is not valid.
     """
@@ -62,6 +64,7 @@ class Chat:
             parse_special=switch("parse_special", parse_special),
         )
         self.notes, self.protected = self._prompts.notes, True
+        self.channels = self._prompts.channels
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.thinks = False
         self.clear()
@@ -101,6 +104,10 @@ class Chat:
         most = token_limit("max_tokens", max_tokens)
         room = self._llm.n_ctx // 4 if most is None else min(most, self._llm.n_ctx // 4)
         left_out, prompt, ids = self._fitting(messages, self.n_left_out, self._llm.n_ctx - room)
+        if (structure := GenerateOptions.of(**options).structure) is not None:
+            thinking = reasoning.opened(prompt.text)
+            form = structured(self._prompts, structure, {}, thinking, several=False)
+            options = cast(AnswerKeywords, {**options, **form})
         stream = self._llm.stream(ids, most, slot=self._slot, **options)
         self.n_left_out, self.protected = left_out, prompt.protected
         self.thinks = reasoning.opened(prompt.text)
@@ -145,7 +152,7 @@ class Chat:
             tokenizer = self._prompts.tokenizer
             if made and made[-1] in tokenizer.stop_ids:
                 made.pop()  # the template writes what ends a message
-            self.messages = [*messages, said(answer, self.thinks)]
+            self.messages = [*messages, said(answer, self.thinks, self.channels)]
             # Bytes of half a character, or a stop string, are in the tokens and not in the text.
             whole = tokenizer.decode(made, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + made) if whole else ("", [])
@@ -189,9 +196,9 @@ class Chat:
         return self._prompts.ids(prompt)
 
 
-def said(answer: str, thinks: bool) -> Message:
+def said(answer: str, thinks: bool, channels: bool = False) -> Message:
     """An answer as templates take it: a thought stands by itself, under the names of Qwen and of gpt-oss."""
-    thought, content = reasoning.split(answer, thinks)
+    thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}
     return {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from vkbackend.checks import items, refused
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.prompt import PromptMaker
 from vkbackend.models.text.chat_template import Message
+from vkbackend.models.text.protection import UNTRUSTED
 
 MAX_MESSAGES = 10_000
 TOOLS = """\
@@ -62,13 +64,13 @@ def _call(name: str, value: Any) -> dict[str, Any]:
         raise refused(name, value, "expected {'id': ..., 'function': {'name': ..., 'arguments': ...}}")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise refused(f"{name}.function.arguments", arguments, "expected JSON") from None
-    if not isinstance(arguments, Mapping):
-        raise refused(f"{name}.function.arguments", arguments, "expected a JSON object")
-    return {**value, "type": "function", "function": {**function, "arguments": dict(arguments)}}
+        with suppress(ValueError, RecursionError):  # a model may write what is no JSON
+            found = json.loads(arguments or "{}")
+            arguments = found if isinstance(found, Mapping) else arguments
+    elif not isinstance(arguments, Mapping):
+        raise refused(f"{name}.function.arguments", arguments, "expected a JSON object, or its text")
+    arguments = arguments if isinstance(arguments, str) else dict(arguments)
+    return {**value, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def for_template(
@@ -83,7 +85,7 @@ def for_template(
             names[str(call.get("id"))] = call["function"]["name"]
         if made["role"] == "tool" and "name" not in made:
             made["name"] = names.get(str(made.get("tool_call_id")), "")
-        if made.get("tool_calls") and maker.text_arguments:
+        if made.get("tool_calls") and maker.text_arguments and not maker.tool_format.described:
             made["tool_calls"] = [_with_text(call) for call in made["tool_calls"]]
         found.append(made)
     if maker.tool_format.described:
@@ -95,7 +97,8 @@ def for_template(
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    text = json.dumps(function["arguments"], ensure_ascii=False)
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
 
 
@@ -110,8 +113,7 @@ def _described(messages: list[Message], tools: Sequence[Mapping[str, Any]]) -> l
             for call in calls:
                 function = call["function"]
                 written = function["arguments"]
-                values = json.loads(written) if isinstance(written, str) else written
-                lines.append(json.dumps({"name": function["name"], "arguments": values}, ensure_ascii=False))
+                lines.append(json.dumps({"name": function["name"], "arguments": written}, ensure_ascii=False))
             said.append({"role": "assistant", "content": "\n".join(lines)})
         else:
             said.append(message)
@@ -127,4 +129,4 @@ def _in_system_prompt(messages: list[Message], fields: Mapping[str, Any], text: 
     else:
         first, rest = {"role": "system", "content": ""}, messages
     content = "\n\n".join(part for part in (first["content"], text) if part)
-    return [{**first, "content": content, **fields}, *rest]
+    return [{**first, "content": content, **fields, UNTRUSTED: True}, *rest]

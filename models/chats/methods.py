@@ -3,8 +3,11 @@ of them before is found again by itself."""
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Unpack, overload
 
 from vkbackend.checks import whole_number
@@ -86,7 +89,7 @@ class Chats(ABC):
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
         """`chat` for asyncio; a cancelled task ends its answers."""
-        chatting = self.chatting(messages, max_tokens, n=n, **options)
+        chatting = await asyncio.to_thread(partial(self.chatting, messages, max_tokens, n=n, **options))
         if n is None:
             return chatting.whole([chunk async for chunk in chatting.astream()])
         return await chatting.aall(4 * self.n_slots)
@@ -99,11 +102,14 @@ class Chats(ABC):
         return self.chatting(messages, max_tokens, **options).stream()
 
     @takes(ChatKeywords, ChatOptions)
-    def achat_stream(
+    async def achat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> AsyncGenerator[ChatChunk, None]:
-        """`chat_stream` for asyncio."""
-        return self.chatting(messages, max_tokens, **options).astream()
+        """`chat_stream` for asyncio; arguments are checked when the first chunk is asked for."""
+        chatting = await asyncio.to_thread(partial(self.chatting, messages, max_tokens, **options))
+        async with aclosing(chatting.astream()) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     @takes(ChatKeywords, ChatOptions)
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatRequest:

@@ -57,7 +57,10 @@ def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
         parameters = function.get("parameters")
         if not isinstance(parameters := {} if parameters is None else parameters, Mapping):
             raise refused(f"{name}[{i}].function.parameters", parameters, "expected a JSON Schema")
+        _check_shape(f"{name}[{i}].function.parameters", parameters)
         schema_text(f"{name}[{i}].function.parameters", dict(parameters))
+        if not isinstance(function.get("description") or "", str):
+            raise refused(f"{name}[{i}].function.description", function["description"], "expected a text")
         names.add(called)
         described = {"name": called, "description": function.get("description") or ""}
         made = {**described, **function, "parameters": dict(parameters)}
@@ -67,10 +70,33 @@ def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(found)
 
 
+def _check_shape(name: str, schema: Any) -> None:
+    """Raises InvalidArgument where a keyword of a JSON Schema has no value of its kind."""
+    if not isinstance(schema, Mapping):
+        if not isinstance(schema, bool):
+            raise refused(name, schema, "expected a JSON Schema")
+        return
+    for key, kind, expected in (
+        ("properties", Mapping, "an object of schemas"), ("$defs", Mapping, "an object of schemas"),
+        ("required", list | tuple, "a list of names"), ("enum", list | tuple, "a list of values"),
+        ("anyOf", list | tuple, "a list of schemas"), ("oneOf", list | tuple, "a list of schemas"),
+    ):  # fmt: skip
+        if key in schema and not isinstance(schema[key], kind):
+            raise refused(f"{name}.{key}", schema[key], f"expected {expected}")
+    for key in ("properties", "$defs"):
+        for inner, one in schema.get(key, {}).items():
+            _check_shape(f"{name}.{key}.{inner}", one)
+    for key in ("anyOf", "oneOf"):
+        for i, one in enumerate(schema.get(key, ())):
+            _check_shape(f"{name}.{key}[{i}]", one)
+    if "items" in schema:
+        _check_shape(f"{name}.items", schema["items"])
+
+
 def choice_of_tools(name: str, value: Any) -> str:
     """One of WORDS, or "=NAME"."""
-    if isinstance(value, str) and (value in WORDS or value.startswith("=")):
-        return value
+    if isinstance(value, str):
+        return value if value in WORDS or value.startswith("=") else f"={value}"
     function = value.get("function", value) if isinstance(value, Mapping) else None
     if isinstance(function, Mapping) and isinstance(function.get("name"), str):
         return f"={function['name']}"
@@ -101,6 +127,8 @@ class ChatOptions(GenerateOptions):
 
     def __post_init__(self) -> None:
         super(ChatOptions, self).__post_init__()
+        if self.echo:
+            raise refused("echo", True, "the prompt of a conversation is no part of its answer")
         names = [tool["function"]["name"] for tool in self.tools]
         choice = self.tool_choice
         if choice.startswith("=") and choice[1:] not in names:

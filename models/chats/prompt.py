@@ -9,7 +9,7 @@ from typing import Any
 
 from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
 from vkbackend.models.text.protection import Prompt, Protection
-from vkbackend.models.text.reasoning import MARKS
+from vkbackend.models.text.reasoning import MARKS, has_channels
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
@@ -41,6 +41,10 @@ class PromptMaker:
     @cached_property
     def _protection(self) -> Protection:
         return Protection(self._template, self.tokenizer, self.source)
+
+    @cached_property
+    def channels(self) -> bool:
+        return has_channels(self.source)
 
     @cached_property
     def tool_format(self) -> ToolFormat:

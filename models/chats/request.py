@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.answer import AnswerReader
 from vkbackend.models.chats.messages import for_template
 from vkbackend.models.chats.options import ChatOptions
 from vkbackend.models.chats.prompt import PromptMaker
-from vkbackend.models.grammar.structure import Structure, json_rule
+from vkbackend.models.grammar.structure import MAX_NBYTES, Structure, json_rule, regex_to_lark
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.reasoning import THOUGHTS, opened
 from vkbackend.models.tool_calls.formats import GPT_OSS
@@ -37,7 +38,8 @@ class ChatRequest:
 
     def reader(self) -> AnswerReader:
         format_ = self.maker.tool_format if self.tools else None
-        return AnswerReader(format_, self.tools, thinking=opened(self.text), single=self.single)
+        thinking, channels = opened(self.text), self.maker.channels
+        return AnswerReader(format_, self.tools, thinking=thinking, single=self.single, channels=channels)
 
 
 def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatOptions) -> ChatRequest:
@@ -58,7 +60,8 @@ def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatO
         several = options.parallel_tool_calls and choice == "required"
         keywords["lark"] = _forced(maker, options, schemas, opened(prompt.text), several)
     elif (structure := options.structure) is not None:
-        keywords |= _structured(maker, structure, schemas, opened(prompt.text), options)
+        several = options.parallel_tool_calls
+        keywords |= structured(maker, structure, schemas, opened(prompt.text), several)
     single = not options.parallel_tool_calls or choice.startswith("=")
     return ChatRequest(
         maker.ids(prompt), keywords, maker.shown, prompt.text, prompt.protected, maker, schemas, single
@@ -74,15 +77,17 @@ def _forced(
         )
     special = _special(maker)
     calls = CallGrammar(maker.tool_format, tools, special.get).lark(several=several)
-    return "\n".join([f"start: {_thought(maker, thinking)} calls", *_rules(maker, thinking), calls])
+    lark = "\n".join([f"start: {_thought(maker, thinking)} calls", *_rules(maker, thinking), calls])
+    if len(lark.encode()) > MAX_NBYTES:
+        told = f"{len(tools)} tools"
+        raise refused(
+            "tools", told, f"as a grammar they have more than {MAX_NBYTES} bytes; give fewer at once"
+        )
+    return lark
 
 
-def _structured(
-    maker: PromptMaker,
-    structure: Structure,
-    tools: Mapping[str, Any],
-    thinking: bool,
-    options: ChatOptions,
+def structured(
+    maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
     """An answer of that form behind a thought, or calls in its place. Grammars of the caller's are taken as
     they are, for the whole text."""
@@ -90,8 +95,6 @@ def _structured(
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}
     if structure.kind == "regex":
-        from llguidance import regex_to_lark
-
         form = f"/{regex_to_lark(structure.text)}/"
     else:
         form = json_rule(structure.text)
@@ -101,7 +104,6 @@ def _structured(
         form = f'{next(marks)} "final" {next(marks)} {form}'
     rules = [f"start: {thought} answer", *_rules(maker, thinking)]
     if tools:
-        several = options.parallel_tool_calls
         rules += [
             "answer: calls | formed",
             CallGrammar(maker.tool_format, tools, special.get).lark(several=several),

@@ -41,10 +41,15 @@ class Structure:
         if self.kind == "json_schema":
             return f"{PREAMBLE}start: {json_rule(self.text)}"
         if self.kind == "regex":
-            from llguidance import regex_to_lark
-
             return f"{PREAMBLE}start: /{regex_to_lark(self.text)}/"
         return PREAMBLE + (self.text if self.kind == "lark" else _of_gbnf(self.text))
+
+
+def regex_to_lark(regex: str) -> str:
+    """A regular expression as it may stand between slashes."""
+    from llguidance import regex_to_lark as of_library
+
+    return str(of_library(regex))
 
 
 def json_rule(schema: str) -> str:

@@ -21,6 +21,7 @@ from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 Spans = tuple[tuple[int, int], ...]
 Change = Callable[[str, bool], str]  # a text, and whether it is of the model itself
 TRUSTED = ("system", "developer")
+UNTRUSTED = "_untrusted"  # of a message of these roles that holds what others wrote, such as tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def disjoint(spans: set[tuple[int, int]]) -> Spans:
 def changed(
     messages: Sequence[Message], variables: Mapping[str, Any], change: Change
 ) -> tuple[list[Message], dict[str, Any]]:
-    """With every text that is not trusted, in messages and documents, changed."""
+    """With every text that is not trusted, in messages, documents and tools, changed."""
 
     def all_of(value: Any, own: bool) -> Any:
         if isinstance(value, str):
@@ -140,8 +141,10 @@ def changed(
     said: list[Message] = []
     for message in messages:
         role = message.get("role")
-        said.append(message if role in TRUSTED else all_of(message, role == "assistant"))
+        trusted = role in TRUSTED and not message.get(UNTRUSTED)
+        said.append(message if trusted else all_of(message, role == "assistant"))
     given = dict(variables)
-    if given.get("documents") is not None:
-        given["documents"] = all_of(given["documents"], False)
+    for name in ("documents", "tools"):
+        if given.get(name) is not None:
+            given[name] = all_of(given[name], False)
     return said, given

@@ -1,13 +1,14 @@
 """What a model thinks, told from what it answers, in text that comes in pieces.
 
 Thoughts stand in front of the answer, between markers that a family has; gpt-oss names a channel for each
-part of its turn. Markers belong to neither part.
+part of its turn (harmony.py). Markers belong to neither part.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vkbackend.models.text import harmony
 from vkbackend.models.text.stop_text import overlap
 
 
@@ -17,34 +18,38 @@ class Piece:
     is_thought: bool
 
 
-# Marker: whether what follows is a thought. Those of THOUGHTS count where no answer has begun.
-THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
-CHANNELS = {
-    "<|channel|>analysis<|message|>": True,
-    "<|channel|>commentary<|message|>": False,
-    "<|channel|>final<|message|>": False,
-    "<|start|>assistant": False,
-    "<|end|>": False,
+THOUGHTS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|channel>thought\n": "<channel|>",
 }
+MARKS = (*THOUGHTS, *THOUGHTS.values(), "<|channel>", *harmony.MARKS)
 
 
-MARKS = (*THOUGHTS, *THOUGHTS.values(), "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>")
+def has_channels(template: str) -> bool:
+    """Whether a model with this chat template answers in channels."""
+    return "<|channel|>" in template and "<|message|>" in template
 
 
 def opened(prompt: str) -> bool:
     """Whether a prompt ends in a thought that the answer goes on with."""
-    return prompt.rstrip().endswith(tuple(THOUGHTS))
+    return prompt.rstrip().endswith(tuple(mark.rstrip() for mark in THOUGHTS))
 
 
 class ReasoningSplit:
-    """`thinking`: the text begins in a thought."""
+    """`thinking`: the text begins in a thought; `channels`: it is Harmony."""
 
-    def __init__(self, thinking: bool = False) -> None:
+    def __init__(self, thinking: bool = False, channels: bool = False) -> None:
+        self._harmony = harmony.HarmonyReader() if channels else None
         self._held, self._thinking, self._begun = "", thinking, False
         self._closers = tuple(THOUGHTS.values()) if thinking else ()
 
     def push(self, piece: str, *, last: bool = False) -> list[Piece]:
         """What is certain now; what may become a marker is held back, up to the `last` piece."""
+        if self._harmony:
+            parts = self._harmony.push(piece, last=last)
+            return [Piece(part.text, part.is_thought) for part in parts if part.text]
         text, out = self._held + piece, list[Piece]()
         while found := [(at, marker) for marker in self._markers() if (at := text.find(marker)) >= 0]:
             at, marker = min(found)
@@ -53,9 +58,9 @@ class ReasoningSplit:
             if marker in THOUGHTS and self._begun:
                 self._give(marker, out)  # the answer speaks of it
             else:
-                self._thinking = marker in THOUGHTS or CHANNELS.get(marker, False)
+                self._thinking = marker in THOUGHTS
                 self._closers = (THOUGHTS[marker],) if marker in THOUGHTS else ()
-        n_held = 0 if last else max(overlap(text, marker) for marker in self._markers())
+        n_held = 0 if last else max((overlap(text, marker) for marker in self._markers()), default=0)
         if not (last or self._begun or self._thinking or text[: len(text) - n_held].strip()):
             n_held = len(text)  # white space in front of a marker is no answer
         self._held = text[len(text) - n_held :]
@@ -64,7 +69,7 @@ class ReasoningSplit:
 
     def _markers(self) -> tuple[str, ...]:
         openers = () if self._begun or self._thinking else tuple(THOUGHTS)
-        return (*self._closers, *openers, *CHANNELS)
+        return (*self._closers, *openers)
 
     def _give(self, text: str, out: list[Piece]) -> None:
         if not self._thinking and not self._begun:
@@ -75,8 +80,8 @@ class ReasoningSplit:
             out.append(Piece(text, self._thinking))
 
 
-def split(text: str, thinking: bool = False) -> tuple[str, str]:
+def split(text: str, thinking: bool = False, channels: bool = False) -> tuple[str, str]:
     """The thought and the answer of a whole text."""
-    pieces = ReasoningSplit(thinking).push(text, last=True)
+    pieces = ReasoningSplit(thinking, channels).push(text, last=True)
     thought = "".join(piece.text for piece in pieces if piece.is_thought)
     return thought.strip(), "".join(piece.text for piece in pieces if not piece.is_thought)

@@ -5,27 +5,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
 from vkbackend.models.tool_calls.reader import ToolReader
-from vkbackend.models.tool_calls.source import Trying
+from vkbackend.models.tool_calls.source import Found, Trying
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """`openers`: what a call or a row of calls begins with; `read` takes it from there, and tells whether it
     was one. `inner`: further markers that may be control tokens. `at_start`: an answer that begins with "{"
-    may be one, too. `in_channels`: calls are a channel of their own beside those of thought and answer.
-    `described`: in words, where a template knows no tools."""
+    may be one, too. `described`: in words, where a template knows no tools."""
 
     name: str
     openers: tuple[str, ...]
     read: Callable[[ToolReader], Trying]
     inner: tuple[str, ...] = ()
     at_start: bool = False
-    in_channels: bool = False
     described: bool = False
 
     @property
@@ -56,6 +54,13 @@ def _json_answer(r: ToolReader) -> Trying:
         if r.source.text[:1] != "{":
             break
     return r.n_calls > n
+
+
+def _lenient(r: ToolReader) -> Trying:
+    """Of a template that says nothing of how calls are written: JSON, maybe between markers."""
+    if r.source.text.startswith("<tool_call>"):
+        return (yield from _hermes(r))
+    return (yield from _json_answer(r))
 
 
 def _mistral(r: ToolReader) -> Trying:
@@ -117,16 +122,10 @@ def _kimi(r: ToolReader) -> Trying:
         yield from r.source.until("<|tool_call_end|>")
 
 
-def _gpt_oss(r: ToolReader) -> Trying:
-    """A message to functions.NAME: the recipient stands in front of its channel, or behind it."""
-    header, mark = yield from r.source.until("<|message|>")
-    if not mark or (found := re.search(r"to=functions\.([^\s<]+)", header)) is None:
-        return False
-    yield r.begin(found[1])
-    yield from r.arguments()
-    yield from r.source.skip_space()
-    yield from r.source.begins("<|call|>", "<|end|>")
-    return True
+def _nothing(r: ToolReader) -> Trying:
+    """Calls of gpt-oss are messages of their own: models/text/harmony.py reads them."""
+    return False
+    yield
 
 
 CALLS, CALLS_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
@@ -160,43 +159,92 @@ def _deepseek(r: ToolReader) -> Trying:
 
 def value_of(text: str, schema: Any) -> Any:
     """What a written argument stands for: text where the schema wants a string, else JSON, else text."""
-    wanted = schema.get("type") if isinstance(schema, dict) else None
-    if wanted == "string" or (isinstance(wanted, list) and "string" in wanted):
+    kinds, word = kinds_of(schema), text.strip()
+    if "null" in kinds and word.lower() in ("null", "none"):
+        return None
+    if "string" in kinds:
         return text
+    if word in ("True", "False"):  # as Python writes them
+        return word == "True"
     try:
-        return json.loads(text)
+        return json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)  # NaN is no JSON
+
+
+_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+def kinds_of(schema: Any) -> set[str]:
+    """The types of JSON that a schema names, of its values and alternatives too; none where it names none."""
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type", [])
+    kinds = {named} if isinstance(named, str) else {kind for kind in named if isinstance(kind, str)}
+    values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
+    kinds |= {_KINDS[type(value)] for value in values if type(value) in _KINDS}
+    for one in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+        kinds |= kinds_of(one)
+    return kinds
 
 
 def _schema(r: ToolReader, name: str, argument: str) -> Any:
     found = r.tools.get(name)
     properties = found.get("properties") if isinstance(found, dict) else None
-    return properties.get(argument) if isinstance(properties, dict) else None
+    schema = properties.get(argument) if isinstance(properties, dict) else None
+    return resolved(schema, found)
 
 
-def _qwen_coder(r: ToolReader) -> Trying:
-    yield from r.source.begins("<tool_call>")
-    yield from r.source.skip_space()
-    if (yield from r.source.begins("<function=")) is None:
-        return False
-    name, mark = yield from r.source.until(">")
-    if not mark:
-        return False
+def resolved(schema: Any, whole: Any) -> Any:
+    """What a $ref within the schema of the tool stands for; others as they are."""
+    for _ in range(8):
+        where = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(where, str) or not where.startswith("#/"):
+            return schema
+        found = whole
+        for key in where[2:].split("/"):
+            found = found.get(key) if isinstance(found, dict) else None
+        schema = found
+    return schema
+
+
+def _coder(opener: str, closer: str) -> Callable[[ToolReader], Trying]:
+    """Functions with a parameter each on lines of its own, between markers that may be left out."""
+
+    def read(r: ToolReader) -> Trying:
+        yield from r.source.begins(opener)
+        n = r.n_calls
+        while True:
+            yield from r.source.skip_space()
+            if (yield from r.source.begins("<function=")) is None:
+                break
+            name, mark = yield from r.source.until(">")
+            if not mark:
+                return r.n_calls > n
+            yield from r.whole(name, (yield from _parameters(r, name)))
+            yield from r.source.begins("</function>")
+        yield from r.source.begins(closer)
+        return r.n_calls > n
+
+    return read
+
+
+def _parameters(r: ToolReader, name: str) -> Generator[Found | None, None, dict[str, Any]]:
     arguments: dict[str, Any] = {}
-    while True:
-        yield from r.source.skip_space()
-        if (yield from r.source.begins("<parameter=")) is None:
-            break
-        key, _ = yield from r.source.until(">")
-        text, _ = yield from r.source.until("</parameter>")
-        text = text.removeprefix("\n").removesuffix("\n")
-        arguments[key] = value_of(text, _schema(r, name, key))
-    yield from r.source.begins("</function>")
     yield from r.source.skip_space()
-    yield from r.source.begins("</tool_call>")
-    yield from r.whole(name, arguments)
-    return True
+    while (yield from r.source.begins("<parameter=")) is not None:
+        key, _ = yield from r.source.until(">")
+        ends = "</parameter>", "\n<parameter=", "\n</function>"
+        text, mark = yield from r.source.until(*ends)
+        if mark and mark != ends[0]:
+            r.source.text = mark + r.source.text
+        arguments[key] = value_of(text.removeprefix("\n").removesuffix("\n"), _schema(r, name, key))
+        yield from r.source.skip_space()
+    return arguments
 
 
 def _glm(r: ToolReader) -> Trying:
@@ -230,21 +278,37 @@ def _gemma(r: ToolReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
+    """Its value, None for none: keys and texts may stand without quotes."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
     parts[1::2] = [json.dumps(part) for part in parts[1::2]]
-    parts[::2] = [re.sub(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)", r'\1"\2"\3', part) for part in parts[::2]]
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"([{,]\s*)([^\s{}\[\],:\"][^{}\[\],:\"]*?)(\s*:)", _quoted, parts[i])
+        parts[i] = re.sub(r"([:\[,]\s*)([^\s{}\[\],:\"][^{}\[\],:\"]*?)(\s*(?=[,\]}]))", _quoted, parts[i])
     try:
         return json.loads("".join(parts))
     except (ValueError, RecursionError):
         return None
 
 
+def _quoted(found: re.Match[str]) -> str:
+    word = found[2]
+    is_json = re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false|null", word)
+    keeps = is_json and not found[3].strip().endswith(":")
+    return found[0] if keeps else f"{found[1]}{json.dumps(word)}{found[3]}"
+
+
 # ---- which ----
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), _hermes, ("</tool_call>",))
-QWEN_CODER = ToolFormat("qwen3-coder", ("<tool_call>",), _qwen_coder, ("</tool_call>",))
+QWEN_CODER = ToolFormat(
+    "qwen3-coder", ("<tool_call>", "<function="), _coder("<tool_call>", "</tool_call>"), ("</tool_call>",)
+)
+SEED = ToolFormat(
+    "seed-oss", ("<seed:tool_call>",), _coder("<seed:tool_call>", "</seed:tool_call>"), ("</seed:tool_call>",)
+)
+LENIENT = ToolFormat("json", ("<tool_call>", "<|python_tag|>"), _lenient, at_start=True)
 GLM = ToolFormat(
     "glm-4.5", ("<tool_call>",), _glm,
     ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
@@ -258,12 +322,7 @@ KIMI = ToolFormat(
     ("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
      "<|tool_call_end|>"),
 )  # fmt: skip
-GPT_OSS = ToolFormat(
-    "gpt-oss",
-    ("<|channel|>commentary to=functions.", "<|start|>assistant to=functions.", " to=functions."),
-    _gpt_oss,
-    in_channels=True,
-)
+GPT_OSS = ToolFormat("gpt-oss", (), _nothing)
 GEMMA = ToolFormat("gemma 4", ("<|tool_call>",), _gemma, ("<tool_call|>", '<|"|>'))
 FUNCTION_GEMMA = ToolFormat(
     "functiongemma", ("<start_function_call>",), _gemma, ("<end_function_call>", "<escape>")
@@ -277,6 +336,7 @@ SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|tool_calls_section_begin|>",), KIMI),
     ((CALLS,), DEEPSEEK),
     (("<arg_key>",), GLM),
+    (("<seed:tool_call>",), SEED),
     (("<function=",), QWEN_CODER),
     (("<|tool_call>", "<tool_call|>"), GEMMA),
     (("<start_function_call>",), FUNCTION_GEMMA),
@@ -287,7 +347,7 @@ SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<tool_call>",), HERMES),
     (("<|python_tag|>",), LLAMA3),
     (("ipython", "parameters"), LLAMA3),
-    (("tools",), HERMES),
+    (("tools",), LENIENT),
 )
 FORMATS = (*dict.fromkeys(found for _, found in SIGNS), GENERIC)
 

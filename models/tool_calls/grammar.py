@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vkbackend.models.grammar.structure import json_rule
+from vkbackend.checks import refused
+from vkbackend.models.grammar.structure import json_rule, regex_to_lark
 from vkbackend.models.tool_calls import formats
-from vkbackend.models.tool_calls.formats import ToolFormat
+from vkbackend.models.tool_calls.formats import ToolFormat, kinds_of, resolved
 
 Special = Callable[[str], int | None]  # the control token of a text
 
@@ -81,6 +82,10 @@ class CallGrammar:
                 name, f"<tool_call>\n<function={name}>\n", "<parameter={}>\n", "\n</parameter>",
                 "</function>\n</tool_call>",
             ),
+            formats.SEED: lambda: self._by_key(
+                name, f"<seed:tool_call>\n<function={name}>\n", "<parameter={}>\n", "\n</parameter>",
+                "</function>\n</seed:tool_call>",
+            ),
             formats.GLM: lambda: self._by_key(
                 name, f"<tool_call>{name}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>",
                 "</tool_call>",
@@ -117,47 +122,111 @@ class CallGrammar:
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
         """Arguments one by one, texts as they stand."""
+        before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
-            opening = literals(opener.replace("{}", key), self._special)
-            if isinstance(schema, dict) and schema.get("type") == "string" and "enum" not in schema:
-                value = self._text_up_to(closer)
-            elif isinstance(schema, dict) and all(isinstance(one, str) for one in schema.get("enum", [0])):
-                value = f"({' | '.join(json.dumps(one) for one in schema['enum'])}) {self._mark(closer)}"
-            else:
-                value = f"{json_rule(json.dumps(schema))} {self._mark(closer)}"
+            opening = f"{literals(before, self._special)} {json.dumps(key)} {literals(after, self._special)}"
+            value = self._value_by_key(name, schema, closer)
             parts.append(f'({opening} {value} "\\n"){"" if must else "?"}')
         return " ".join([*parts, literals(end, self._special)])
 
+    def _value_by_key(self, name: str, schema: Any, closer: str) -> str:
+        """A text up to what closes it, where the schema wants one; else JSON."""
+        schema = resolved(schema, self._schema(name))
+        kinds, end = kinds_of(schema), self._mark(closer)
+        values = _values(schema)
+        if values is not None:
+            texts = [json.dumps(one if isinstance(one, str) else json.dumps(one)) for one in values]
+            return f"({' | '.join(texts)}) {end}"
+        if "string" not in kinds:
+            return f"{self._json(name, schema)} {end}"
+        text = self._rule(_text_of(schema)) + f" {end}" if _is_bounded(schema) else self._text_up_to(closer)
+        return f'({text} | "null" {end})' if "null" in kinds else text
+
+    def _json(self, name: str, schema: Any) -> str:
+        """JSON of a part of a tool's schema, with what that may refer to."""
+        whole = self._schema(name)
+        shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        return json_rule(json.dumps({**shared, **schema} if isinstance(schema, dict) else schema))
+
     def _gemma(self, name: str, opener: str, quote: str, closer: str) -> str:
-        must = [self._pair(key, schema, quote) for key, schema, needed in self._properties(name) if needed]
-        may = [self._pair(key, schema, quote) for key, schema, needed in self._properties(name) if not needed]
-        body = ' "," '.join(must)
-        if must:
-            body += "".join(f' ("," {pair})?' for pair in may)
-        elif may:
-            body = f"({' | '.join(may)})?"
+        pairs = [(self._pair(name, key, one, quote, 4), must) for key, one, must in self._properties(name)]
+        body = _members(pairs)
         return f'{self._mark(opener)} {json.dumps(f"call:{name}{{")} {body} "}}" {self._mark(closer)}'
 
-    def _pair(self, key: str, schema: Any, quote: str) -> str:
-        return f"{json.dumps(key + ':')} {self._gemma_value(schema, quote, 3)}"
+    def _pair(self, name: str, key: str, schema: Any, quote: str, depth: int) -> str:
+        return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
-    def _gemma_value(self, schema: Any, quote: str, depth: int) -> str:
-        """A string between its quotes; rows and objects down to `depth` levels, plain values below."""
-        schema = schema if isinstance(schema, dict) else {}
-        kind, options = schema.get("type"), schema.get("enum")
-        if options and all(isinstance(one, str) for one in options):
-            texts = " | ".join(json.dumps(one) for one in options)
-            return self._rule(f"{self._mark(quote)} ({texts}) {self._mark(quote)}")
-        if kind in ("integer", "number", "boolean", "null") and not options:
-            return self._rule(json_rule(json.dumps(schema)))
-        if kind == "array" and depth:
-            item = self._gemma_value(schema.get("items"), quote, depth - 1)
-            return self._rule(f'"[" ({item} ("," {item})*)? "]"')
-        if kind == "object" and depth and schema.get("properties"):
-            pairs = [self._rule(self._pair(key, one, quote)) for key, one in schema["properties"].items()]
-            return self._rule('"{" ' + ' "," '.join(pairs) + ' "}"')
-        return self._rule(f"{self._mark(quote)} {self._text_up_to(quote)}")
+    def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
+        """Strings between quotes of their own; rows, objects and alternatives down to `depth` levels. Raises
+        InvalidArgument for what this format cannot be held to."""
+        schema = resolved(schema, self._schema(name))
+        mark, inner = self._mark(quote), depth - 1
+        if not isinstance(schema, dict) or depth < 0:
+            raise refused("tools", name, "its parameters are nested too deep for a call to be forced")
+        if (values := _values(schema)) is not None:
+            made = [
+                f"{mark} {json.dumps(v)} {mark}" if isinstance(v, str) else json.dumps(json.dumps(v))
+                for v in values
+            ]
+            return self._rule(" | ".join(made))
+        if options := [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+            return self._rule(" | ".join(self._gemma_value(name, one, quote, inner) for one in options))
+        kinds = schema.get("type")
+        if isinstance(kinds, list):
+            options = [{**schema, "type": kind} for kind in kinds]
+            return self._rule(" | ".join(self._gemma_value(name, one, quote, inner) for one in options))
+        if kinds in ("integer", "number", "boolean", "null"):
+            return self._rule(self._json(name, schema))
+        if kinds == "array":
+            item = self._gemma_value(name, schema.get("items", {"type": "string"}), quote, inner)
+            low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
+            more = "*" if high is None else f"{{{max(0, low - 1)},{max(0, int(high) - 1)}}}"
+            row = f'{item} ("," {item}){more}'
+            return self._rule(f'"[" {row if low else f"({row})?"} "]"')
+        if kinds == "object" or "properties" in schema:
+            needed = schema.get("required") or ()
+            pairs = [
+                (self._rule(self._pair(name, key, one, quote, inner)), key in needed)
+                for key, one in (schema.get("properties") or {}).items()
+            ]
+            return self._rule(f'"{{" {_members(pairs)} "}}"')
+        if _is_bounded(schema):
+            return self._rule(f"{mark} {self._rule(_text_of(schema))} {mark}")
+        return self._rule(f"{mark} {self._text_up_to(quote)}")
+
+
+def _members(pairs: Sequence[tuple[str, bool]]) -> str:
+    """Pairs with commas between them, in order; only those that must be given have to be."""
+    rest, any_needed = "", False
+    for i in reversed(range(len(pairs))):
+        pair, needed = pairs[i]
+        # What follows one that is given, and what begins where none was.
+        after = "".join(f' ("," {one})' + ("" if must else "?") for one, must in pairs[i + 1 :])
+        this = f"{pair}{after}"
+        rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))
+        any_needed |= needed
+    return rest
+
+
+def _values(schema: Any) -> list[Any] | None:
+    """What alone a schema allows, where it lists that."""
+    if not isinstance(schema, dict):
+        return None
+    return [schema["const"]] if "const" in schema else schema.get("enum") or None
+
+
+def _is_bounded(schema: Any) -> bool:
+    return isinstance(schema, dict) and any(key in schema for key in ("pattern", "minLength", "maxLength"))
+
+
+def _text_of(schema: dict[str, Any]) -> str:
+    """A text of that pattern and length, as it stands."""
+    if pattern := schema.get("pattern"):
+        whole = ("" if pattern.startswith("^") else "(?s:.*)") + pattern.removeprefix("^").removesuffix("$")
+        return "/" + regex_to_lark(whole + ("" if pattern.endswith("$") else "(?s:.*)")) + "/"
+    low, high = int(schema.get("minLength", 0)), schema.get("maxLength", "")
+    return f"/(?s:.{{{low},{high}}})/"
 
 
 def literal(text: str, special: Special) -> str:

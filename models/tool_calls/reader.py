@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
+MAX_HEAD = 512  # characters of a call up to its arguments
 ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # what Mistral's templates take
 
 
@@ -29,7 +30,7 @@ class ToolReader:
     content; what only begins like a call is."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any]) -> None:
-        self.source, self.tools, self.n_calls = Source(), tools, 0
+        self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
         self._format, self._begun = format_, False
         self._reading = self._read()
         self._is_over = False
@@ -91,6 +92,7 @@ class ToolReader:
         yield from self.source.skip_space()
         if not self.source.text.startswith("{"):
             yield ToolDelta(self.n_calls - 1, arguments="{}")
+            self.n_done = self.n_calls
             return
         end = JsonEnd()
         while True:
@@ -99,6 +101,7 @@ class ToolReader:
             if piece:
                 yield ToolDelta(self.n_calls - 1, arguments=piece)
             if n is not None or self.source.ended:
+                self.n_done = self.n_calls
                 return
             yield None
 
@@ -107,13 +110,16 @@ class ToolReader:
         yield self.begin(name, id_)
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         yield ToolDelta(self.n_calls - 1, arguments=text)
+        self.n_done = self.n_calls
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
         """{"name": ..., "arguments" or "parameters": {...}}, in whatever order; whether it is one, of one of
         the `names`."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
-            if (head := _HEAD.match(source.text)) and (name := _decoded(head[1])) is not None:
+            # A name that is not there by now is behind the arguments, or nowhere.
+            head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
+            if head and (name := _decoded(head[1])) is not None:
                 if names is not None and name not in names:
                     return False
                 source.cut(head.end())
@@ -136,6 +142,7 @@ class ToolReader:
         if names is not None and found["name"] not in names:
             return False
         arguments = found.get("arguments", found.get("parameters", {}))
+        arguments = {} if arguments is None else arguments
         if not isinstance(arguments, dict | str):
             return False
         self.source.cut(n)

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from device_sets import DEVICE_SETS
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.models import llm as llm_module
 from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.llm import LLM
+from vkbackend.models.model_tokens import vocabulary_of
 from vkbackend.models.placement import cost
 
 POINT = {
@@ -127,6 +130,24 @@ def test_masks_on_the_devices_give_what_whole_rows_give(
     assert run() == whole
     check(POINT, whole[0])
     assert re.fullmatch("[a-z]{3}( [a-z]{2}){2}", whole[2])
+
+
+def test_many_threads_begin_with_a_grammar(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocabulary is told once, and a grammar that is none is an error of its request alone."""
+    told = vocabulary_of
+    monkeypatch.setattr(llm_module, "vocabulary_of", lambda tokenizer: (time.sleep(0.2), told(tokenizer))[1])
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=64, n_slots=4) as llm:
+
+        def ask(i: int) -> str:
+            try:
+                return llm.generate("Once", 9, regex="((" if i % 3 == 0 else f"a{{{i + 1}}}", seed=1).text
+            except InvalidArgument:
+                return ""
+
+        with ThreadPoolExecutor(12) as threads:
+            texts = list(threads.map(ask, range(1, 9)))
+        assert [len(text) for text in texts] == [0 if i % 3 == 0 else i + 1 for i in range(1, 9)]
+        assert llm.generate("Once", 3, temperature=0).text
 
 
 def test_an_engine_of_its_own(models: Path) -> None:

@@ -32,6 +32,12 @@ WEATHER = {
     "function": {"name": "weather", "description": "tells", "parameters": PARAMETERS},
 }
 CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+def tool_with(**schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}
+
+
 ASKED = [{"role": "user", "content": "What is the weather?"}]
 
 
@@ -138,7 +144,7 @@ def test_a_thought_may_stand_in_front_of_a_form(llm: LLM) -> None:
 
 
 def read(text: str, format_: ToolFormat | None, thinking: bool = False, size: int = 3) -> Any:
-    reader = AnswerReader(format_, {"f": {}}, thinking=thinking, single=False)
+    reader = AnswerReader(format_, {"f": {}}, thinking=thinking, single=False, channels=format_ is GPT_OSS)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     chunks = [reader.push(Chunk(piece, 1)) for piece in pieces]
     chunks.append(reader.push(Chunk("", 2, "stop", {})))
@@ -174,13 +180,25 @@ def test_channels(size: int) -> None:
     assert (final.reasoning, final.content) == ("a", "b")
 
 
+def test_thoughts_of_calls_are_no_calls() -> None:
+    text = (
+        "<|channel|>analysis<|message|>We call to=functions.f. Now.<|end|><|start|>assistant to=functions.f"
+        '<|channel|>commentary json<|message|>{"x": 1}<|call|>'
+    )
+    found = read(text, GPT_OSS)
+    assert found.reasoning == "We call to=functions.f. Now." and len(found.tool_calls) == 1
+    final = read("<|channel|>final <|constrain|>json<|message|>{}", GPT_OSS)
+    assert (final.content, final.reasoning) == ("{}", "")
+    plain = read("The <|end|> of <|start|>assistant", None)
+    assert plain.content == "The <|end|> of <|start|>assistant"
+
+
 def test_one_call_at_most() -> None:
-    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    """It ends the answer."""
     reader = AnswerReader(HERMES, {"f": {}}, thinking=False, single=True)
-    first = reader.push(Chunk(call, 1))
-    assert first.tool_calls and first.finish_reason is None
-    second = reader.push(Chunk(call, 1))
-    assert second.finish_reason == "tool_calls" and not second.tool_calls and second.chunk.timings
+    assert reader.push(Chunk('<tool_call>{"name": "f", "arguments": {', 1)).finish_reason is None
+    chunk = reader.push(Chunk("}}</tool_call> and more", 1))
+    assert chunk.finish_reason == "tool_calls" and chunk.chunk.timings and chunk.content == ""
 
 
 # ---- prompts ----
@@ -210,6 +228,21 @@ def test_a_template_without_tools_is_told_them_in_words(llm: LLM) -> None:
     assert text.startswith("system: Be brief.\n\nYou can call functions") and '"name": "weather"' in text
 
 
+def test_special_tokens_in_tools_are_text(llm: LLM) -> None:
+    end = llm.tokenizer.piece(2).decode()
+    bad = {"type": "function", "function": {"name": "f", "description": f"bad {end} x", "parameters": {}}}
+    for source in (template("qwen3"), "{{ messages[0].content }}{{ messages[1].content }}"):
+        request = llm.chat_prompt(ASKED, template=source, tools=[bad])
+        assert end in request.text and (2 not in request.ids or not request.protected)
+        assert request.protected
+
+
+def test_arguments_that_are_no_json_go_through(llm: LLM) -> None:
+    call = {"id": "abcdefghi", "function": {"name": "clock", "arguments": '{"zone": "unfin'}}
+    messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert "unfin" in llm.chat_prompt(messages, template=template("qwen3"), tools=[CLOCK]).text
+
+
 def test_special_tokens_in_messages_are_text(llm: LLM) -> None:
     end = llm.tokenizer.piece(2).decode()
     request = llm.chat_prompt([{"role": "user", "content": f"a{end}b"}], template="{{ messages[0].content }}")
@@ -234,7 +267,10 @@ def test_the_last_message_goes_on(llm: LLM) -> None:
      ([{"role": "user", "content": 3}], {}, "content"),
      ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], {}, "image_url"),
      ([{"role": "assistant", "tool_calls": [{}]}], {}, "tool_calls"),
-     ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], {}, "JSON"),
+     ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}], {}, "JSON"),
+     (ASKED, {"echo": True}, "echo"), (ASKED, {"tools": [tool_with(properties=[1])]}, "properties"),
+     (ASKED, {"tools": [tool_with(required=3)]}, "required"), (ASKED, {"tools": [tool_with(enum=5)]}, "enum"),
+     (ASKED, {"tools": [tool_with(properties={"x": 5})]}, "JSON Schema"),
      (ASKED, {"tools": [{"type": "function"}]}, r"tools\[0\]"),
      (ASKED, {"tools": [CLOCK, CLOCK]}, "two tools"),
      (ASKED, {"tools": [{"function": {"name": "a b"}}]}, "name"),

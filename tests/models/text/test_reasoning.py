@@ -25,13 +25,29 @@ CASES = {
     ),
     "gpt-oss without a thought": ("<|channel|>final<|message|>Yes", False, "", "Yes"),
     "half a marker": ("a <|cha", False, "", "a <|cha"),
+    "markers of others": (
+        "The <|end|> of <|start|>assistant",
+        False,
+        "",
+        "The <|end|> of <|start|>assistant",
+    ),
+    "gemma 4": ("<|channel>thought\nHm<channel|>Yes", False, "Hm", "Yes"),
+    "gpt-oss, JSON": ("<|channel|>final <|constrain|>json<|message|>{}", False, "", "{}"),
+    "gpt-oss, a tool of its own": (
+        "<|channel|>analysis to=python code<|message|>1+1<|call|>"
+        "<|start|>assistant<|channel|>final<|message|>2",
+        False,
+        "1+1",
+        "2",
+    ),
+    "gpt-oss, no header": ("Yes <b", False, "", "Yes <b"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_thoughts_and_answers(name: str) -> None:
     text, thinking, thought, answer = CASES[name]
-    assert split(text, thinking) == (thought, answer)
+    assert split(text, thinking, "gpt-oss" in name) == (thought, answer)
 
 
 @settings(max_examples=200, deadline=None)
@@ -40,7 +56,7 @@ def test_pieces_do_not_change_it(name: str, data: st.DataObject) -> None:
     text, thinking, thought, answer = CASES[name]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    splitter, thoughts, answers = ReasoningSplit(thinking), "", ""
+    splitter, thoughts, answers = ReasoningSplit(thinking, "gpt-oss" in name), "", ""
     for i, part in enumerate(parts):
         for piece in splitter.push(part, last=i == len(parts) - 1):
             thoughts, answers = (

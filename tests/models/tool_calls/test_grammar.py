@@ -9,8 +9,11 @@ from typing import Any
 import jsonschema
 import pytest
 
+from vkbackend.models.chats.answer import AnswerReader, chat_completion
+from vkbackend.models.engine.completion import Chunk, Completion
 from vkbackend.models.grammar.compiler import Compiler, Matcher, Vocabulary
 from vkbackend.models.grammar.structure import Structure
+from vkbackend.models.tool_calls import formats
 from vkbackend.models.tool_calls.formats import FORMATS, GENERIC, GPT_OSS, LLAMA3, ToolFormat
 from vkbackend.models.tool_calls.grammar import CallGrammar, text_up_to
 from vkbackend.models.tool_calls.reader import ToolReader
@@ -22,14 +25,35 @@ TOOLS: dict[str, Any] = {
     "get_weather": {
         "type": "object",
         "properties": {
-            "city": {"type": "string"}, "days": {"type": "integer", "minimum": 0, "maximum":
-            9}, "unit": {"enum": ["C", "F"]}, "at": {"type": "array", "items": {"type": "integer"},
-            "maxItems": 2},
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 0, "maximum": 9},
+            "unit": {"enum": ["C", "F"]},
+            "at": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
         },
-        "required": ["city"], "additionalProperties": False,
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "hard": {
+        "type": "object",
+        "$defs": {"Kind": {"enum": ["a", "b"]}},
+        "properties": {
+            "kind": {"$ref": "#/$defs/Kind"},
+            "level": {"enum": [1, 2]},
+            "fixed": {"const": "x"},
+            "maybe": {"type": ["string", "null"], "maxLength": 3},
+            "either": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]$"},
+            "inner": {
+                "type": "object",
+                "properties": {"p": {"type": "boolean"}, "q": {"type": "boolean"}},
+                "required": ["q"],
+                "additionalProperties": False,
+            },
+        },
+        "additionalProperties": False,
     },
     "f": {"type": "object", "properties": {}, "additionalProperties": False},
-}  # fmt: skip
+}
 MARKS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|message|>", "<|constrain|>",
     "<|tool_call>", "<tool_call|>", '<|"|>', "<arg_key>", "</think>", "<|tool_call_end|>", "<|end|>",
@@ -69,7 +93,17 @@ def written(matcher: Matcher, words: Vocabulary, rng: random.Random) -> str:
     return out.decode(errors="replace")
 
 
+def of_channels(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    reader = AnswerReader(GPT_OSS, TOOLS, thinking=False, single=False, channels=True)
+    found = chat_completion(
+        [reader.push(Chunk(text, 1, "stop", {}))], Completion(text, [], "stop", {}, [], 0)
+    )
+    return found.content, [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
+
+
 def calls_of(format_: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
+    if format_ is GPT_OSS:
+        return of_channels(text)
     reader = ToolReader(format_, TOOLS)
     content, names, arguments = "", list[str](), list[str]()
     for found in reader.push(text, last=True):
@@ -91,18 +125,32 @@ def test_what_is_forced_is_read(format_: ToolFormat, several: bool, with_control
     words, rng = vocabulary(with_control), random.Random(len(format_.name))
     ids = {mark: 256 + i for i, mark in enumerate(MARKS)} if with_control else {}
     lark = "start: calls\n" + CallGrammar(format_, TOOLS, ids.get).lark(several=several)
-    compiler, counts = Compiler(words), set()
-    for _ in range(10):
+    compiler, counts, called = Compiler(words), set[int](), set[str]()
+    for _ in range(16):
         matcher = compiler.start(compiler.compile(Structure("lark", lark)).result(60))
         text = written(matcher, words, rng)
         content, calls = calls_of(format_, text)
         assert content == "" and calls, text
         counts.add(len(calls))
+        called.update(name for name, _ in calls)
         for name, arguments in calls:
             jsonschema.validate(arguments, TOOLS[name])
+    assert len(called) == len(TOOLS), "every function was called"
     one_at_a_time = format_ in (LLAMA3, GENERIC, GPT_OSS)
     assert max(counts) > 1 or not several or one_at_a_time
     compiler.close()
+
+
+def test_a_key_is_no_marker() -> None:
+    tools = {
+        "f": {
+            "type": "object",
+            "properties": {"a><|end|><b": {"type": "string"}},
+            "required": ["a><|end|><b"],
+        }
+    }
+    lark = CallGrammar(formats.QWEN_CODER, tools, {"<|end|>": 256}.get).lark(several=False)
+    assert "<[256]>" not in lark
 
 
 @pytest.mark.parametrize("with_control", [False, True])
