@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -48,9 +49,11 @@ def load_model(gguf: GGUF) -> Model:
     """The model of a file's architecture; raises UnsupportedModel naming it and what is supported."""
     name = gguf.architecture
     if name not in ARCHITECTURES:
+        near = get_close_matches(name, ARCHITECTURES, 1, 0.5)
+        nearest = f", of which {near[0]!r} has the nearest name" if near else ""
         raise UnsupportedModel(
             f"{gguf.paths[0]}: architecture {name!r} is not supported; "
-            f"supported are: {', '.join(ARCHITECTURES)}"
+            f"supported are: {', '.join(ARCHITECTURES)}{nearest}"
         )
     try:
         model: Model = model_class(name)(gguf)
