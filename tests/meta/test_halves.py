@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI, nmse
+from device_sets import MULTI, nmse, wide
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.fixture import N_VOCAB, write
@@ -62,7 +62,7 @@ def test_as_in_one_piece(models: Path, options: dict[str, Any]) -> None:
     assert nmse(two, one) <= 1e-12
 
 
-@pytest.mark.parametrize("devices", MULTI)
+@pytest.mark.parametrize("devices", [p if p.id in ("0,0,0", "0,1") else wide(p) for p in MULTI])
 def test_on_devices(models: Path, devices: list[str]) -> None:
     one, two = (logits(models, devices, "stories-narrow-Q8_0", interleave) for interleave in (False, True))
     assert nmse(two, one) <= 1e-9

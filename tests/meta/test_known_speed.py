@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_sets import MULTI
+from device_sets import MULTI, wide
 from runners import load_runner
 
 from vkbackend.meta import known_speed, speed
@@ -64,7 +64,7 @@ def cuts(runner: Runner) -> list[int]:
     return n
 
 
-@pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0", "0,1")])
+@pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in MULTI if p.id in ("0,0", "0,1")])
 def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str], cache: Path) -> None:
     want, none = stepped(models, devices)
     assert not any(none), "nobody's speed is known, and the model is small"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS
+from device_sets import DEVICE_SETS, covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runners import load_runner
@@ -134,8 +134,7 @@ def logits(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, 
         assert not any(device.counts for device in runner.mesh.devices)
 
 
-@pytest.mark.parametrize("devices", DEVICE_SETS, ids=str)
-@pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
+@pytest.mark.parametrize(("devices", "name"), covering(DEVICE_SETS, ["w256-IQ3_S", "moe8x-Q4_0"]))
 def test_a_model_gives_the_same_from_its_file(
     models: Path, tmp_path: Path, devices: list[str], name: str
 ) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI, device_infos, nmse
+from device_sets import MULTI, covering, device_infos, nmse, wide
+from device_sets import product as pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from runners import load_runner
@@ -223,15 +224,20 @@ def test_slots_hold_the_scales_too() -> None:
         summed.mesh.close()
 
 
-QUICK = {("pages", 0), ("scatter", 1), ("host-sum", 4), *((provider, None) for provider in PROVIDERS)}
+TWO_SETS = [p for p in MULTI if p.id in ("0,0,0", "0,1")]
+QUICK = [("pages", 0), ("scatter", 1), ("host-sum", 4), *((provider, None) for provider in PROVIDERS)]
+SLOW = [how for how in product(PROVIDERS, (0, 1, 4, None)) if how not in QUICK]
 
 
-@pytest.mark.parametrize("devices", [p for p in MULTI if p.id in ("0,0,0", "0,1")])
+def ids(hows: list[tuple[str, int | None]]) -> list[Any]:
+    return [pytest.param(*how, id=f"{how[0]}-{how[1]}") for how in hows]
+
+
 @pytest.mark.parametrize(
-    ("provider", "ahead"),
+    ("provider", "ahead", "devices"),
     [
-        pytest.param(*how, marks=[] if how in QUICK else pytest.mark.wide)
-        for how in product(PROVIDERS, (0, 1, 4, None))
+        *covering(ids(QUICK), TWO_SETS),
+        *map(wide, pairs(ids(SLOW), TWO_SETS)),
     ],
 )
 def test_whole_model_bits_do_not_depend_on_how(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, for_every_runtime, nmse
+from device_sets import DEVICE_SETS, for_every_runtime, nmse, wide
 from material import DATA, SHARED_MODELS
 from places import ROOT, SHARED
 
@@ -39,7 +39,8 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 if CHECK.is_file():  # the same from outside, over the files that are committed and those beside the checkout
 
-    @pytest.mark.parametrize("devices", SETS)
+    # 16 files, each opened in every case: one set of devices in the default run, others are wide.
+    @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(
         ("folder", "only", "n"),
         [(DATA, ".", 16), (SHARED_MODELS, "^stories260K-(F32|F16|Q8_0|Q4_0)$", 4)],

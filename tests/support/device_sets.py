@@ -3,7 +3,9 @@ ways."""
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,36 @@ DEVICE_SETS = [
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
 ]
 MULTI = DEVICE_SETS[1:]
+
+
+def wide(param: Any) -> Any:
+    """The parameter as a part of the wide sweep."""
+    return pytest.param(*param.values, id=param.id, marks=[*param.marks, pytest.mark.wide])
+
+
+def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
+    """Every row with every column, as parameters; either may be made of parameters."""
+    made = []
+    for row, column in itertools.product(map(_parameter, rows), map(_parameter, columns)):
+        marks = [*row.marks, *column.marks]
+        made.append(pytest.param(*row.values, *column.values, id=f"{row.id}-{column.id}", marks=marks))
+    return made
+
+
+def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
+    """The product, of which each row meets `each` columns, in turns, and every column a row; all other pairs
+    are wide."""
+    assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
+    made = product(rows, columns)
+    for i in range(len(rows)):
+        met = {(i * each + k) % len(columns) for k in range(each)}
+        for j in set(range(len(columns))) - met:
+            made[i * len(columns) + j] = wide(made[i * len(columns) + j])
+    return made
+
+
+def _parameter(item: Any) -> Any:
+    return item if isinstance(item, type(pytest.param())) else pytest.param(item, id=str(item))
 
 
 def for_every_runtime(param: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from vkbackend.meta import bench
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import PROVIDERS, HostSum
 from vkbackend.models.engine.runner import open_devices
-from vkbackend.tools import cli
+from vkbackend.tools import bench_reduce, cli
 from vkbackend.tools.bench_reduce import COLUMNS, parse_size
 from vkbackend.twins.device import NumpyDevice
 
@@ -63,7 +64,11 @@ def test_every_step_has_an_even_number_of_reduces_within_bounds() -> None:
         assert 4 <= length <= 32 and length % 2 == 0
 
 
-def test_command_benches_every_count_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_benches_every_count_of_the_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """72 rows, each of a step of 4 sums instead of 32."""
+    monkeypatch.setattr(bench_reduce, "time_reduce", partial(bench.time_reduce, length=4))
     command = ["bench-reduce", "-dev", "numpy,numpy,numpy", *SMALL]
     assert cli.main([*command, "-o", "json", "--ahead", "0,all"]) == 0
     out, err = capsys.readouterr()

@@ -17,7 +17,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse
+from device_sets import DEVICE_SETS, covering, nmse, product, wide
 from oracles.fixture import (
     N_CTX,
     N_PREFILL,
@@ -140,17 +140,12 @@ def test_oracles_on_numpy(folder: Path, name: str, way: str) -> None:
     check_golden(folder, name, ["numpy"] * 3, way)
 
 
-@architectures
 @pytest.mark.parametrize(
-    ("devices", "way"),
+    ("name", "devices", "way"),  # every one on three devices in steps, and on one in either way, in turns
     [
-        pytest.param(*p.values, way, id=f"{p.id}-{way}", marks=[*p.marks, *wide])
-        for p, way, wide in [
-            (one, "at once", []),
-            (one, "in steps", []),
-            (three, "at once", [pytest.mark.wide]),
-            (three, "in steps", []),
-        ]
+        *product(FIXTURES, product([three], WAYS[1:])),
+        *map(wide, product(FIXTURES, product([three], WAYS[:1]))),
+        *covering(FIXTURES, product([one], WAYS)),
     ],
 )
 def test_oracles_on_vulkan(folder: Path, name: str, devices: list[str], way: str) -> None:
@@ -168,8 +163,9 @@ def test_control_vectors(folder: Path, name: str, n: int) -> None:
 # ---- several devices ----
 
 
-@architectures
-@pytest.mark.parametrize("devices", [three])
+@pytest.mark.parametrize(  # every other one takes one device in steps, see above
+    ("name", "devices"), [p if i % 2 else wide(p) for i, p in enumerate(product(FIXTURES, [three]))]
+)
 def test_three_devices_equal_one(folder: Path, name: str, devices: list[str]) -> None:
     check_one(folder, name, devices, "in steps")
 

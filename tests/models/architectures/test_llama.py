@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, MULTI, nmse
+from device_sets import DEVICE_SETS, MULTI, covering, nmse, product
 from llama_float64 import forward
 from material import shared_models
 from runners import load_runner
@@ -23,7 +23,7 @@ from vkbackend.step import Run
 TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 MODELS = [f"stories-narrow-{t}" for t in TYPES]
 N_TOKENS = 48
-CACHES = pytest.mark.parametrize(("cache", "bound"), [("f32", 1e-9), ("f16", 1e-6)])
+CACHES = [pytest.param("f32", 1e-9, id="f32"), pytest.param("f16", 1e-6, id="f16")]
 
 
 @contextmanager
@@ -55,8 +55,10 @@ def on_one_device(models: Path, name: str, cache: str) -> np.ndarray:
     return _single[name, cache]
 
 
-@pytest.mark.parametrize("devices", DEVICE_SETS)
-@pytest.mark.parametrize("name", [*MODELS, *shared_models(*(f"stories260K-{t}" for t in TYPES))])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    covering([*MODELS, *shared_models(*(f"stories260K-{t}" for t in TYPES))], DEVICE_SETS, each=2),
+)
 def test_equals_float64_numpy(models: Path, name: str, devices: list[str]) -> None:
     tokens = tokens_of(1)
     path = models / f"{name}.gguf"
@@ -78,9 +80,9 @@ def test_steps_equal_float64_numpy(models: Path, devices: list[str]) -> None:
             assert nmse(runner.step([tokens[pos]], [Run(0, 0, 1, pos)], [0])[0], want[pos]) <= 1e-6
 
 
-@pytest.mark.parametrize("devices", MULTI)
-@pytest.mark.parametrize("name", MODELS)
-@CACHES
+@pytest.mark.parametrize(
+    ("name", "devices", "cache", "bound"), covering(MODELS, product(MULTI, CACHES), each=2)
+)
 def test_n_devices_equal_one(models: Path, name: str, devices: list[str], cache: str, bound: float) -> None:
     with opened(models, name, devices, type_k=cache, type_v=cache) as runner:
         assert nmse(prefill(runner, tokens_of(1)), on_one_device(models, name, cache)) <= bound
@@ -94,8 +96,7 @@ def test_uneven_and_empty_shares(models: Path, ratio: list[float]) -> None:
         )
 
 
-@pytest.mark.parametrize("devices", DEVICE_SETS)
-@CACHES
+@pytest.mark.parametrize(("devices", "cache", "bound"), covering(DEVICE_SETS, CACHES))
 def test_prefill_then_steps_equals_one_prefill(
     models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
@@ -108,8 +109,7 @@ def test_prefill_then_steps_equals_one_prefill(
     assert nmse(np.concatenate(parts), whole) <= bound
 
 
-@pytest.mark.parametrize("devices", DEVICE_SETS)
-@CACHES
+@pytest.mark.parametrize(("devices", "cache", "bound"), covering(DEVICE_SETS, CACHES[::-1]))
 def test_sequences_in_one_step_equal_each_alone(
     models: Path, devices: list[str], cache: str, bound: float
 ) -> None:
@@ -167,9 +167,12 @@ def test_every_provider_and_depth_gives_the_same_bits(models: Path, provider: st
 
 
 @pytest.mark.parametrize(
-    "disabled", ["timeline", "host_import", "device_map", "timeline,host_import,device_map"]
+    ("disabled", "devices"),
+    covering(
+        ["timeline", "host_import", "device_map", "timeline,host_import,device_map"],
+        [p for p in DEVICE_SETS if p.id in ("0,1", "0,0", "0")],
+    ),
 )
-@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0", "0,1")])
 def test_without_optional_features(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], disabled: str
 ) -> None:

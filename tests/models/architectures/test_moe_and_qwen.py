@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, nmse
+from device_sets import DEVICE_SETS, covering, nmse
 from llama_float64 import forward
 from material import shared_models
 from prefills import TOKENS, opened, prefill
@@ -68,9 +68,11 @@ def on_one(path: Path, cache: str = "f32") -> np.ndarray:
 # ---- files of trained models ----
 
 
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
-    ("devices", "shares"), [(["numpy"], None), (["numpy"] * 3, (5, 3, 2))], ids=["1", "5:3:2"]
+    ("name", "devices", "shares"),
+    covering(
+        FILES, [pytest.param(["numpy"] * 3, (5, 3, 2), id="5:3:2"), pytest.param(["numpy"], None, id="1")]
+    ),
 )
 def test_logits_and_greedy_tokens_of_llama_cpp(
     models: Path, name: str, devices: list[str], shares: tuple[int, ...] | None
@@ -78,8 +80,9 @@ def test_logits_and_greedy_tokens_of_llama_cpp(
     check_expected(models, name, devices, shares)
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
+@pytest.mark.parametrize(
+    ("name", "devices"), covering(FILES, [p for p in DEVICE_SETS if p.id in ("0", "0,1")])
+)
 def test_logits_and_greedy_tokens_on_vulkan(models: Path, name: str, devices: list[str]) -> None:
     check_expected(models, name, devices, None)
 

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from device_sets import DEVICE_SETS
+from device_sets import DEVICE_SETS, covering
 from oracles.fixture import write
 from oracles.fixtures import build
 from runners import load_runner
@@ -19,8 +19,11 @@ from vkbackend.models.engine.messages import CopySlot, Generate, Request
 N_CTX = 160
 MODELS = "llama", "gemma3", "qwen3next", "kimi-linear"  # all positions, windows, recurrent layers
 N_VOCAB = 32  # of the ids that prompts are made of
-NUMPY = (["numpy"], ["numpy"] * 3)
-LAVAPIPE = next(p for p in DEVICE_SETS if p.id == "0")
+SETS = [
+    next(p for p in DEVICE_SETS if p.id == "0"),
+    pytest.param(["numpy"] * 3, id="numpy,numpy,numpy"),
+    pytest.param(["numpy"], id="numpy"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,7 @@ def engine_of(path: Path, devices: list[str], **options: object) -> Engine:
     return Engine(load_runner(path, devices=devices, **how), Everything())
 
 
-@pytest.mark.parametrize("devices", [*NUMPY, LAVAPIPE], ids=lambda d: ",".join(d))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "devices"), covering(MODELS, SETS))
 def test_branches(folder: Path, name: str, devices: list[str]) -> None:
     path = folder / f"{name}.gguf"
     if not path.exists():

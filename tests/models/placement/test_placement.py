@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import device_infos, nmse
+from device_sets import covering, device_infos, nmse
 from runners import load_runner
 
 from vkbackend.buffer import Home
@@ -74,8 +74,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("options", "n"), covering(OPTIONS, [3, 1]))
 def test_host_placement_on_numpy(models: Path, options: dict[str, Any], n: int) -> None:
     same(models, ["numpy"] * n, **options)
 
@@ -246,8 +245,10 @@ REPORTED: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", MIXED_FILES)
-@pytest.mark.parametrize(("n", "options"), REPORTED, ids=str)
+@pytest.mark.parametrize(
+    ("name", "n", "options"),
+    covering(MIXED_FILES, [pytest.param(*r, id=f"{r[0]}-{r[1]}") for r in REPORTED], each=2),
+)
 def test_the_memory_report_is_the_allocators_and_adds_up(
     models: Path, tmp_path: Path, name: str, n: int, options: dict[str, Any]
 ) -> None:
@@ -260,8 +261,9 @@ def test_the_memory_report_is_the_allocators_and_adds_up(
 
 @needs_device
 @pytest.mark.runtimes
-@pytest.mark.parametrize("name", ["w256-IQ3_S", "moe8x-Q4_0"])
-@pytest.mark.parametrize("lacking", ["", "host_import"])
+@pytest.mark.parametrize(
+    ("name", "lacking"), [("w256-IQ3_S", ""), ("moe8x-Q4_0", "host_import")], ids=["w256-IQ3_S", "moe8x-Q4_0"]
+)
 def test_the_memory_report_of_real_devices(
     models: Path, monkeypatch: pytest.MonkeyPatch, name: str, lacking: str
 ) -> None:

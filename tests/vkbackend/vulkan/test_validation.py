@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from caches import compiled, fill
-from device_sets import DEVICE_SETS, device_infos, needs_layer
+from device_sets import DEVICE_SETS, covering, device_infos, needs_layer
 
 from vkbackend.ops import measured
 
@@ -70,8 +70,7 @@ def messages(script: str, *args: str, **env: str) -> list[str]:
 
 
 @needs_layer
-@pytest.mark.parametrize("disable", ["", "timeline", "host_import"])
-@pytest.mark.parametrize("devices", DEVICE_SETS)
+@pytest.mark.parametrize(("devices", "disable"), covering(DEVICE_SETS, ["", "timeline", "host_import"]))
 def test_whole_model_is_silent(models: Path, devices: list[str], disable: str) -> None:
     path = models / "stories-narrow-Q8_0.gguf"
     assert messages(RUN, str(path), ",".join(devices), VKBACKEND_DISABLE=disable) == []
