@@ -38,7 +38,6 @@ def test_files(models: Path, name: str, devices: list[str]) -> None:
 
 
 if CHECK.is_file():  # the same from outside, over the files that are committed and those beside the checkout
-
     # 16 files, each opened in every case: one set of devices in the default run, others are wide.
     @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in DEVICE_SETS])
     @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""Tokenizers of files, and of vocabularies that a test builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from gguf_files import vocabulary
+from vocabularies import VOCABULARIES, Build, load
+
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(params=VOCABULARIES, ids=lambda path: path.stem)
+def real(request: pytest.FixtureRequest) -> Tokenizer:
+    return load(request.param)
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    def make(
+        model: str, tokens: Sequence[str | bytes], extra: Iterable[bytes] = (), **types: Sequence[int]
+    ) -> Tokenizer:
+        (tmp_path / "v.gguf").write_bytes(vocabulary(model, tokens, extra=extra, **types))
+        with GGUF.open(tmp_path / "v.gguf") as g:
+            return Tokenizer.from_gguf(g)
+
+    return make
