@@ -82,28 +82,38 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     server.server_close()
 
 
-def generate(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = "-m vkbackend.tools.cli generate -dev numpy -n 4 -p Once".split()
+COMMANDS = """
+import contextlib, io, json, sys
+from vkbackend.tools.cli import main
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main("generate -dev numpy -n 4 -p Once --temp 0".split() + words)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def generate(env: dict[str, str], *commands: list[str]) -> list[tuple[int, str, str]]:
+    """Code, stdout and stderr of each, one after the other in one process: the library reads its environment
+    when it is imported."""
     done = subprocess.run(
-        [sys.executable, *command, *words], env=env, capture_output=True, text=True, timeout=100, cwd=ROOT
-    )
-    assert SECRET not in done.stdout + done.stderr and "Traceback" not in done.stderr
-    return done
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        env=env, capture_output=True, text=True, timeout=100, cwd=ROOT,
+    )  # fmt: skip
+    assert SECRET not in done.stdout + done.stderr and "Traceback" not in done.stdout + done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_a_model_is_fetched_once_and_found_offline(hub: dict[str, str]) -> None:
-    first = generate(hub, "-hf", "me/demo:Q8_0", "--temp", "0")
-    assert first.returncode == 0, first.stderr
+    first, again = generate(hub, ["-hf", "me/demo:Q8_0"], ["-hf", "me/demo:q8_0"])
+    assert first[0] == 0, first
     fetched = [line for line in Hub.asked if line.startswith("GET /me/demo/resolve")]
     assert len(fetched) == 1 and "demo-Q8_0.gguf" in fetched[0]
-    again = generate(hub, "-hf", "me/demo:q8_0", "--temp", "0")
-    assert again.stdout == first.stdout
-    assert [line for line in Hub.asked if line.startswith("GET /me/demo/resolve")] == fetched
+    assert again[1] == first[1]
     Hub.asked.clear()
-    offline = generate({**hub, "HF_HUB_OFFLINE": "1"}, "-hf", "me/demo", "--temp", "0")
-    assert offline.returncode == 0 and offline.stdout == first.stdout and not Hub.asked, offline.stderr
-    nothing = generate({**hub, "HF_HUB_OFFLINE": "1"}, "-hf", "me/other")
-    assert nothing.returncode == 2 and "me/other" in nothing.stderr.rstrip().rpartition("\n")[2]
+    offline, nothing = generate({**hub, "HF_HUB_OFFLINE": "1"}, ["-hf", "me/demo"], ["-hf", "me/other"])
+    assert offline[:2] == (0, first[1]) and not Hub.asked, offline
+    assert nothing[0] == 2 and "me/other" in nothing[2].rstrip().rpartition("\n")[2]
 
 
 def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
@@ -121,15 +131,15 @@ def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
 
 
 def test_what_is_not_there(hub: dict[str, str]) -> None:
-    for words, said in (
+    wrong = (
         (["-hf", "me/nothing"], "me/nothing is not there, or may not be read"),
         (["-hf", "me/demo:Q2_K"], "me/demo has no model 'Q2_K'; there are: demo-Q4_K_M-00001"),
         (["-hf", "me/demo", "-hff", "x.gguf"], "has no file 'x.gguf'"),
         (["-hf", "demo"], "'demo' names no repository; expected user/repo"),
         (["-hf", "me/demo", "-m", "x"], "-m and -hf name a model each; give one"),
-    ):
-        done = generate(hub, *words)
-        assert done.returncode == 2 and said in done.stderr.rstrip().rpartition("\n")[2], done.stderr
+    )
+    for (code, _, err), (_, said) in zip(generate(hub, *(words for words, _ in wrong)), wrong, strict=True):
+        assert code == 2 and said in err.rstrip().rpartition("\n")[2], err
 
 
 def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,19 @@
-"""The command line through real processes: help, results, exit codes, one clear last line for bad input."""
+"""The command line: help, results, exit codes, one clear last line for bad input.
 
+In processes of their own what is about a process: streams, signals, its environment, and a case of each kind;
+the rest calls `main` here, which spares the second that a process takes to start."""
+
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from device_sets import device_infos
@@ -15,6 +21,7 @@ from gguf_files import STRING, gguf_bytes, key
 from places import ROOT
 
 from vkbackend import __version__
+from vkbackend.tools.cli import main
 
 COMMAND = [sys.executable, "-m", "vkbackend.tools.cli"]
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
@@ -27,13 +34,25 @@ def run(*args: str, env: dict[str, str] | None = None, **options: Any) -> subpro
     )  # fmt: skip
 
 
+def call(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """What `run` gives, without a process of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), open(os.devnull) as nothing:
+        with mock.patch.dict(os.environ, env or {}), mock.patch.object(sys, "stdin", nothing):
+            try:
+                code = main([*args])
+            except SystemExit as end:
+                code = int(end.code or 0)
+    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+
+
 def last_line(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.rstrip("\n").rpartition("\n")[2]
 
 
 def generate(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """On the host's numpy twins, so that no Vulkan device is needed."""
-    return run("generate", "-dev", "numpy", *args, **options)
+    """On the host's numpy twins, so that no Vulkan device is needed; in a process of its own with options."""
+    return (run if options else call)("generate", "-dev", "numpy", *args, **options)
 
 
 # ---- help ----
@@ -41,12 +60,12 @@ def generate(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", [[], ["devices"], ["generate"], ["info"]])
 def test_help(command: list[str]) -> None:
-    result = run(*command, "--help", env={"COLUMNS": "200"})
+    result = (call if command else run)(*command, "--help", env={"COLUMNS": "200"})
     assert result.returncode == 0 and result.stdout.startswith("usage: vkbackend") and not result.stderr
 
 
 def test_every_option_of_generate_says_its_default_or_effect() -> None:
-    text = run("generate", "--help", env={"COLUMNS": "300"}).stdout
+    text = call("generate", "--help", env={"COLUMNS": "300"}).stdout
     wanted = (
         "-m --model -p --prompt -f --file -n --n-predict --temp --top-k --top-p --min-p --repeat-penalty "
         "--repeat-last-n -s --seed -dev --device -ts --tensor-split -c --ctx-size -ub --ubatch-size -ctk "
@@ -63,10 +82,10 @@ def test_version_and_wrong_usage() -> None:
     assert run("--version").stdout == f"vkbackend {__version__}\n"
     for args in ([], ["nonsense"], ["generate", "--nonsense"], ["generate", "-n", "many"], ["info"],
                  ["generate", "-p", "a", "-f", "b"]):  # fmt: skip
-        result = run(*args)
+        result = call(*args)
         assert result.returncode == 2 and "error: " in last_line(result) and not result.stdout
     for args in (["info", "x.gguf", "-t", "8"], ["bench", "-fa"]):
-        result = run(*args)
+        result = call(*args)
         assert result.stderr.startswith(f"vkbackend {args[0]}: error: unknown flag -")
         assert result.stderr.count("\n") == 1
 
@@ -83,7 +102,7 @@ def test_scripts_and_the_package_run_by_module_name(tmp_path: Path) -> None:
 
 @needs_device
 def test_devices() -> None:
-    listed = json.loads(run("devices", "--json").stdout)
+    listed = json.loads(call("devices", "--json").stdout)
     assert [d["index"] for d in listed] == list(range(len(listed)))
     keys = "index name uuid vendor driver driver_version type heaps features limits"
     assert all(set(keys.split()) <= set(d) for d in listed)
@@ -94,7 +113,7 @@ def test_devices() -> None:
 
 def test_generate_streams_text_to_stdout_and_the_rest_to_stderr() -> None:
     args = ("-p", "Once upon a time", "-n", "12", "--temp", "0")
-    result = generate(*args)
+    result = generate(*args, env={})
     assert result.returncode == 0, result.stderr
     for part in ("embedded demo model", "loading", "memory in MiB", "KV cache", "numpy"):
         assert part in result.stderr
@@ -150,13 +169,13 @@ def test_control_tokens_of_a_prompt() -> None:
 def test_info(tmp_path: Path) -> None:
     from vkbackend.tools.flags.text import demo_model
 
-    result = run("info", demo_model())
+    result = call("info", demo_model())
     assert (
         result.returncode == 0
         and "token_embd.weight" in result.stdout
         and "llama.block_count" in result.stdout
     )
-    answer = json.loads(run("info", demo_model(), "--json").stdout)
+    answer = json.loads(call("info", demo_model(), "--json").stdout)
     assert answer["metadata"]["general.architecture"] == "llama"
     names = {t["name"]: t for t in answer["tensors"]}
     assert names["output_norm.weight"]["type"] == "f32"
@@ -171,7 +190,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) 
                                  key("general.name", STRING, name)]))  # fmt: skip
     shown = run("info", str(path))
     assert shown.returncode == 0 and r"red \x1b[31m \x07 \x9b2J \r over [bold]markup[/bold]" in shown.stdout
-    as_json = run("info", str(path), "--json")
+    as_json = call("info", str(path), "--json")
     assert json.loads(as_json.stdout)["metadata"]["general.name"] == name
     failed = generate("-m", str(path))
     assert failed.returncode == 2
@@ -223,7 +242,7 @@ def check_error(result: subprocess.CompletedProcess[str], pattern: str) -> None:
     ids=repr,
 )  # fmt: skip
 def test_bad_input(args: list[str], pattern: str) -> None:
-    result = generate("-n", "4", *args)
+    result = generate("-n", "4", *args, **({"env": {}} if args == ["-m", "."] else {}))
     check_error(result, pattern)
     assert "/?" not in result.stderr  # no bar of what did not begin
 
@@ -242,7 +261,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     for data, pattern in cases.items():
         path.write_bytes(data)
         check_error(generate("-m", str(path)), pattern)
-        check_error(run("info", str(path)), pattern)
+        check_error(call("info", str(path)), pattern)
 
 
 def test_no_device_and_no_loader(tmp_path: Path) -> None:
