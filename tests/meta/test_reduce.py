@@ -246,6 +246,8 @@ def test_whole_model_bits_do_not_depend_on_how(
     how: dict[str, Any] = {"reduce_provider": provider, "submit_ahead": ahead}
     want = logits(models, *devices)
     assert np.array_equal(logits(models, *devices, **how), want)
+    if ahead is not None:
+        return  # wires are a provider's own
     # A rounding to 11 bits has 1/64 of the squared error of one to 8.
     assert nmse(logits(models, *devices, **how, reduce_type="bf16"), want) <= 1e-4
     assert nmse(logits(models, *devices, **how, reduce_type="f16"), want) <= 1e-4 / 64

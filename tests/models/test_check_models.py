@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_sets import DEVICE_SETS, for_every_runtime, nmse, wide
+from device_sets import DEVICE_SETS, covering, for_every_runtime, nmse, wide
 from material import DATA, SHARED_MODELS
 from places import ROOT, SHARED
 
@@ -21,8 +21,7 @@ SETS = [for_every_runtime(p) if p.id == "0,0" else p for p in DEVICE_SETS]
 CHECK = SHARED / "oracles" / "check_models.py"
 
 
-@pytest.mark.parametrize("devices", SETS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("devices", "name"), covering(SETS, FILES, each=2))
 def test_files(models: Path, name: str, devices: list[str]) -> None:
     """llama.cpp rounds activations to 8 bits where weights are quantized; the margins of these files are such
     that the tokens are the same all the same."""
