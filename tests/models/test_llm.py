@@ -1,21 +1,21 @@
-"""What `LLM` adds to the engine, on a runner without a model: text, streams, threads, arguments, the end."""
+"""What `LLM` adds to the engine, on a runner without a model: text, arguments, batches, asyncio."""
+
+from __future__ import annotations
 
 import asyncio
 import gc
 import math
-import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fake_runner
 import numpy as np
 import pytest
-from fake_runner import LOST, N_VOCAB, SLOW, continuation, row_of
-from gguf_files import F32, U32, array, gguf_bytes, key, vocabulary
+from fake_runner import LOST, N_VOCAB, SLOW, continuation
+from gguf_files import U32, gguf_bytes, key
 from hypothesis import given
 from hypothesis import strategies as st
+from words import ENDS, Make, engine_of
 
 from vkbackend import LLM
 from vkbackend.errors import (
@@ -28,43 +28,6 @@ from vkbackend.errors import (
 )
 from vkbackend.models.engine import channel
 from vkbackend.models.text.stop_text import StopText
-
-WORDS = [f"\u2581w{i}." for i in range(32)]  # ids 8..39; 3..7 are the bytes of a snowman and two more
-TOKENS = ["<unk>", "<s>", "</s>", "<0xE2>", "<0x98>", "<0x83>", "<0x41>", "<0x42>", *WORDS]
-ENDS = [2]  # what ignore_eos forbids
-TYPES = [2, 3, 3, *[6] * 5, *[1] * 32]
-
-
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A vocabulary of 40 tokens for a runner with 50."""
-    monkeypatch.setitem(sys.modules, "vkbackend.models.engine.runner", fake_runner.MODULE)
-    extra = [array("tokenizer.ggml.scores", F32, [0.0] * len(TOKENS))]
-    path = tmp_path / "words.gguf"
-    path.write_bytes(vocabulary("llama", TOKENS, types=TYPES, extra=extra))
-    return path
-
-
-Make = Callable[..., LLM]
-
-
-@pytest.fixture
-def make(model: Path) -> Iterator[Make]:
-    opened: list[LLM] = []
-
-    def open_llm(**options: Any) -> LLM:
-        opened.append(LLM(model, **{"n_ctx": 64, **options}))
-        return opened[-1]
-
-    yield open_llm
-    for llm in opened:
-        llm.close()
-
-
-def engine_of(llm: LLM) -> Any:
-    """The scheduler inside an LLM that runs in this process."""
-    return llm._mailbox.channel.engine._engine  # type: ignore[union-attr]
-
 
 # ---- text ----
 
@@ -161,113 +124,6 @@ def test_without_a_tokenizer_ids_work_and_text_raises(make: Make, model: Path) -
                  lambda: llm.generate([1], 1, stop="x")):  # fmt: skip
         with pytest.raises(UnsupportedModel, match="no usable tokenizer"):
             call()
-
-
-# ---- streams, slots and threads ----
-
-
-def test_streams_read_in_turn_run_together(make: Make) -> None:
-    llm = make(n_slots=2)
-    streams = [llm.stream([1, i], 10, temperature=0, ignore_eos=True) for i in (8, 9)]
-    pairs = list(zip(*streams, strict=True))
-    for k, i in enumerate((8, 9)):
-        assert [pair[k].token for pair in pairs] == continuation([1, i], 10, ENDS)
-    assert any(len(runs) == 2 for runs in engine_of(llm).runner.steps)
-    assert len(engine_of(llm).runner.steps) <= 12
-
-
-def test_closing_a_stream_frees_its_slot(make: Make) -> None:
-    llm = make(n_slots=1)
-    for end in (lambda s: s.close(), lambda s: gc.collect()):
-        stream = llm.stream([1, 8], temperature=0, ignore_eos=True)
-        next(stream)
-        end(stream)
-        del stream
-        assert llm.generate([1, 9], 4, temperature=0, ignore_eos=True).tokens == continuation([1, 9], 4, ENDS)
-    assert not llm._mailbox.channel.readers and not engine_of(llm).busy  # type: ignore[union-attr]
-
-
-def test_logits_wait_their_turn(make: Make) -> None:
-    llm = make(n_slots=1)
-    stream = llm.stream([1, 8], 20, temperature=0, ignore_eos=True)
-    first = next(stream)
-    assert np.array_equal(llm.logits([3, 4, 5]), [row_of([3]), row_of([3, 4]), row_of([3, 4, 5])])
-    assert [first.token, *(c.token for c in stream)] == continuation([1, 8], 20, ENDS)
-
-
-def test_many_threads(make: Make) -> None:
-    llm = make(n_slots=3)
-    results: dict[int, Any] = {}
-
-    def work(i: int) -> None:
-        results[i] = [llm.generate([1, SLOW, i], 8, temperature=0, ignore_eos=True).tokens for _ in range(3)]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert results == {i: [continuation([1, SLOW, i], 8, ENDS)] * 3 for i in range(8)}
-
-
-def test_a_lost_device_reaches_every_stream(make: Make) -> None:
-    llm = make(n_slots=2)
-    stream = llm.stream([1, 8], 10, ignore_eos=True)
-    next(stream)
-    with pytest.raises(DeviceLost, match="Vulkan7"):
-        llm.generate([1, LOST], 2)
-    with pytest.raises(DeviceLost, match="Vulkan7"):
-        list(stream)
-    with pytest.raises(DeviceLost, match="Vulkan7"):
-        llm.logits([1])
-
-
-# ---- the end ----
-
-
-def test_close(make: Make) -> None:
-    llm = make()
-    runner, stream = engine_of(llm).runner, llm.stream([1, 8], 10, ignore_eos=True)
-    next(stream)
-    llm.close()
-    llm.close()
-    assert runner.closed == 1
-    for call in (lambda: next(stream), lambda: llm.generate([1], 1), lambda: llm.stream([1], 1), llm.memory,
-                 lambda: llm.logits([1]), lambda: llm.tokenize("a"), lambda: llm.detokenize([1])):  # fmt:skip
-        with pytest.raises(VkbackendError, match="closed"):
-            call()
-
-
-def test_close_waits_for_a_step_in_another_thread(make: Make) -> None:
-    llm = make(n_ctx=1000)
-    runner, started, ended = engine_of(llm).runner, threading.Event(), []
-
-    def work() -> None:
-        try:
-            for _ in llm.stream([SLOW], ignore_eos=True):
-                started.set()
-        except VkbackendError as error:
-            ended.append(str(error))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert started.wait(10)
-    llm.close()
-    thread.join(10)
-    assert runner.closed == 1 and len(ended) == 1 and "closed" in ended[0]
-
-
-def test_a_dropped_llm_releases_everything(make: Make, model: Path) -> None:
-    llm = LLM(model)
-    runner = engine_of(llm).runner
-    with llm as same:
-        assert same is llm and llm.memory()[0]["weights"] == 1
-    assert runner.closed == 1
-    llm = LLM(model)
-    runner = engine_of(llm).runner
-    del llm
-    gc.collect()
-    assert runner.closed == 1
 
 
 # ---- arguments ----

@@ -1,37 +1,20 @@
-"""Shader sources against op specs, manifest and the layout of StepParams; the shader library; the wheel."""
+"""Shader sources against op specs, manifest and the layout of StepParams; one op, one word, its places."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from caches import compiled, fill
-from places import ROOT
 
 from vkbackend import ops, shaderlib, step, twins
-from vkbackend.errors import UnsupportedFeature
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.tools.op_cases import cases as op_cases
 from vkbackend.tools.op_cases import setup as op_setup
 
 pytestmark = pytest.mark.no_vulkan
-
-
-needs_compiler = pytest.mark.skipif(
-    not shaderlib.compilers(), reason=f"no {shaderlib.COMPILER} (apt install glslang-tools)"
-)
 
 
 def source(op: str) -> str:
@@ -92,6 +75,23 @@ def test_twin_takes_the_ops_arguments(op: str) -> None:
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     assert keywords[: len(spec.push)] == [name for name, _ in spec.push]
     assert set(keywords[len(spec.push) :]) <= {"variant", *(name.lower() for name in spec.consts)}
+
+
+def test_op_cases_record_every_variant() -> None:
+    """Each variant of the manifest occurs in a case."""
+    import numpy as np
+
+    from vkbackend.recording import Dispatch
+    from vkbackend.twins.device import NullDevice
+
+    seen = set()
+    for case in (*op_cases.CASES, *op_cases.FORMAT_CASES):
+        placed = op_setup.Placed(NullDevice("null"), case.setup(np.random.default_rng(1)))
+        needs = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
+        for api in ("khr", "nv") if case.needs else ("khr",):
+            limits = replace(Limits.floor(), features=needs, matrix_units=MatrixUnits(api))
+            seen |= {(c.op, c.variant) for c in placed.record(limits).accesses() if isinstance(c, Dispatch)}
+    assert seen == set(shaderlib.variants())
 
 
 # ---- sources against specs ----
@@ -181,259 +181,3 @@ def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
     if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
         loops = re.findall(r"\bfor \(([^)]*)\)", text)
         assert not [loop for loop in loops if re.search(r"\blane\b|gl_SubgroupInvocationID", loop)]
-
-
-# ---- SPIR-V ----
-
-
-@needs_compiler
-@pytest.mark.parametrize(("op", "variant"), shaderlib.variants())
-def test_compiles_and_validates(op: str, variant: str, tmp_path: Path) -> None:
-    if not shaderlib.is_available(op, variant):
-        pytest.skip("no glslang new enough (tools/setup.sh)")
-    code = shaderlib.spirv(op, variant)
-    assert code[4:8] <= b"\x00\x03\x01\x00"  # SPIR-V 1.3, what Vulkan 1.1 takes
-    validator = shaderlib.private_tool("spirv-val") or shutil.which("spirv-val")
-    if not validator:
-        pytest.skip("compiled; no spirv-val to validate with (apt install spirv-tools)")
-    module = tmp_path / "module.spv"
-    module.write_bytes(code)
-    command = (validator,) if isinstance(validator, str) else validator
-    done = subprocess.run([*command, "--target-env", "vulkan1.1", module], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture
-def compiled_before() -> list[Path]:
-    """The modules that the other tests left; ask for them before `library`."""
-    return compiled()
-
-
-def link_private_tools(project: Path) -> None:
-    if (ROOT / shaderlib.PRIVATE).exists():
-        (project / shaderlib.PRIVATE).symlink_to(ROOT / shaderlib.PRIVATE)
-
-
-@pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the sources that may be changed, an empty cache, nothing shipped."""
-    folder = tmp_path / "shaders"
-    shutil.copytree(shaderlib.shaders_dir(), folder, ignore=shutil.ignore_patterns("spv"))
-    monkeypatch.setattr(shaderlib, "shaders_dir", lambda: folder)
-    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path / "cache"))
-    forget()
-    yield folder
-    forget()
-
-
-def forget() -> None:
-    for name in ("_variants_toml", "manifest", "source_key", "_spirv", "compilers", "_shipped_index"):
-        getattr(shaderlib, name).cache_clear()
-
-
-def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    seen: list[str] = []
-    compile_variant = shaderlib.compile_variant
-
-    def counted(op: str, variant: str) -> bytes:
-        seen.append(f"{op}.{variant}")
-        return compile_variant(op, variant)
-
-    monkeypatch.setattr(shaderlib, "compile_variant", counted)
-    return seen
-
-
-@needs_compiler
-def test_threads_that_want_the_same_compile_it_once(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = count_compilations(monkeypatch)
-    with ThreadPoolExecutor(4) as pool:
-        codes = list(pool.map(lambda _: shaderlib.spirv("add", "f32"), range(4)))
-    assert compiled == ["add.f32"] and len(set(codes)) == 1
-
-
-@needs_compiler
-def test_cache_follows_sources_and_includes(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = count_compilations(monkeypatch)
-    code = shaderlib.spirv("add", "f32")
-    forget()
-    assert shaderlib.spirv("add", "f32") == code and compiled == ["add.f32"]
-    for name in ("lib/types.glsl", "add.comp"):
-        path = library / name
-        path.write_text(path.read_text().replace("return", "return ") + "\n")
-        forget()
-        shaderlib.spirv("add", "f32")
-    assert compiled == ["add.f32"] * 3
-
-
-@needs_compiler
-def test_damaged_cache_entry_is_compiled_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = shaderlib.spirv("add", "f32")
-    (entry,) = compiled()
-    whole = entry.read_bytes()
-    for damaged in (b"\0" * 64, whole[:-4], whole[: len(whole) // 8 * 4], code, code[: len(code) // 8 * 4]):
-        entry.write_bytes(damaged)
-        forget()
-        assert shaderlib.spirv("add", "f32") == code and entry.read_bytes() == whole
-
-
-@needs_compiler
-def test_compiler_errors_surface(library: Path) -> None:
-    (library / "add.comp").write_text("#version 450\nvoid main() { undeclared = 1; }\n")
-    with pytest.raises(UnsupportedFeature, match=r"(?s)add\.f32.*undeclared"):
-        shaderlib.spirv("add", "f32")
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("weights", "op", "lacks"),
-    [("weights", "mat_vec", "no block description and no decode4"), ("dot_weights", "mat_dot", "no quants")],
-)
-def test_a_format_that_no_shader_knows_is_told(library: Path, weights: str, op: str, lacks: str) -> None:
-    """In the manifest alone; or of formats with blocks, one that has no codes of int8."""
-    new = "q9_9" if weights == "weights" else "iq3_s"
-    path = library / "variants.toml"
-    path.write_text(path.read_text().replace(f"\n{weights} = [", f'\n{weights} = [ "{new}",'))
-    forget()
-    with pytest.raises(UnsupportedFeature, match=rf"(?s)refused {op}\.{new}.*unknown TYPE has {lacks}"):
-        shaderlib.spirv(op, new)
-
-
-def test_without_compiler(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UnsupportedFeature, match="glslang-tools"):
-        shaderlib.spirv("add", "f32")
-
-
-@needs_compiler
-def test_shipped_modules_need_no_compiler(
-    compiled_before: list[Path], library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Most of the manifest, which would take a minute to compile once more.
-    fill(library.parent / "cache", compiled_before)
-    link_private_tools(library.parent)
-    forget()
-    able = [pair for pair in shaderlib.variants() if shaderlib.is_available(*pair)]
-    assert shaderlib.build(library / "spv") == len(able)
-    (library / "spv" / "gone.f32.spv").write_bytes(b"")
-    shaderlib.build(library / "spv")
-    assert not (library / "spv" / "gone.f32.spv").exists()
-    forget()
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("VKBACKEND_CACHE", "off")
-    for op, variant in able:
-        assert shaderlib.is_whole(shaderlib.spirv(op, variant))
-
-
-@needs_compiler
-@pytest.mark.parametrize("damage", ["module", "missing", "index"])
-def test_a_damaged_package_is_told(
-    library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A module is compiled again, and no driver sees half of it where no compiler is."""
-    monkeypatch.setattr(shaderlib, "variants", lambda: [("add", "f32")])
-    assert shaderlib.build(library / "spv") == 1
-    code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"
-    if damage == "index":
-        (library / "spv" / "index.json").write_text("[" * 100_000)
-    elif damage == "missing":
-        module.unlink()
-    else:
-        module.write_bytes(code[: len(code) // 8 * 4])
-    forget()
-    assert shaderlib.spirv("add", "f32") == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert str(library / "spv") in line and "install the package again" in line
-    monkeypatch.setenv("PATH", "")
-    forget()
-    with pytest.raises(UnsupportedFeature, match="glslang-tools"):
-        shaderlib.spirv("add", "f32")
-
-
-@needs_compiler
-def test_what_is_a_whole_module(library: Path) -> None:
-    code = shaderlib.spirv("add", "f32")
-    assert shaderlib.is_whole(code)
-    assert not any(shaderlib.is_whole(code[:n]) for n in range(len(code)))
-    assert not shaderlib.is_whole(code + b"\0\0\0\0") and not shaderlib.is_whole(bytes(len(code)))
-
-
-@needs_compiler
-def test_a_compiler_whose_disk_is_full(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """glslang ends with 0 all the same; half a module must not be kept."""
-    run = subprocess.run
-
-    def half(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        done = run(command, **options)  # type: ignore[call-overload]
-        if "-o" in command:
-            out = Path(command[command.index("-o") + 1])
-            out.write_bytes(out.read_bytes()[:400])
-        return done
-
-    monkeypatch.setattr(subprocess, "run", half)
-    with pytest.raises(UnsupportedFeature, match=r"wrote 400 bytes of add\.f32 .*TMPDIR"):
-        shaderlib.spirv("add", "f32")
-    assert not compiled()
-    monkeypatch.setattr(tempfile, "tempdir", str(library / "missing"))
-    with pytest.raises(UnsupportedFeature, match="needs a temporary folder"):
-        shaderlib.spirv("add", "f32")
-
-
-@needs_compiler
-def test_unwritable_cache_costs_only_time(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("/dev/null/cache", "off"):
-        monkeypatch.setenv("VKBACKEND_CACHE", place)
-        forget()
-        assert shaderlib.spirv("add", "f32")
-
-
-@needs_compiler
-@pytest.mark.skipif(
-    int(version("setuptools").partition(".")[0]) < 77,
-    reason="building needs setuptools >= 77 in this environment",
-)
-def test_wheel_carries_spirv(tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "spv", "tests", "__pycache__")
-    shutil.copytree(ROOT, project, ignore=skipped)
-    link_private_tools(project)
-    pip = f"{sys.executable} -m pip wheel --no-deps --no-index --no-build-isolation -w".split()
-    done = subprocess.run([*pip, tmp_path, project], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    built = [pair for pair in shaderlib.variants() if shaderlib.is_available(*pair)]
-    modules = {f"vkbackend/shaders/spv/{op}.{variant}.spv" for op, variant in built}
-    assert modules | {"vkbackend/shaders/spv/index.json", "vkbackend/shaders/lib/step.glsl"} <= names
-
-
-def test_op_cases_record_every_variant() -> None:
-    """Each variant of the manifest occurs in a case."""
-    import numpy as np
-
-    from vkbackend.recording import Dispatch
-    from vkbackend.twins.device import NullDevice
-
-    seen = set()
-    for case in (*op_cases.CASES, *op_cases.FORMAT_CASES):
-        placed = op_setup.Placed(NullDevice("null"), case.setup(np.random.default_rng(1)))
-        needs = frozenset(name for spec in ops.OPS.values() for name in spec.needs)
-        for api in ("khr", "nv") if case.needs else ("khr",):
-            limits = replace(Limits.floor(), features=needs, matrix_units=MatrixUnits(api))
-            seen |= {(c.op, c.variant) for c in placed.record(limits).accesses() if isinstance(c, Dispatch)}
-    assert seen == set(shaderlib.variants())
-
-
-BUILD = {"vkbackend.shaderlib", "vkbackend.cache_folder", "vkbackend.env", "vkbackend.errors"}
-
-
-@pytest.mark.parametrize("module", sorted(BUILD))
-def test_a_build_imports_only_what_is_there(module: str) -> None:
-    """setup.py imports shaderlib where nothing but setuptools is installed."""
-    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
-    imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    for n in ast.walk(tree):
-        if isinstance(n, ast.ImportFrom) and n.module == "vkbackend":
-            imported |= {f"vkbackend.{alias.name}" for alias in n.names}
-        elif isinstance(n, ast.ImportFrom) and n.module:
-            imported.add(n.module)
-    assert all(name.partition(".")[0] in sys.stdlib_module_names or name in BUILD for name in imported)

@@ -12,8 +12,8 @@ from device_sets import device_infos
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools import bench_ops, cli
-from vkbackend.tools.op_cases.cases import Add
 from vkbackend.tools.op_cases.matrix import MatVec
+from vkbackend.tools.op_cases.rows import Add
 from vkbackend.twins.device import NullDevice
 
 DEVICES = ["numpy", *(str(info.index) for info in device_infos()[:1])]

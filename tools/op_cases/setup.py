@@ -15,13 +15,14 @@ import numpy as np
 
 from vkbackend import ops, twins
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.formats import block_of, quantize, row_nbytes
+from vkbackend.formats import block_of, dequantize, quantize, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import STEP_WORDS, Mix, Run, StepParams
 
+Q8_FLIP = 1e-5  # NMSE: one code in 64 that fell on the other side of a border
 GUARD_WORDS = 37  # between views; odd, so that views start at every word alignment
 CELL_BLOCK = ops.CELL_BLOCK
 
@@ -237,3 +238,8 @@ def cache(
 
 def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
     return sum(n for _, _, n in runs)
+
+
+def as_numbers(array: np.ndarray, n: int) -> np.ndarray:
+    """Rows of n, dequantized where they are bytes of q8."""
+    return dequantize(array.reshape(-1), "q8", (len(array), n)) if array.dtype == np.uint8 else array

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from vkbackend.runtime import Device
-from vkbackend.tools.op_cases.cases import AddPartials, RmsNorm
 from vkbackend.tools.op_cases.check import run_case, shape_of
+from vkbackend.tools.op_cases.reduces import AddPartials
+from vkbackend.tools.op_cases.rows import RmsNorm
 from vkbackend.tools.op_cases.setup import Case
 
 CASES = [

@@ -1,0 +1,221 @@
+"""The process that renders chat templates: what it has, when it ends, and programs that use it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from templates import ECHO, gone, pid_of, said
+
+from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
+from vkbackend.models.text import template_process
+from vkbackend.models.text.chat_template import ChatTemplate
+
+pytestmark = pytest.mark.no_vulkan
+
+
+# ---- the process ----
+
+
+def test_equal_templates_share_a_process_and_it_ends_with_them() -> None:
+    first, second, other = ChatTemplate(ECHO), ChatTemplate(ECHO), ChatTemplate(ECHO, "<s>")
+    pid = pid_of(first)
+    assert pid == pid_of(second) != pid_of(other)
+    del first
+    assert second.render(said("a")) == "[a]" and pid_of(second) == pid
+    del second
+    assert gone(pid)
+
+
+def test_it_has_nothing_of_ours_and_limits() -> None:
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    template = ChatTemplate("{# started behind the pipe #}" + ECHO)
+    pid = pid_of(template)
+    try:
+        assert set(os.listdir(f"/proc/{pid}/fd")) == {"0", "1", "2"}
+    finally:
+        os.close(read)
+        os.close(write)
+    assert os.getsid(pid) == pid
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert re.search(r"Max address space +536870912 ", limits)
+    assert re.search(r"Max core file size +0 ", limits)
+    loaded = Path(f"/proc/{pid}/maps").read_text()
+    assert "numpy" not in loaded and "vulkan" not in loaded and "tokenizers" not in loaded
+    os.kill(pid, signal.SIGINT)
+    assert template.render(said("a")) == "[a]" and pid_of(template) == pid
+
+
+def test_one_that_died_is_replaced() -> None:
+    template = ChatTemplate(ECHO)
+    pid = pid_of(template)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert template.render(said("a", "b")) == "[a][b]" and pid_of(template) != pid and gone(pid)
+
+
+def test_one_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(ECHO)
+    pid = pid_of(template)
+    os.kill(pid, signal.SIGSTOP)
+    with monkeypatch.context() as patch, pytest.raises(InvalidArgument, match="took more than 0 s"):
+        patch.setattr(template_process, "WALL_S", 0.2)
+        template.render(said("x" * 1_000_000))  # more than the socket holds: it stops while it is sent
+    assert gone(pid) and template.render(said("a")) == "[a]"
+
+
+def test_a_signal_while_waiting_leaves_no_answer_to_another_conversation() -> None:
+    class Pressed(Exception):
+        pass
+
+    def press(*_: object) -> None:
+        raise Pressed
+
+    template = ChatTemplate("{% for a in range(99999) %}{{ a }}{% endfor %}" + ECHO)
+    pid = pid_of(template)
+    os.kill(pid, signal.SIGSTOP)  # so that it is waited for
+    before = signal.signal(signal.SIGALRM, press)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Pressed):
+            template.render(said("first"))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert gone(pid) and template.render(said("second")).endswith("[second]")
+
+
+def test_no_process_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    for executable, pattern in ((None, "can be started"), ("/bin/false", r"did not start \(exit code 1\)")):
+        with monkeypatch.context() as patch, pytest.raises(VkbackendError, match=pattern) as error:
+            patch.setattr(sys, "executable", executable)
+            ChatTemplate("{{ 'never seen' }}")
+        assert type(error.value) is VkbackendError
+    with monkeypatch.context() as patch, pytest.raises(Timeout, match="did not start in 0 s"):
+        patch.setattr(template_process, "START_S", 0.0)
+        ChatTemplate("{{ 'never seen' }}")
+
+
+def answers(frame: bytes) -> Callable[..., Any]:
+    """A socketpair whose other side, which the process gets, is mute; the answer is already there."""
+
+    def made() -> tuple[socket.socket, socket.socket]:
+        ours, theirs = real()
+        theirs.sendall(frame)
+        return ours, theirs
+
+    real = socket.socketpair
+    return made
+
+
+def test_an_answer_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a template took over can say what it likes."""
+    head = template_process.HEAD.pack
+    ready, text = head(0, 0, template_process.READY), template_process.TEXT
+    for frame in (head(0, 0, 77), head(1 << 31, 0, text), head(2, 0, text) + b"\xff\xff"):
+        with monkeypatch.context() as patch, pytest.raises(InvalidArgument, match="ended the process"):
+            patch.setattr(template_process, "END_S", 0.1)
+            patch.setattr(socket, "socketpair", answers(ready + frame))
+            ChatTemplate("{{ 'never seen' }}")
+
+
+# ---- programs ----
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """A program of its own, without a guard around its main part."""
+
+    def run_(source: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "program.py"
+        begin = "from vkbackend.models.text.chat_template import ChatTemplate\n"
+        path.write_text(begin + textwrap.dedent(source))
+        command = [sys.executable, *flags, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+
+    yield run_
+
+
+HELLO = "[{'role': 'user', 'content': 'hello'}]"
+
+
+def test_a_program_needs_no_guard_and_ends_without_noise(run: Any) -> None:
+    done = run(
+        f"""
+        template = ChatTemplate({ECHO!r})
+        print(template.render({HELLO}), template._process._worker._process.pid)
+        """,
+        "-Xdev",
+        "-Werror",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    text, pid = done.stdout.split()
+    assert text == "[hello]" and gone(int(pid))
+
+
+def test_it_ends_with_a_program_that_is_killed(run: Any) -> None:
+    done = run(
+        f"""
+        import os, signal
+        template = ChatTemplate({ECHO!r})
+        print(template._process._worker._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    assert done.returncode == -signal.SIGKILL and gone(int(done.stdout))
+
+
+def test_modules_beside_a_program_are_not_taken_for_the_templates_own(run: Any, tmp_path: Path) -> None:
+    for name in ("jinja2.py", "resource.py", "markupsafe.py"):  # which only the process imports
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')")
+    done = run(f"print(ChatTemplate({ECHO!r}).render({HELLO}))")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[hello]\n", "")
+
+
+def test_a_fork_has_a_process_of_its_own(run: Any) -> None:
+    done = run(
+        f"""
+        import os, sys, threading
+        template = ChatTemplate({ECHO!r})
+        def pid(): return template._process._worker._process.pid
+        mine = pid()
+        with template._process._lock:  # as if another thread rendered
+            if (child := os.fork()) == 0:
+                same = template.render({HELLO}) == "[hello]" and pid() != mine
+                sys.exit(0 if same else 3)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(status, template.render({HELLO}), pid() == mine)
+        """
+    )
+    assert (done.stdout, done.stderr) == ("0 [hello] True\n", "")
+
+
+def test_nothing_is_left_to_be_waited_for(run: Any) -> None:
+    done = run(
+        f"""
+        import os
+        from vkbackend.errors import InvalidArgument
+        template = ChatTemplate("{{% if messages %}}{{{{ [0] * 10 ** 10 }}}}{{% endif %}}")
+        for _ in range(3):
+            try:
+                template.render({HELLO})
+            except InvalidArgument:
+                print("refused")
+        del template
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            print("no children")
+        """
+    )
+    assert (done.stdout.split("\n"), done.stderr) == ([*["refused"] * 3, "no children", ""], "")

@@ -1,0 +1,33 @@
+"""What the tests of chat templates share: a template, conversations, its process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from vkbackend.models.text.chat_template import ChatTemplate
+
+ECHO = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+GIVE_UP_S = 30.0
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def pid_of(template: ChatTemplate) -> int:
+    """The process that renders a template now."""
+    template.render([])
+    worker = template._process._worker
+    assert worker is not None
+    return worker._process.pid
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ended, and nothing of it is left to be waited for, before the test gives up."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,271 @@
+"""Test cases of the ops on rows: embedding, norms, RoPE, activations, copies, the best of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend import ops
+from vkbackend.ops import Recorder
+from vkbackend.step import MAX_ROWS
+from vkbackend.tools.op_cases.setup import (
+    Q8_FLIP,
+    Case,
+    Setup,
+    Tensor,
+    Views,
+    as_numbers,
+    cos_sin_of,
+    output,
+    step_of,
+    uniform,
+    weights,
+)
+
+
+@dataclass(frozen=True)
+class Embed(Case):
+    """`rows` of the bucket, `used` of them in the step, some ids beyond the table; `pieces` of the table."""
+
+    tolerance: ClassVar[float] = 1e-12
+    type: str = "f32"
+    n_embd: int = 64
+    n_vocab: int = 13
+    rows: int = 5
+    used: int = 3
+    ids: int = ops.TOKENS
+    pieces: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        outputs = tuple(rng.integers(0, self.n_vocab, self.used)) if self.ids else ()
+        step = step_of(rng, ((0, 5, MAX_ROWS if self.ids else self.used),), self.n_vocab, outputs)
+        if not self.ids:
+            step.rows[self.used - 1, 2] = self.n_vocab  # one id that does not exist
+        bounds = np.linspace(0, self.n_vocab, self.pieces + 1).astype(int)
+        table = {
+            f"w{i}": weights(rng, self.type, int(bounds[i + 1] - bounds[i]), self.n_embd)
+            for i in range(self.pieces)
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            for i, first in enumerate(bounds[:-1]):
+                r.embed(v[f"w{i}"], v["y"], v["step"], ids=self.ids, first=int(first))
+
+        return Setup({**table, "y": output(self.rows, self.n_embd)}, record, step)
+
+
+@dataclass(frozen=True)
+class RmsNorm(Case):
+    n: int = 64
+    rows: int = 1
+    has_w: bool = True
+    out: str = "f32"
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: as_numbers(array, self.n)}
+
+    @property
+    def tolerance(self) -> float:  # type: ignore[override]
+        return Q8_FLIP if self.out == "q8" else 1e-10
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.rows, self.n), "y": output(self.rows, self.n, dtype=self.out)}
+        if self.has_w:
+            tensors["w"] = uniform(rng, self.n)
+        return Setup(
+            tensors,
+            lambda r, v: r.rms_norm(v["x"], v.get("w"), v["y"], eps=1e-5),
+        )
+
+
+@dataclass(frozen=True)
+class Rope(Case):
+    n_heads: int = 2
+    head_dim: int = 16
+    n_rot: int = 16
+    rows: int = 3
+    half_split: bool = False
+    in_place: bool = False
+    norm: str = ""  # "plain", "weighted"
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = uniform(rng, self.rows, self.n_heads, self.head_dim)
+        tensors = {"x": x, "cos_sin": cos_sin_of(rng, self.rows, self.n_rot)}
+        if self.norm == "weighted":
+            tensors["w"] = uniform(rng, self.head_dim)
+        x.written = self.in_place
+        if not self.in_place:
+            tensors["y"] = output(*x.shape)
+
+        def record(r: Recorder, v: Views) -> None:
+            y = v["x"] if self.in_place else v["y"]
+            norm = ops.HeadNorm(v.get("w"), 1e-5) if self.norm else None
+            r.rope(v["x"], v["cos_sin"], y, half_split=self.half_split, norm=norm)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class Glu(Case):
+    act: str = "silu"
+    n: int = 64
+    span: float = 8.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {
+            "gate": uniform(rng, self.n, span=self.span),
+            "up": uniform(rng, self.n, span=self.span),
+            "y": output(self.n),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            r.glu(v["gate"], v["up"], v["y"], act=self.act)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class CopyWords(Case):
+    """Any bits; more words than all workgroups take in one turn."""
+
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        src = Tensor((self.n,), "u32", rng.integers(0, 1 << 32, self.n, np.uint32))
+        tensors = {"src": src, "dst": output(self.n, dtype="u32")}
+        return Setup(tensors, lambda r, v: r.copy_words(v["src"], v["dst"]))
+
+
+@dataclass(frozen=True)
+class Scale(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    c: float = 3.7
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.n) if self.c else output(self.n), "y": output(self.n)}
+        return Setup(tensors, lambda r, v: r.scale(v["x"], v["y"], c=self.c))
+
+
+@dataclass(frozen=True)
+class Softcap(Case):
+    """Magnitudes from where tanh(x) is x to where it is 1."""
+
+    n: int = 64
+    c: float = 30.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = (np.exp2(rng.uniform(-20, 12, self.n)) * rng.choice([-1, 1], self.n)).astype(np.float32)
+        tensors = {"x": Tensor(x.shape, "f32", x), "y": output(self.n)}
+        return Setup(tensors, lambda r, v: r.softcap(v["x"], v["y"], c=self.c))
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        small = np.abs(array) < 1
+        return {"small": np.where(small, array, 0), "large": np.where(small, 0, array)}
+
+
+@dataclass(frozen=True)
+class TopK(Case):
+    """`values` different numbers, few for many ties, zeros of both signs, infinities, and NaN in a row with
+    `nan`; with `mapped` ids come from a table, with `allowed` a mask leaves that share of the places, and
+    none in the first row."""
+
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    rows: int = 2
+    k: int = 4
+    chunk: int = 64
+    values: int = 1 << 20
+    nan: bool = False
+    mapped: bool = False
+    allowed: float = 1.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        shape, n_chunks = (self.rows, self.n), -(-self.n // self.chunk)
+        bits = np.zeros((self.rows, -(-self.n // 32) * 32), np.uint8)
+        bits[1:] = rng.random((self.rows - 1, bits.shape[1])) < self.allowed
+        mask = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+        x = (rng.integers(0, self.values, shape) - self.values // 2).astype(np.float32)
+        x[(x == 0) & (rng.random(shape) < 0.5)] = -0.0
+        x[rng.random(shape) < 0.02], x[rng.random(shape) < 0.02] = np.inf, -np.inf
+        if self.nan:
+            x[-1, rng.integers(0, self.n)] = np.nan
+        tensors = {
+            "x": Tensor(shape, "f32", x),
+            "source": Tensor(shape, "u32", rng.integers(0, 1 << 31, shape).astype(np.uint32)),
+            "mask": Tensor(mask.shape, "u32", mask),
+            "ids": output(self.rows, n_chunks, self.k, dtype="u32"),
+            "top": output(self.rows, n_chunks, self.k),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            source = v["source"] if self.mapped else None
+            mask = v["mask"] if self.allowed < 1 else None
+            r.top_k(v["x"], v["ids"], v["top"], source=source, mask=mask, chunk=self.chunk)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class LogSumExp(Case):
+    """Logits of a spread that a model has; `spread` of hundreds would overflow without the largest. Chunks of
+    -inf alone in the first row."""
+
+    n: int = 64
+    rows: int = 2
+    chunk: int = 64
+    spread: float = 5.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = (rng.standard_normal((self.rows, self.n)) * self.spread).astype(np.float32)
+        x[0, : self.chunk] = -np.inf
+        y = output(self.rows, -(-self.n // self.chunk), 2)
+        tensors = {"x": Tensor(x.shape, "f32", x), "y": y}
+        return Setup(tensors, lambda r, v: r.log_sum_exp(v["x"], v["y"], chunk=self.chunk))
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        if name != "y":
+            return {name: array}
+        peaks = array[..., 0]
+        return {"largest": np.where(np.isneginf(peaks), 0, peaks), "sums": array[..., 1]}
+
+
+@dataclass(frozen=True)
+class Add(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"a": uniform(rng, self.n), "b": uniform(rng, self.n), "y": output(self.n)}
+        return Setup(tensors, lambda r, v: r.add(v["a"], v["b"], v["y"]))
+
+
+@dataclass(frozen=True)
+class AddBias(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    rows: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        shape = (self.rows, self.n)
+        tensors = {"x": uniform(rng, *shape), "b": uniform(rng, self.n), "y": output(*shape)}
+        return Setup(tensors, lambda r, v: r.add_bias(v["x"], v["b"], v["y"]))
+
+
+@dataclass(frozen=True)
+class Columns(Case):
+    tolerance: ClassVar[float] = 0.0
+    n: int = 64
+    width: int = 100
+    first: int = 0
+    rows: int = 1
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = uniform(rng, self.rows, self.width)
+        assert x.raw is not None
+        x.raw[:, : self.first] = x.raw[:, self.first + self.n :] = np.nan
+        tensors = {"x": x, "y": output(self.rows, self.n)}
+        return Setup(tensors, lambda r, v: r.columns(v["x"], v["y"], first=self.first))
