@@ -20,7 +20,7 @@ from slices import loads, noise, numpy_devices
 
 from vkbackend.buffer import Buffer, Home
 from vkbackend.errors import PlanError, UnsupportedFeature
-from vkbackend.formats import row_nbytes
+from vkbackend.formats import block_of, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.meta.gather import gather
 from vkbackend.meta.load import load_weights
@@ -75,7 +75,7 @@ def test_slices_in_one_run_are_found(what: tuple[Load, int]) -> None:
         held = b"".join(device.read(view).tobytes() for _, view in weights["w"].pieces[d])
         if run:
             assert held[: run[1] - run[0]] == raw[slice(*run)].tobytes() and len(held) < run[1] - run[0] + 4
-        else:
+        elif row_nbytes(load.dtype, block_of(load.dtype)[0]) >= 4:  # a smaller block hides in the padding
             assert not held or held[: len(held) - 3] not in raw.tobytes()
 
 
