@@ -60,6 +60,16 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
     return y
 
 
+def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over the width (Ba et al. 2016)."""
+    x, graph = whole(x), x.graph
+    y = graph.new(x.rows, x.width, split.rows_op("layer_norm", x.state), "layer_norm", holders_of(x))
+    for d in holders_of(y):
+        bias = b.whole(d) if b else None
+        graph.on(d, "layer_norm").layer_norm(x.on(d), w.whole(d), bias, y.on(d), eps=eps)
+    return y
+
+
 def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
     """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim] or None for none."""
     x, graph = whole(x), x.graph
@@ -250,6 +260,11 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """gelu(gate) * up, GELU in its tanh form: GeGLU (Shazeer 2020)."""
     return _glu("gelu_mul", gate, up, "gelu")
+
+
+def gelu(x: Tensor) -> Tensor:
+    """gelu(x) in its tanh form (Hendrycks and Gimpel 2016)."""
+    return _glu("gelu", x, x, "gelu_alone")
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:

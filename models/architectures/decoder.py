@@ -73,7 +73,13 @@ class Config:
     attn_softcap: float = 0.0  # the same of q k^T
 
     @classmethod
-    def from_gguf(cls, gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> Config:
+    def from_gguf(
+        cls,
+        gguf: GGUF,
+        mixture: Mixture | None = None,
+        low: int = 1,
+        norm_key: str = "layer_norm_rms_epsilon",
+    ) -> Config:
         """Raises GGUFError for missing or impossible values, UnsupportedModel for features that are not
         there."""
         arch = gguf.architecture
@@ -85,7 +91,7 @@ class Config:
             n_embd=read_count(gguf, "embedding_length"),
             n_vocab=gguf.tensors["token_embd.weight"].shape[0],
             n_ctx_train=n_ctx_train,
-            eps=float(gguf.f32(f"{arch}.attention.layer_norm_rms_epsilon")),
+            eps=float(gguf.f32(f"{arch}.attention.{norm_key}")),
             layers=read_layers(gguf, mixture, low),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -92,7 +93,16 @@ def test_the_tests_it_names_exist() -> None:
             assert callable(getattr(module, name)) and name.startswith("test_"), test
             if file == TESTS:
                 marks = [m for m in getattr(module, name).pytestmark if m.name == "parametrize"]
-                assert any("name" in m.args[0] and list(m.args[1]) == list(FIXTURES) for m in marks), test
+                assert set(FIXTURES) <= {one for m in marks for one in names_in(m)}, test
+
+
+def names_in(mark: pytest.Mark) -> Iterator[str]:
+    """The fixtures that a test is given."""
+    for one in mark.args[1] if "name" in mark.args[0] else ():
+        values = getattr(one, "values", one)
+        yield from (
+            value for value in ([values] if isinstance(values, str) else values) if isinstance(value, str)
+        )
 
 
 def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:

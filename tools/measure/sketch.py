@@ -31,6 +31,7 @@ KEYS: dict[str, Any] = {
     "attention.key_length": 32,
     "attention.value_length": 32,
     "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.layer_norm_epsilon": 1e-5,
     "rope.dimension_count": 32,
     "rope.freq_base": 10_000.0,
     "ssm.conv_kernel": 4,

@@ -21,6 +21,7 @@ from vkbackend.tools.op_cases.rows import (
     CopyWords,
     Embed,
     Glu,
+    LayerNorm,
     LogSumExp,
     RmsNorm,
     Rope,
@@ -70,6 +71,8 @@ def _cases() -> _Sweep:
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
     s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]
     s.quick += [TopK(1, k=1), TopK(200, k=7, chunk=64, values=9), TopK(130, 3, k=64, chunk=130, nan=True)]
+    s.quick += [LayerNorm(1, has_b=False), LayerNorm(257, 3), LayerNorm(2048, 2, has_b=False, mean=0.0)]
+    s.wide += [LayerNorm(n, 3) for n in (31, 32, 33, 4096, 8192)]
     s.quick += [TopK(96, k=7, chunk=96, mapped=True, values=30), TopK(33, 3, k=40, chunk=33, allowed=0.5)]
     s.quick += [TopK(1031, 3, k=7, chunk=64, allowed=0.1), TopK(32, k=5, chunk=32, allowed=0.0, nan=True)]
     s.quick += [LogSumExp(1, chunk=1), LogSumExp(257, 3, chunk=64), LogSumExp(1031, 5, 500, 300.0)]

@@ -81,6 +81,24 @@ class RmsNorm(Case):
 
 
 @dataclass(frozen=True)
+class LayerNorm(Case):
+    """A mean far from 0, which must cost no digits."""
+
+    tolerance: ClassVar[float] = 1e-9
+    n: int = 64
+    rows: int = 1
+    has_b: bool = True
+    mean: float = 10.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = (rng.uniform(-1, 1, (self.rows, self.n)) + self.mean).astype(np.float32)
+        tensors = {"x": Tensor(x.shape, "f32", x), "w": uniform(rng, self.n), "y": output(self.rows, self.n)}
+        if self.has_b:
+            tensors["b"] = uniform(rng, self.n)
+        return Setup(tensors, lambda r, v: r.layer_norm(v["x"], v["w"], v.get("b"), v["y"], eps=1e-5))
+
+
+@dataclass(frozen=True)
 class Rope(Case):
     n_heads: int = 2
     head_dim: int = 16

@@ -74,6 +74,23 @@ class RowOps(Target):
             flops=4 * n * n_rows,
         )
 
+    def layer_norm(self, x: View, w: View, b: View | None, y: View, *, eps: float) -> None:
+        """y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over the last axis of x (Ba et al. 2016,
+        arXiv:1607.06450); w [n], b [n] or None for none."""
+        n = x.shape[-1]
+        n_rows = rows_of(x, n)
+        assert rows_of(y, n) == n_rows and w.shape == (n,) and w.dtype == "f32", (x, w, y)
+        assert b is None or (b.shape == (n,) and b.dtype == "f32"), b
+        self.record(
+            "layer_norm",
+            "f32",
+            (x, w, w if b is None else b, y),
+            {"n": n, "n_rows": n_rows, "eps": eps},
+            {"LOCAL": _row_consts(self.limits, n)[0], "HAS_B": int(b is not None)},
+            (*self.fold(n_rows), 1),
+            flops=6 * n * n_rows,
+        )
+
     def pack_bf16(self, x: View, y: View) -> None:
         """y u32 [ceil(n / 2)] = x (n elements of any shape) as bfloat16 pairs, nearest, ties to even.
 

@@ -10,7 +10,8 @@ from vkbackend.twins.arrays import Array, f64
 
 
 def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> None:
-    """y = act(gate) * up: identity, SiLU, GELU (tanh form), sigmoid, or the clamped SwiGLU of gpt-oss."""
+    """y = act(gate) * up: identity, SiLU, GELU (tanh form), sigmoid, the clamped SwiGLU of gpt-oss, or
+    GELU without up."""
     g, u = f64(gate, n), f64(up, n)
 
     def sigmoid(x: Array) -> Array:
@@ -23,6 +24,7 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
         lambda: 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3))) * u,
         lambda: sigmoid(g) * u,
         lambda: capped * sigmoid(1.702 * capped) * (np.clip(u, -7.0, 7.0) + 1.0),
+        lambda: 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3))),
     ]
     y.reshape(-1)[:n] = product[act]()
 

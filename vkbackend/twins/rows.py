@@ -53,6 +53,16 @@ def rms_norm(
         y.reshape(n_rows, n)[:] = rows
 
 
+def layer_norm(
+    x: Array, w: Array, b: Array, y: Array, *, n: int, n_rows: int, eps: float, has_b: int = 1, **_: Any
+) -> None:
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * w + b."""
+    rows = f64(x, n_rows, n)
+    rows = rows - rows.mean(axis=1, keepdims=True)
+    rows = rows / np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + eps) * f64(w, n)
+    y.reshape(n_rows, n)[:] = rows + f64(b, n) if has_b else rows
+
+
 def pack_bf16(x: Array, y: Array, *, n: int, **_: Any) -> None:
     """y = x as bfloat16 pairs in words, a last half of zero where n is odd."""
     halves = y.reshape(-1).view(np.uint16)

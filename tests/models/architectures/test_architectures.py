@@ -33,7 +33,7 @@ from places import GOLDEN
 from runners import load_runner
 
 from vkbackend.meta.sizing import bucket
-from vkbackend.models.architectures.registry import ARCHITECTURES
+from vkbackend.models.architectures.registry import ARCHITECTURES, model_class
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.engine.saved_state import SlotContent
@@ -255,8 +255,10 @@ def test_beside_another_sequence(folder: Path, name: str) -> None:
 @architectures
 @pytest.mark.parametrize("way", AT_ONCE)
 def test_at_most_two_exchanges_per_layer(folder: Path, name: str, way: str) -> None:
+    """One where attention and FFN are added together."""
     result = run(folder, name, ["numpy"] * 3, way)
-    assert all(n == 2 * result.n_layer for n in result.exchanges.values()), result.exchanges
+    per_layer = 1 if getattr(model_class(name.split("+")[0]), "parallel", False) else 2
+    assert all(n == per_layer * result.n_layer for n in result.exchanges.values()), result.exchanges
 
 
 @pytest.mark.wide
@@ -291,7 +293,7 @@ def test_every_architecture_has_a_fixture() -> None:
 
 def test_golden_files_are_those_of_the_fixtures() -> None:
     assert sorted(p.stem for p in GOLDEN.glob("*.npz")) == sorted(FIXTURES)
-    assert sum(p.stat().st_size for p in GOLDEN.glob("*.npz")) < 1 << 20
+    assert sum(p.stat().st_size for p in GOLDEN.glob("*.npz")) < 3 << 19
 
 
 @pytest.mark.oracle

@@ -215,3 +215,35 @@ def deepseek2(m: Fixture) -> tuple[Any, State]:
         up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
         state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, rank)
     return config, state
+
+
+def with_layer_norms(m: Fixture) -> dict[str, Any]:
+    """What `common` reads is called otherwise."""
+    m.keys.setdefault("attention.layer_norm_rms_epsilon", m.keys["attention.layer_norm_epsilon"])
+    arguments = common(m)
+    del arguments["rms_norm_eps"]
+    return arguments
+
+
+@builder("cohere2", "command-r")
+def cohere2(m: Fixture) -> tuple[Any, State]:
+    k, arguments = m.keys, with_layer_norms(m)
+    arguments |= {"layer_norm_eps": k["attention.layer_norm_epsilon"], "logit_scale": k["logit_scale"]}
+    del arguments["head_dim"]
+    if "attention.sliding_window" not in k:
+        return transformers.CohereConfig(**arguments, use_qk_norm=False), renamed(m)
+    kinds = ["full_attention" if il % 4 == 3 else "sliding_attention" for il in range(k["block_count"])]
+    config = transformers.Cohere2Config(
+        **arguments, sliding_window=k["attention.sliding_window"], layer_types=kinds
+    )
+    return config, renamed(m)
+
+
+@builder("starcoder2")
+def starcoder2(m: Fixture) -> tuple[Any, State]:
+    arguments = with_layer_norms(m) | {"hidden_act": "gelu_pytorch_tanh"}
+    del arguments["head_dim"]
+    config = transformers.Starcoder2Config(
+        **arguments, norm_epsilon=m.keys["attention.layer_norm_epsilon"], use_bias=True, sliding_window=None
+    )
+    return config, renamed(m, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"})

@@ -207,3 +207,43 @@ def deepseek2_softmax(m: Fixture) -> None:
     """As V2: softmax, weights as they are."""
     deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
     deepseek2_layers(m, 3)
+
+
+def layer_norms(m: Fixture) -> None:
+    m.keys["attention.layer_norm_epsilon"] = m.keys.pop("attention.layer_norm_rms_epsilon")
+
+
+@fixture("cohere2")
+def cohere2(m: Fixture) -> None:
+    """A period of windows and one layer more; the logits are scaled."""
+    base(m, 5, attention__sliding_window=16, logit_scale=0.5)
+    layer_norms(m)
+    del m.tensors["output.weight"]
+    m.tensors["token_embd.weight"] /= 4
+    for il in range(5):
+        attention(m, il)
+        feed_forward(m, il, norm="")
+
+
+@fixture("command-r")
+def command_r(m: Fixture) -> None:
+    base(m, 3, logit_scale=0.5)
+    layer_norms(m)
+    del m.tensors["output.weight"]
+    m.tensors["token_embd.weight"] /= 4
+    for il in range(3):
+        attention(m, il)
+        feed_forward(m, il, norm="")
+
+
+@fixture("starcoder2")
+def starcoder2(m: Fixture) -> None:
+    base(m, 3)
+    layer_norms(m)
+    m.bias("output_norm", N_EMBD)
+    for il in range(3):
+        attention(m, il, bias="qkvo")
+        feed_forward(m, il, bias=True)
+        del m.tensors[f"blk.{il}.ffn_gate.weight"], m.tensors[f"blk.{il}.ffn_gate.bias"]
+        for name in ("attn_norm", "ffn_norm"):
+            m.bias(f"blk.{il}.{name}", N_EMBD)

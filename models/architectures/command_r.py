@@ -1,0 +1,26 @@
+"""command-r (Command R, R+ without norms of q and k): one layer norm for attention and FFN, which are added
+together. Cohere 2024.
+"""
+
+from __future__ import annotations
+
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import Weights, read_float
+from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.layer_normed import LayerNormed
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(LayerNormed):
+    """The weights and the graph."""
+
+    parallel = True
+    half_split = False
+
+    def read_config(self, gguf: GGUF) -> Config:
+        self.logit_scale = read_float(gguf, "logit_scale", 1.0)
+        return super().read_config(gguf)
+
+    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
+        return ops.scale(super().normed_outputs(h, w), self.logit_scale)

@@ -1,0 +1,58 @@
+"""Decoders with layer norms (Ba et al. 2016, arXiv:1607.06450) in place of RMS norms, biased where the file
+has biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import LayerMemory, Weights, WeightSpec
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.gguf.reader import GGUF
+
+
+class LayerNormed(Decoder):
+    """The norms; a subclass may be `parallel`: attention and FFN read the same norm and are added
+    together."""
+
+    parallel = False
+
+    def read_config(self, gguf: GGUF) -> Config:
+        return Config.from_gguf(gguf, self.mixture, norm_key="layer_norm_epsilon")
+
+    def norm(self, x: Tensor, w: Weights, name: str) -> Tensor:
+        return ops.layer_norm(x, w(name), w.get(f"{name}.bias"), self.config.eps)
+
+    def norm_weights(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
+        """With the biases of the norms that the file has; without the FFN's norm where it is parallel."""
+        found = []
+        for spec in specs:
+            if self.parallel and spec.name == self.pre_ffn_norm:
+                continue
+            found.append(spec)
+            bias = f"{spec.name.removesuffix('.weight')}.bias"
+            if spec.name.removesuffix(".weight").endswith("_norm") and prefix + bias in self._shapes:
+                found.append(replace(spec, name=bias))
+        return found
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        return self.norm_weights(super().attention_weights(il), f"blk.{il}.")
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        return self.norm_weights(super().feed_forward_weights(il), f"blk.{il}.")
+
+    def weights(self) -> list[WeightSpec]:
+        specs = super().weights()
+        return [*self.norm_weights(specs[:3], ""), *specs[3:]]
+
+    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        x = self.norm(h, w, "attn_norm")
+        a = self.mix(x, w, cache, il)
+        if self.parallel:
+            return h + a + self.feed_forward(x, w, il)
+        h = h + a
+        return h + self.feed_forward(self.norm(h, w, self.pre_ffn_norm), w, il)
+
+    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
+        return self.norm(ops.outputs(h), w, "output_norm")

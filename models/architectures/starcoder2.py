@@ -1,0 +1,20 @@
+"""starcoder2 (StarCoder 2): layer norms, biases everywhere, a feed-forward network without a gate: GELU
+between two matrices. Lozhkov et al. 2024, arXiv:2402.19173.
+"""
+
+from __future__ import annotations
+
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import Weights, WeightSpec, linear
+from vkbackend.models.architectures.layer_normed import LayerNormed
+
+
+class Model(LayerNormed):
+    """The weights and the graph."""
+
+    def dense_weights(self, il: int) -> list[WeightSpec]:
+        return [spec for spec in super().dense_weights(il) if spec.name != "ffn_gate"]
+
+    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
+        return linear(ops.gelu(linear(x, w, "ffn_up")), w, "ffn_down")
