@@ -67,6 +67,7 @@ class ScriptedChatting:
 class ScriptedModel(FakeModel):
     """`script` makes an answer's pieces from the messages; `asked` are those of every request."""
 
+    device_names: tuple[str, ...] = ("card A", "card B")
     script: Callable[[Messages], Sequence[Piece]] = lambda messages: ["ok"]
     asked: list[Messages] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
@@ -85,4 +86,4 @@ class ScriptedModel(FakeModel):
 
     def memory(self) -> list[dict[str, Any]]:
         one = {"weights": 3 << 20, "mapped": 0, "kv": 1 << 20, "free": None}
-        return [{"device": "card A"} | one, {"device": "card B"} | one | {"weights": 1 << 20}]
+        return [{"device": "Vulkan0"} | one, {"device": "Vulkan1"} | one | {"weights": 1 << 20}]

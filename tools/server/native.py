@@ -113,7 +113,9 @@ async def metrics(service: Service, request: Request) -> Response:
 async def stats(service: Service, request: Request) -> Response:
     """For the page: devices, their memory, and what the engine does."""
     llm = service.ready()
-    return Json({"devices": await asyncio.to_thread(llm.memory), "engine": service.model.stats})
+    memory = await asyncio.to_thread(llm.memory)
+    named = [one | {"name": name} for one, name in zip(memory, llm.device_names, strict=True)]
+    return Json({"devices": named, "engine": service.model.stats})
 
 
 # ---- slots ----

@@ -197,16 +197,17 @@ def test_what_goes_wrong_is_told_at_its_message(page: Any) -> None:
     error = page.locator(".assistant .error")
     ask(page, "refused")
     assert texts(page) == ["refused", ""] and error.inner_text() == "too late"
+    page.click("#new")
     ask(page, "half")
     assert texts(page)[-1] == "half an answer" and error.last.inner_text() == "too late"
     page.context.set_offline(True)
     ask(page, "hello")
     assert error.last.inner_text() == "The server cannot be reached."
     page.context.set_offline(False)
-    foot(page, 5, "Regenerate")
+    foot(page, 3, "Regenerate")
     page.wait_for_selector(".counter:visible")
     page.wait_for_selector("#send:visible")
     assert texts(page)[-1] == "You said hello."
     page.reload()
     page.wait_for_selector(".message")
-    assert error.nth(1).inner_text() == "too late"
+    assert error.first.inner_text() == "too late"

@@ -139,7 +139,7 @@ def test_devices(page: Any) -> None:
     page.click("#toggle-devices")
     page.wait_for_selector(".device")
     assert page.locator(".device h3").all_inner_texts() == ["0 · card A", "1 · card B"]
-    assert page.locator(".share span").all_inner_texts() == ["75 %", "25 %"]
+    assert page.locator(".share span").all_inner_texts() == ["75 % of the weights", "25 % of the weights"]
     rows = page.locator("#engine div").all_inner_texts()
     assert ["per reduce", "42 µs"] in [row.split("\n") for row in rows]
     assert page.locator(".device").first.locator(".sum td").inner_text() == "4.0 MiB"

@@ -130,3 +130,17 @@ def test_fields_of_settings(run: Run) -> None:
     values = {"temperature": "0.5", "top_k": "", "seed": "7", "stop": "a\n\nb c", "tools": " ", "other": "1"}
     fields = run("settings.js", "(m, values) => m.fieldsOf(values)", values)
     assert fields == {"temperature": 0.5, "seed": 7, "stop": ["a", "b c"]}
+
+
+def test_messages_of_a_request(run: Run) -> None:
+    """An answer that was stopped before it began is left out, and its question joins the next."""
+    texts = [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "c"), ("user", "d")]
+    nodes = {
+        str(i): {"id": str(i), "parent": str(i - 1) if i else "", "role": role, "content": content}
+        for i, (role, content) in enumerate(texts)
+    }
+    chat = {"system": "s", "nodes": nodes | {"": {"id": ""}}}
+    messages = run("chat.js", "(m, chat) => m.requestOf(chat, '4').messages", chat)
+    assert [(one["role"], one["content"]) for one in messages] == [
+        ("system", "s"), ("user", "a\n\nb"), ("assistant", "c"), ("user", "d"),
+    ]  # fmt: skip

@@ -170,7 +170,13 @@ export function requestOf(chat, last) {
     if (node.tool_calls?.length) message.tool_calls = node.tool_calls.map(callOf);
     return message;
   });
-  const said = messages.filter((one) => one.role !== "assistant" || one.content || one.tool_calls);
+  const said = [];
+  for (const one of messages) {
+    const before = said.at(-1);
+    if (one.role === "assistant" && !one.content && !one.tool_calls) continue; // stopped before it began
+    if (one.role === "user" && before?.role === "user") before.content += `\n\n${one.content}`;
+    else said.push(one); // many templates refuse two questions in a row
+  }
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
   return { messages: [...system, ...said], stream: true, stream_options: { include_usage: true } };
 }

@@ -29,13 +29,14 @@ export class Devices {
 
   async poll() {
     const told = find("devices-error");
+    clearTimeout(this.timer);
     try {
       this.show(await this.api.json("stats"));
       told.textContent = "";
     } catch (error) {
       told.textContent = error.message;
+      if (error.status === 401) return; // or the key would be asked for again and again
     }
-    clearTimeout(this.timer);
     if (!this.panel.hidden && !document.hidden) this.timer = setTimeout(() => this.poll(), POLL_MS);
   }
 
@@ -51,16 +52,16 @@ export class Devices {
 
 function deviceElement(device, index, share) {
   const used = PURPOSES.reduce((sum, name) => sum + (device[name] ?? 0), 0);
-  const percent = `${number(100 * share)} %`;
+  const percent = `${Math.round(100 * share)} % of the weights`;
   const parts = PURPOSES.filter((name) => device[name] > 0).map((name) =>
     element("tr", {}, element("th", { scope: "row" }, NAMES[name] ?? name), element("td", {}, bytes(device[name]))),
   );
   const free = device.free == null ? [] : [element("tr", { className: "free" }, element("th", { scope: "row" }, "free"), element("td", {}, bytes(device.free)))];
-  const label = `Share of device ${index}: ${percent}`;
+  const label = `Device ${index} has ${percent}`;
   return element(
     "section",
     { className: "device", "aria-label": `Device ${index}` },
-    element("h3", {}, `${index} · ${device.device}`),
+    element("h3", {}, `${index} · ${device.name}`),
     element("div", { className: "share" }, element("meter", { max: 1, value: share, "aria-label": label }), element("span", {}, percent)),
     element("table", {}, element("tbody", {}, ...parts, element("tr", { className: "sum" }, element("th", { scope: "row" }, "used"), element("td", {}, bytes(used))), ...free)),
   );

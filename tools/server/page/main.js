@@ -3,19 +3,24 @@
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
 import { Devices } from "./devices.js";
-import { announce, find, number } from "./dom.js";
-import { Messages, isSend } from "./messages.js";
+import { find, number } from "./dom.js";
+import { askKey } from "./key.js";
+import { isSend } from "./message.js";
+import { Messages } from "./messages.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
+import { nextTheme, showTheme } from "./theme.js";
 import { newConversation, openCalls, path } from "./tree.js";
 
 const RETRY_MS = 1000; // while the model is loading
-const THEME = "vkbackend.theme";
-const THEMES = ["system", "light", "dark"];
 
 const store = new Store(localStorage);
-const api = new Api(askKey);
+const api = new Api(async (isWrong) => {
+  const key = await askKey(isWrong);
+  if (key && !contextSize) setTimeout(askServer); // what it did not tell before
+  return key;
+});
 const input = find("input");
 let contextSize = 0;
 
@@ -89,7 +94,7 @@ function openNew() {
 function setCurrent(one) {
   chat.current = one;
   show();
-  closeSidebar();
+  openSidebar(false);
 }
 
 // ---- the server ----
@@ -109,24 +114,6 @@ async function askServer() {
     if (isLoading || error.status === 0) setTimeout(askServer, RETRY_MS);
   }
 }
-
-/** Ask the reader for the API key; null where the dialog is left. */
-function askKey(isWrong) {
-  const dialog = find("key");
-  const field = find("key-input");
-  find("key-wrong").hidden = !isWrong;
-  field.value = "";
-  dialog.returnValue = "";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue || null), { once: true });
-  });
-}
-
-find("key").querySelector("form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  find("key").close(find("key-input").value.trim());
-});
 
 // ---- the composer ----
 
@@ -149,34 +136,18 @@ find("stop").addEventListener("click", stop);
 find("to-end").addEventListener("click", () => messages.toEnd());
 find("close-notice").addEventListener("click", () => tell(""));
 
-// ---- panels and theme ----
+// ---- panels ----
 
-function closeSidebar() {
-  document.body.classList.remove("sidebar-open");
-  find("menu").setAttribute("aria-expanded", "false");
-}
-
-function toggleSidebar() {
-  const isOpen = document.body.classList.toggle("sidebar-open");
+/** On a phone the list lies over the conversation. */
+function openSidebar(isOpen = true) {
+  document.body.classList.toggle("sidebar-open", isOpen);
   find("menu").setAttribute("aria-expanded", String(isOpen));
   if (isOpen) find("search").focus();
 }
 
-function showTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  find("theme").textContent = `Theme: ${theme}`;
-}
-
-function nextTheme() {
-  const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-  localStorage.setItem(THEME, theme);
-  showTheme(theme);
-  announce(`Theme: ${theme}`);
-}
-
 const clicks = {
-  menu: toggleSidebar,
-  "close-menu": toggleSidebar,
+  menu: () => openSidebar(),
+  "close-menu": () => (openSidebar(false), find("menu").focus()),
   new: openNew,
   theme: nextTheme,
   "open-settings": () => settings.open(),
@@ -193,7 +164,7 @@ for (const dialog of document.querySelectorAll("dialog")) {
 
 const KEYS = {
   KeyN: openNew,
-  KeyK: () => (document.body.classList.add("sidebar-open"), find("search").focus()),
+  KeyK: () => openSidebar(),
   KeyR: () => {
     const last = path(chat.current).findLast((node) => node.role === "assistant");
     if (last) chat.again(last);
@@ -211,7 +182,7 @@ document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape" && !event.isComposing) {
     if (chat.isRunning()) stop();
-    else closeSidebar();
+    else openSidebar(false);
   } else if (event.altKey && !event.ctrlKey && !event.metaKey && KEYS[event.code]) {
     event.preventDefault();
     KEYS[event.code]();
@@ -231,7 +202,7 @@ window.addEventListener("pagehide", () => {
 
 // ---- the beginning ----
 
-showTheme(localStorage.getItem(THEME) ?? "system");
+showTheme();
 const wanted = location.hash.slice(1);
 const draft = new URLSearchParams(location.search).get("q");
 if (store.get(wanted)) open(wanted);

@@ -1,0 +1,152 @@
+// The element of one message: its text, thoughts and calls, the buttons below it, and how it is edited.
+
+import { button, copy, element, number } from "./dom.js";
+import { LiveText, markdown } from "./render.js";
+
+const NAMES = { user: "You", assistant: "Answer", tool: "Result" };
+
+export class MessageView {
+  constructor(node, actions, isRunning) {
+    this.node = node;
+    this.actions = actions;
+    this.body = element("div", { className: "body" });
+    this.thought = element("div", { className: "body" });
+    this.thinking = element("details", { className: "thinking", hidden: true }, element("summary", {}, "Thoughts"), this.thought);
+    this.calls = element("div", { className: "calls" });
+    this.error = element("p", { className: "error", role: "alert", hidden: true });
+    this.stats = element("span", { className: "stats" });
+    this.counter = element("span", { className: "counter" });
+    this.turns = element(
+      "span",
+      { className: "turns change", hidden: true, role: "group", "aria-label": "Branches" },
+      button("‹", () => actions.turn(node, -1), { "aria-label": "Earlier branch" }),
+      this.counter,
+      button("›", () => actions.turn(node, 1), { "aria-label": "Later branch" }),
+    );
+    const name = NAMES[node.role] + (node.name ? ` of ${node.name}` : "");
+    this.foot = element("div", { className: "foot" }, this.turns, ...this.buttons(), this.stats);
+    this.element = element(
+      "article",
+      { className: `message ${node.role}`, tabIndex: -1, "aria-label": name },
+      element("h2", {}, name),
+      this.thinking,
+      this.body,
+      this.calls,
+      this.error,
+      this.foot,
+    );
+    if (isRunning) {
+      this.live = new LiveText(this.body);
+      this.liveThought = new LiveText(this.thought);
+    } else this.fill();
+    this.update(isRunning);
+  }
+
+  buttons() {
+    const { node, actions } = this;
+    const change = (text, action) => button(text, action, { className: "change" }); // not while an answer grows
+    const made = [button("Copy", (event) => copy(node.content, event.target))];
+    if (node.role === "user") made.push(change("Edit", () => this.edit()));
+    if (node.role === "assistant") made.push(change("Regenerate", () => actions.again(node)));
+    made.push(change("Delete", () => actions.remove(node)));
+    return made;
+  }
+
+  /** A text that does not grow any more. Of an answer it is Markdown; what a person wrote stays as it is. */
+  fill() {
+    const { node } = this;
+    if (node.role === "assistant") this.body.replaceChildren(...markdown(node.content));
+    else this.body.replaceChildren(element(node.role === "tool" ? "pre" : "p", { className: "plain" }, node.content));
+    if (node.reasoning) this.thought.replaceChildren(...markdown(node.reasoning));
+  }
+
+  update(isRunning) {
+    const { node } = this;
+    if (this.live) {
+      this.liveThought.update(node.reasoning ?? "", !isRunning);
+      this.live.update(node.content, !isRunning);
+      if (!isRunning) this.live = null;
+    }
+    this.element.setAttribute("aria-busy", String(isRunning));
+    this.element.classList.toggle("running", isRunning);
+    this.thinking.hidden = !node.reasoning;
+    this.thinking.firstChild.textContent = isRunning && !node.content ? "Thinking …" : "Thoughts";
+    this.showCalls(node.tool_calls ?? []);
+    this.error.hidden = !node.error;
+    this.error.textContent = node.error ?? "";
+    this.stats.textContent = statsText(node.stats);
+  }
+
+  showCalls(calls) {
+    while (this.calls.childElementCount > calls.length) this.calls.lastChild.remove();
+    calls.forEach((call, i) => {
+      const shown = this.calls.children[i] ?? this.calls.appendChild(callElement());
+      shown.querySelector("strong").textContent = call.name;
+      shown.querySelector("code").textContent = pretty(call.arguments);
+    });
+  }
+
+  showPlace([index, n]) {
+    const text = `${index + 1}/${n}`;
+    if (text === this.counter.textContent) return; // nearly always, and there may be 500
+    this.counter.textContent = text;
+    this.turns.hidden = n < 2;
+    this.turns.children[0].disabled = index === 0;
+    this.turns.children[2].disabled = index === n - 1;
+  }
+
+  /** Write a question anew: the first stays, as another branch. */
+  edit() {
+    if (this.element.querySelector("form")) return;
+    const area = element("textarea", { value: this.node.content, rows: 3, "aria-label": "Edit the message" });
+    const close = () => {
+      form.replaceWith(this.body);
+      this.foot.hidden = false;
+      this.element.focus();
+    };
+    const send = () => {
+      close();
+      if (area.value.trim()) this.actions.edit(this.node, area.value);
+    };
+    const form = element(
+      "form",
+      { className: "edit", onsubmit: (event) => (event.preventDefault(), send()) },
+      area,
+      element("div", { className: "row" }, element("button", { type: "submit", className: "primary" }, "Send"), button("Cancel", close)),
+    );
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") (event.stopPropagation(), close());
+      if (isSend(event)) (event.preventDefault(), send());
+    });
+    this.body.replaceWith(form);
+    this.foot.hidden = true;
+    area.focus();
+  }
+}
+
+/** Enter, but not the one that ends the input of a Chinese or Japanese word. */
+export const isSend = (event) =>
+  event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
+
+const callElement = () =>
+  element("div", { className: "call" }, element("p", {}, "Calls ", element("strong")), element("pre", { tabIndex: 0, role: "region", "aria-label": "Arguments" }, element("code")));
+
+function pretty(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json; // it is still coming
+  }
+}
+
+function statsText(stats) {
+  if (!stats) return "";
+  const parts = [];
+  if (stats.tokens) parts.push(`${number(stats.tokens)} tokens`);
+  if (stats.perSecond) parts.push(`${number(stats.perSecond)} tokens/s`);
+  if (stats.prompt) {
+    const kept = stats.cached ? `, ${number(stats.cached)} of them kept` : "";
+    parts.push(`prompt ${number(stats.prompt)}${kept}`);
+  }
+  return parts.join(" · ");
+}
