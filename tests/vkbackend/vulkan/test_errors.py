@@ -82,7 +82,7 @@ def test_names_of_features_are_those_that_devices_are_probed_for(device: Any) ->
 
 def test_every_public_error_is_a_vkbackend_error() -> None:
     public = [value for value in vars(errors).values() if isinstance(value, type)]
-    assert len(public) == 14 and all(issubclass(value, VkbackendError) for value in public)
+    assert len(public) == 15 and all(issubclass(value, VkbackendError) for value in public)
     assert issubclass(errors.InvalidArgument, ValueError)
 
 
