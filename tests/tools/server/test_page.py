@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,32 @@ def test_the_key_is_asked_for_and_kept_for_the_tab(opened: Any, model: ScriptedM
         other = page.context.new_page()
         other.goto("/")
         other.wait_for_selector("#key[open]")
+
+
+def test_a_model_that_is_loading_is_waited_for(opened: Any) -> None:
+    model, may_open = ScriptedModel(), threading.Event()
+
+    def open_(progress: Any) -> ScriptedModel:
+        progress(1, 4)
+        assert may_open.wait(30)
+        return model
+
+    with served(model, open_=open_) as address, page_of(opened, address.port) as page:
+        page.goto("/")
+        page.wait_for_selector("#notice:visible")
+        assert page.inner_text("#notice-text") == "The model is loading (25 %)."
+        may_open.set()
+        page.wait_for_selector("#notice", state="hidden")
+        assert page.inner_text("#model") == "fake"
+
+
+def test_a_second_tab_sees_what_the_first_one_does(page: Any) -> None:
+    ask(page, "hello")
+    other = page.context.new_page()
+    other.goto(page.url)
+    ask(other, "more")
+    wait_for(page, "document.querySelectorAll('.message').length === 4")
+    other.close()
 
 
 def test_what_goes_wrong_is_told_at_its_message(page: Any) -> None:
