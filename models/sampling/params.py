@@ -145,7 +145,7 @@ def _samplers(name: str, value: Any) -> tuple[str, ...]:
     given = value.split(";") if isinstance(value, str) else items(name, value, "expected names of samplers")
     found = []
     for one in given:
-        word = one.strip().lower().replace("-", "_") if isinstance(one, str) else one
+        word = str(one).strip().lower().replace("-", "_")  # what is no text has no sampler's name, either
         word = _OTHER_NAMES.get(word, word)
         if word == "":
             continue

@@ -232,3 +232,9 @@ def test_no_candidate_is_finite() -> None:
     for bad in (math.nan, math.inf, -math.inf):
         with pytest.raises(VkbackendError, match="largest logit"):
             Sampler(SamplingParams(0.8)).choose(np.array([4, 5]), np.array([bad, 1.0], np.float32))
+
+
+@pytest.mark.parametrize("one", [["top_k"], {"top_k": 1}, None, 1, "best"])
+def test_what_is_no_sampler(one: object) -> None:
+    with pytest.raises(InvalidArgument, match="no sampler; there are: penalties"):
+        SamplingParams(samplers=["top_p", one])  # type: ignore[arg-type]

@@ -54,8 +54,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def opened() -> Iterator[Any]:
+    """Not for a whole session: while playwright is there, a test cannot run an event loop of its own."""
     with browser() as found:
         yield found
 
