@@ -27,7 +27,6 @@ from typing import Any
 from vkbackend.models.llm import LLM
 from vkbackend.tools.flags.text import demo_model
 from vkbackend.tools.measure.http_load import Endpoint
-from vkbackend.tools.measure.turns import table
 
 PROMPTS = [
     f"Once upon a time there was {who}" for who in ("a cat", "an owl", "two mice", "a small boat", "Tom")
@@ -182,7 +181,8 @@ async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[byt
     await asyncio.gather(*clients)
     await soak.ready()
     stats = await soak.quiet()
-    print(table(("answers", "times"), sorted(soak.seen.items())))
+    for what, times in sorted(soak.seen.items()):
+        print(f"{times:8d}  {what}")
     taken = stats.get("n_slots", 0) - stats.get("n_slots_free", 0)
     print(f"engines killed {n_kills}; wrong greedy texts {len(soak.wrong)}; slots taken {taken}, "
           f"sequences {stats.get('n_running')} running and {stats.get('n_waiting')} waiting")  # fmt: skip
