@@ -20,7 +20,6 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.tools import serve
 from vkbackend.tools.cli import main
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.server import app
 from vkbackend.tools.server.run import Server, listen
 from vkbackend.tools.server.service import Config
 
@@ -111,22 +110,3 @@ def test_tls(tmp_path: Path) -> None:
     until(ready)
     server.should_exit = True
     thread.join(HANG_S)
-
-
-def test_the_page_s_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies in the page's folder is served at /, without a key, and nothing beside it."""
-    page = tmp_path / "page"
-    page.mkdir()
-    (page / "index.html").write_text("<p>hello</p>")
-    (page / "a.js").write_text("1")
-    (tmp_path / "secret").write_text("secret")
-    monkeypatch.setattr(app, "PAGE", page)
-    from vkbackend.tools.server.guard import Guard
-
-    with served(FakeModel(), Config("a", "a", guard=Guard(keys=("k",)))) as address:
-        status, text, headers = address.get("/")
-        assert status == 200 and "hello" in text and "script-src 'self'" in headers["content-security-policy"]
-        assert address.get("/a.js")[0] == 200
-        for path in ("/../secret", "/%2e%2e/secret", "/..%2fsecret", "//../secret"):
-            assert address.get(path)[0] == 404, path
-        assert address.get("/v1/models")[0] == 401

@@ -150,7 +150,8 @@ def test_never_a_500(server: Command, path: str, request: pytest.FixtureRequest)
         else:
             assert b'"error":' not in text or b'"error":null' in text, (seed, body, text)
     connection.close()
-    assert len(set(statuses)) > 1, statuses  # right and wrong ones
+    # Right and wrong ones; no model here has tokens to fill in with.
+    assert len(set(statuses)) > 1 or path == "/infill", statuses
     until(lambda: server.address.get("/health")[0] == 200)
     until(lambda: "llamacpp:requests_processing 0" in server.address.get("/metrics")[1])
     assert not any(slot["is_processing"] for slot in server.address.get("/slots")[1])

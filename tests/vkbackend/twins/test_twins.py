@@ -215,6 +215,7 @@ def test_glu() -> None:
         "gelu": (lambda g, u: gelu(g) * u, 5e-3),
         "sigmoid": (lambda g, u: sigmoid(g) * u, 1e-6),
         "swiglu_oai": (lambda g, u: min(g, 7) * sigmoid(1.702 * min(g, 7)) * (1 + max(-7, min(u, 7))), 1e-5),
+        "gelu_alone": (lambda g, u: gelu(g), 5e-3),
     }
     assert tuple(wants) == ACTS
     for act, (want, tolerance) in enumerate(wants.values()):
