@@ -8,7 +8,7 @@ the model files, and llama.cpp's GGUF names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,6 +94,15 @@ class Config:
             eps=float(gguf.f32(f"{arch}.attention.{norm_key}")),
             layers=read_layers(gguf, mixture, low),
         )
+
+
+def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
+    """The same where the layers that are `local` see `window` positions, and the others all."""
+    layers = [
+        replace(layer, window=window if is_local else 0)
+        for layer, is_local in zip(config.layers, local, strict=True)
+    ]
+    return replace(config, layers=tuple(layers))
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:

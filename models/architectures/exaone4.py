@@ -7,12 +7,10 @@ LG AI Research 2025, arXiv:2507.11407.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import LayerMemory, Weights, WeightSpec, read_windowed
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.decoder import Config, Decoder, with_windows
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 4
@@ -28,13 +26,8 @@ class Model(Decoder):
     def read_config(self, gguf: GGUF) -> Config:
         c = super().read_config(gguf)
         window = int(gguf.u32("exaone4.attention.sliding_window", 0))
-        local = read_windowed(gguf, len(c.layers), PERIOD)
         self.everywhere = not window  # RoPE
-        layers = [
-            replace(layer, window=window if windowed else 0)
-            for layer, windowed in zip(c.layers, local, strict=True)
-        ]
-        return replace(c, layers=tuple(layers))
+        return with_windows(c, window, read_windowed(gguf, len(c.layers), PERIOD))
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         specs = [*super().attention_weights(il), *self.head_norm_weights(il)]

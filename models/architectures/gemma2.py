@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from vkbackend.models.architectures import gemma
 from vkbackend.models.architectures.base import read_float, read_windowed
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.decoder import Config, with_windows
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 2
@@ -24,16 +24,12 @@ class Model(gemma.Model):
 
     def read_config(self, gguf: GGUF) -> Config:
         c = super().read_config(gguf)
-        window = int(gguf.u32("gemma2.attention.sliding_window", 4096))
-        layers = list(c.layers)
-        for il, local in enumerate(read_windowed(gguf, len(layers), PERIOD)):
-            layer = layers[il]
-            if len(layers) == N_LAYER_27B and "gemma2.attention.scale" not in gguf.metadata:
-                layer = replace(layer, scale=(c.n_embd / layer.n_head) ** -0.5)
-            layers[il] = replace(layer, window=window) if local else layer
+        if len(c.layers) == N_LAYER_27B and "gemma2.attention.scale" not in gguf.metadata:
+            layers = [replace(layer, scale=(c.n_embd / layer.n_head) ** -0.5) for layer in c.layers]
+            c = replace(c, layers=tuple(layers))
+        local = read_windowed(gguf, len(c.layers), PERIOD)
         return replace(
-            c,
-            layers=tuple(layers),
+            with_windows(c, int(gguf.u32("gemma2.attention.sliding_window", 4096)), local),
             softcap=read_float(gguf, "final_logit_softcapping", 30.0, low=0.0),
             attn_softcap=read_float(gguf, "attn_logit_softcapping", 50.0, low=0.0),
         )
