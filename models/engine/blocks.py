@@ -69,6 +69,18 @@ class Usage:
     prompt_tokens: int = 0
     shared_tokens: int = 0  # of those: not computed again
 
+    def stats(self) -> dict[str, float]:
+        """As `LLM.stats` gives it: cells in place of blocks."""
+        return {
+            "cells": self.n_blocks * CELL_BLOCK,
+            "cells_used": (self.n_blocks - self.free - self.cached) * CELL_BLOCK,
+            "cells_cached": self.cached * CELL_BLOCK,
+            "cells_shared": self.shared * CELL_BLOCK,
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens_cached": self.shared_tokens,
+            "hit_rate": self.shared_tokens / self.prompt_tokens if self.prompt_tokens else 0.0,
+        }
+
 
 @dataclass(slots=True)
 class Copy:

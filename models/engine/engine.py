@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vkbackend.errors import DeadlineExceeded, DeviceLost, QueueFull, Timeout, VkbackendError
+from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.grammars import Grammars
 from vkbackend.models.engine.messages import (
@@ -39,7 +39,7 @@ from vkbackend.models.engine.scheduler import Batch, Scheduler
 from vkbackend.models.engine.sequence import Sequence
 from vkbackend.models.engine.slot_requests import SlotRequests
 from vkbackend.models.engine.step_times import StepTimes
-from vkbackend.models.engine.waiting import Deadlines, Waiting
+from vkbackend.models.engine.waiting import Deadlines, Waiting, late
 from vkbackend.models.options import Options
 from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice, choose_rows
@@ -195,23 +195,11 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """What it does now, and has done so far."""
-        usage, scheduler = self.cache.usage(), self.scheduler
-        decoding = sum(s.n_wanted == 1 for s in scheduler.running)
         return {
-            "n_waiting": len(scheduler.waiting) + len(self.grammars),
-            "n_running": len(scheduler.running),
-            "n_decoding": decoding,
-            "n_slots": self.runner.n_slots,
-            "n_slots_free": len(scheduler.free),
-            "cells": usage.n_blocks * CELL_BLOCK,
-            "cells_used": (usage.n_blocks - usage.free - usage.cached) * CELL_BLOCK,
-            "cells_cached": usage.cached * CELL_BLOCK,
-            "cells_shared": usage.shared * CELL_BLOCK,
-            "prompt_tokens": usage.prompt_tokens,
-            "prompt_tokens_cached": usage.shared_tokens,
-            "hit_rate": usage.shared_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0,
+            **self.scheduler.stats(),
+            **self.cache.usage().stats(),
+            "n_waiting": len(self.scheduler.waiting) + len(self.grammars),
             "n_requests": self._n_submitted,
-            "n_preempted": scheduler.n_preempted,
             "n_steps": self._n_steps,
             "n_reduces": self._reduced[0],
             **self._times.report(),
@@ -223,11 +211,12 @@ class Engine:
         """End what is late, give free slots to waiting requests, run one micro-batch, return what is new."""
         if self._deadlines:
             for sequence in self._deadlines.passed(time.monotonic()):
-                self._fail_one(sequence, DeadlineExceeded(_late(sequence)))
-        for sequence, wrong in self.grammars.compiled():
-            self.scheduler.waiting.add(sequence)
-            if wrong:
-                self._fail_one(sequence, wrong)
+                self._fail_one(sequence, late(sequence))
+        if self.grammars:
+            for sequence, wrong in self.grammars.compiled():
+                self.scheduler.waiting.add(sequence)
+                if wrong:
+                    self._fail_one(sequence, wrong)
         try:
             if self.scheduler.free and self.scheduler.waiting:
                 self.scheduler.admit()
@@ -409,9 +398,3 @@ class Engine:
     def _fail_one(self, sequence: Sequence, error: VkbackendError) -> None:
         self._tell(Event(sequence.request.id, slot=sequence.slot, error=ErrorData.of(error)))
         self._end(sequence)
-
-
-def _late(sequence: Sequence) -> str:
-    request = sequence.request
-    done = f"{sequence.n_generated} tokens were made" if sequence.slot >= 0 else "it still waited for a slot"
-    return f"the request was not done within its deadline of {request.deadline_s:g} s: {done}"

@@ -76,23 +76,20 @@ class Grammars:
     def masks(self, batch: Batch) -> np.ndarray | None:
         """What each output row of a step may be: uint32 [n_outputs, words]; None where all may be
         anything."""
-        if self._masks is None:
+        if self._masks is None or not any(s.sampler.matcher for s, *_ in batch if s.sampler):
             return None
-        row, constrained = 0, False
+        row = 0
         for sequence, _, n_outputs in batch:
-            if not n_outputs:
-                continue
-            matcher = sequence.sampler.matcher if sequence.sampler else None
             rows = self._masks[row : row + n_outputs]
             row += n_outputs
+            matcher = sequence.sampler.matcher if sequence.sampler else None
             if matcher is None:
                 rows[:] = 0xFFFFFFFF
-                continue
-            matcher.find()
-            n = min(rows.shape[1], len(matcher.words))
-            rows[:, :n], rows[:, n:] = matcher.words[:n], 0
-            constrained = True
-        return self._masks[:row] if constrained else None
+            elif n_outputs:
+                matcher.find()
+                n = min(rows.shape[1], len(matcher.words))
+                rows[:, :n], rows[:, n:] = matcher.words[:n], 0
+        return self._masks[:row]
 
     def close(self) -> None:
         if self._compiler is not None:

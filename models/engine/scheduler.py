@@ -158,6 +158,16 @@ class Scheduler:
         self.waiting.add(sequence)
         self.n_preempted += 1
 
+    def stats(self) -> dict[str, int]:
+        """As `LLM.stats` gives it."""
+        return {
+            "n_running": len(self.running),
+            "n_decoding": sum(sequence.n_wanted == 1 for sequence in self.running),
+            "n_slots": len(self.contents),
+            "n_slots_free": len(self.free),
+            "n_preempted": self.n_preempted,
+        }
+
     # ---- rows ----
 
     def compose(self) -> Batch:

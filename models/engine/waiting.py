@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
+from vkbackend.errors import DeadlineExceeded
 from vkbackend.models.engine.sequence import Sequence
 
 Heap = list[tuple[tuple[float, int], Sequence]]
@@ -85,3 +86,12 @@ class Deadlines:
             sequence = heappop(self._heap)[2]
             if not sequence.is_over:
                 yield sequence
+
+
+def late(sequence: Sequence) -> DeadlineExceeded:
+    """The error of a request whose deadline has passed."""
+    request = sequence.request
+    done = f"{sequence.n_generated} tokens were made" if sequence.slot >= 0 else "it still waited for a slot"
+    return DeadlineExceeded(
+        f"the request was not done within its deadline of {request.deadline_s:g} s: {done}"
+    )

