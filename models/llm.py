@@ -20,20 +20,16 @@ import numpy as np
 
 from vkbackend.checks import refused, switch, whole_number
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
-from vkbackend.models.arguments import path_string, text_of, token_ids, token_limit
+from vkbackend.models.arguments import text_of, token_ids, token_limit
 from vkbackend.models.chats.methods import Chats
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.completion import Chunk, Completion
 from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
 from vkbackend.models.engine.messages import (
-    CopySlot,
-    EraseSlot,
-    LoadState,
     Logits,
     Memory,
     Progress,
     Request,
-    SaveState,
     SetVocabulary,
     Stats,
     check_tokens,
@@ -42,7 +38,8 @@ from vkbackend.models.generation import Batch, Generation, are_prompts, arun_all
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.hub import fetch
 from vkbackend.models.model_tokens import ModelTokens, suppressed_ids, vocabulary_of
-from vkbackend.models.options import MAX_CONTEXT, GenerateKeywords, GenerateOptions, Keywords, Options
+from vkbackend.models.options import GenerateKeywords, GenerateOptions, Keywords, Options
+from vkbackend.models.slots import Slots
 from vkbackend.models.text.infill import infill_prompt
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 from vkbackend.options import takes
@@ -53,7 +50,7 @@ Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]]
 
 
-class LLM(Chats):
+class LLM(Chats, Slots):
     """A GGUF model on one or several Vulkan devices.
 
     path: a .gguf file (any part of a split one). process: run the engine in a process of its own. progress:
@@ -291,60 +288,6 @@ class LLM(Chats):
                 vocabulary = vocabulary_of(self.tokenizer)
                 list(self._ask(lambda id_: SetVocabulary(id_, vocabulary)))
                 self._knows_vocabulary = True
-
-    # ---- what a slot holds ----
-
-    def save_state(
-        self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
-    ) -> list[int]:
-        """Save what a slot holds to a file (docs/state_format.md): K and V of its positions, and its tokens.
-        Returns the tokens of the sequence that it holds.
-
-        A slot holds its last sequence, prompt and generated tokens, until another one runs there; it may be
-        saved while a stream is at work in it. first, last: save these positions alone, last excluded (None:
-        all, and the newest token, which has not run yet). The file is replaced whole or not at all.
-        Raises InvalidArgument for a slot or positions that are not there, StateError.
-        """
-        slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
-        first = whole_number("first", first, 0, MAX_CONTEXT)
-        last = last if last is None else whole_number("last", last, 0, MAX_CONTEXT, ", or None for all")
-        return self._tokens(lambda id_: SaveState(id_, path, slot, first, last))
-
-    def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
-        """Put a saved state into a slot; returns the tokens of the sequence that the slot then holds.
-
-        `generate(tokens + more, slot=slot)` goes on from there and computes what is new alone. The model
-        and the cache types must be those the state was saved with; devices, split, slot and n_ctx may differ.
-        A file saved with `first` continues what the slot holds, which must be what it held then. Sampling is
-        no part of a state: a seeded run starts its random numbers anew. Raises StateError, and the slot keeps
-        what it had; InvalidArgument where a sequence is at work in it.
-        """
-        slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
-        return self._tokens(lambda id_: LoadState(id_, path, slot))
-
-    def copy_slot(self, source: int, target: int) -> list[int]:
-        """Put what slot `source` holds into slot `target`, on the devices; returns the sequence's tokens.
-
-        Both then go on by themselves: a long prompt is read once and continued in several ways. Raises
-        InvalidArgument where a sequence is at work in the target.
-        """
-        source, target = self._slot(source), self._slot(target)
-        return self._tokens(lambda id_: CopySlot(id_, source, target))
-
-    def erase_slot(self, slot: int) -> list[int]:
-        """Forget what a slot holds; returns the tokens of it. Full blocks that others may begin with stay in
-        the prefix cache. Raises InvalidArgument where a sequence is at work in it."""
-        slot = self._slot(slot)
-        return self._tokens(lambda id_: EraseSlot(id_, slot))
-
-    def _tokens(self, make: Callable[[int], Request]) -> list[int]:
-        """The tokens of the slot that a request is about."""
-        (event,) = self._ask(make).events()
-        assert event.tokens is not None
-        return list(event.tokens)
-
-    def _slot(self, slot: int) -> int:
-        return whole_number("slot", slot, 0, self.n_slots - 1, " (n_slots says how many there are)")
 
     def memory(self) -> list[dict[str, Any]]:
         """Per device, in order, bytes by purpose: "device" (its name), "weights", "mapped" (weights read in

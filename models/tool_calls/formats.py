@@ -21,7 +21,7 @@ class ToolFormat:
 
     name: str
     openers: tuple[str, ...]
-    read: Callable[[ToolReader], Trying]
+    read: Callable[[ToolReader], Trying] | None
     inner: tuple[str, ...] = ()
     at_start: bool = False
     described: bool = False
@@ -120,12 +120,6 @@ def _kimi(r: ToolReader) -> Trying:
         yield r.begin(id_.removeprefix("functions.").rpartition(":")[0] or id_, id_)
         yield from r.arguments()
         yield from r.source.until("<|tool_call_end|>")
-
-
-def _nothing(r: ToolReader) -> Trying:
-    """Calls of gpt-oss are messages of their own: models/text/harmony.py reads them."""
-    return False
-    yield
 
 
 CALLS, CALLS_END = "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"
@@ -322,7 +316,7 @@ KIMI = ToolFormat(
     ("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
      "<|tool_call_end|>"),
 )  # fmt: skip
-GPT_OSS = ToolFormat("gpt-oss", (), _nothing)
+GPT_OSS = ToolFormat("gpt-oss", (), None)  # messages of their own: models/text/harmony.py reads them
 GEMMA = ToolFormat("gemma 4", ("<|tool_call>",), _gemma, ("<tool_call|>", '<|"|>'))
 FUNCTION_GEMMA = ToolFormat(
     "functiongemma", ("<start_function_call>",), _gemma, ("<end_function_call>", "<escape>")

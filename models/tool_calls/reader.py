@@ -68,6 +68,7 @@ class ToolReader:
                 yield kept
             if hits:
                 source.taken = ""
+                assert self._format.read is not None, "it has openers"
                 if (yield from self._format.read(self)):
                     space = ""
                 else:  # no call: the opener, at least, is content

@@ -1,0 +1,74 @@
+"""The methods of `LLM` that keep what a slot holds: in a file, in another slot, or no longer."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from vkbackend.checks import whole_number
+from vkbackend.models.arguments import path_string
+from vkbackend.models.engine.answers import Answers
+from vkbackend.models.engine.messages import CopySlot, EraseSlot, LoadState, Request, SaveState
+from vkbackend.models.options import MAX_CONTEXT
+
+
+class Slots(ABC):
+    """Of a model with `n_slots`."""
+
+    n_slots: int
+
+    @abstractmethod
+    def _ask(self, make: Callable[[int], Request], *, eager: bool = True) -> Answers: ...
+
+    def save_state(
+        self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
+    ) -> list[int]:
+        """Save what a slot holds to a file (docs/state_format.md): K and V of its positions, and its tokens.
+        Returns the tokens of the sequence that it holds.
+
+        A slot holds its last sequence, prompt and generated tokens, until another one runs there; it may be
+        saved while a stream is at work in it. first, last: save these positions alone, last excluded (None:
+        all, and the newest token, which has not run yet). The file is replaced whole or not at all.
+        Raises InvalidArgument for a slot or positions that are not there, StateError.
+        """
+        slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
+        first = whole_number("first", first, 0, MAX_CONTEXT)
+        last = last if last is None else whole_number("last", last, 0, MAX_CONTEXT, ", or None for all")
+        return self._tokens(lambda id_: SaveState(id_, path, slot, first, last))
+
+    def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
+        """Put a saved state into a slot; returns the tokens of the sequence that the slot then holds.
+
+        `generate(tokens + more, slot=slot)` goes on from there and computes what is new alone. The model
+        and the cache types must be those the state was saved with; devices, split, slot and n_ctx may differ.
+        A file saved with `first` continues what the slot holds, which must be what it held then. Sampling is
+        no part of a state: a seeded run starts its random numbers anew. Raises StateError, and the slot keeps
+        what it had; InvalidArgument where a sequence is at work in it.
+        """
+        slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
+        return self._tokens(lambda id_: LoadState(id_, path, slot))
+
+    def copy_slot(self, source: int, target: int) -> list[int]:
+        """Put what slot `source` holds into slot `target`, on the devices; returns the sequence's tokens.
+
+        Both then go on by themselves: a long prompt is read once and continued in several ways. Raises
+        InvalidArgument where a sequence is at work in the target.
+        """
+        source, target = self._slot(source), self._slot(target)
+        return self._tokens(lambda id_: CopySlot(id_, source, target))
+
+    def erase_slot(self, slot: int) -> list[int]:
+        """Forget what a slot holds; returns the tokens of it. Full blocks that others may begin with stay in
+        the prefix cache. Raises InvalidArgument where a sequence is at work in it."""
+        slot = self._slot(slot)
+        return self._tokens(lambda id_: EraseSlot(id_, slot))
+
+    def _tokens(self, make: Callable[[int], Request]) -> list[int]:
+        """The tokens of the slot that a request is about."""
+        (event,) = self._ask(make).events()
+        assert event.tokens is not None
+        return list(event.tokens)
+
+    def _slot(self, slot: int) -> int:
+        return whole_number("slot", slot, 0, self.n_slots - 1, " (n_slots says how many there are)")
