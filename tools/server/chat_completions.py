@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vkbackend.checks import refused
 from vkbackend.models.chats.answer import ChatChunk
+from vkbackend.models.chats.request import ChatRequest
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.chats import EFFORTS, ChatJob, chat_jobs, messages_of, template_fields
+from vkbackend.tools.server.failures import OPENAI, Api
 from vkbackend.tools.server.generations import Tally, now, timings_of, usage_of
 from vkbackend.tools.server.service import Json, Service
 
@@ -55,30 +57,49 @@ def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str
     return found if service.config.template is None else found | {"template": service.config.template}
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
+class Asked(Protocol):
+    """A request of one of the chat APIs, checked."""
+
+    def events(self, request: Request) -> AsyncGenerator[bytes, None]: ...
+
+    async def whole(self, request: Request) -> dict[str, Any]: ...
+
+
+async def answered(
+    service: Service,
+    request: Request,
+    of: Callable[[Service, Fields, LLM], Awaitable[Asked]],
+    api: Api = OPENAI,
+) -> Response:
+    """A stream or the whole of an answer, as the request says."""
     fields = await service.fields(request)
-    llm = service.ready()
-    asked = await AskedChat.of(service, fields, llm)
+    asked = await of(service, fields, service.ready())
     if fields.switch("stream"):
-        return service.stream(asked.events(request))
+        return service.stream(asked.events(request), api)
     async with streams.while_connected(request.receive):
         return Json(await asked.whole(request))
 
 
+async def prompt_of(
+    service: Service, request: Request, as_chat: Callable[[Fields], Fields] = lambda fields: fields
+) -> ChatRequest:
+    """The prompt of a conversation; a thread waits for the template's process."""
+    chat, llm = as_chat(await service.fields(request)), service.ready()
+    messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
+    return await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    return await answered(service, request, AskedChat.of)
+
+
 async def apply_template(service: Service, request: Request) -> Response:
-    fields = await service.fields(request)
-    llm = service.ready()
-    messages, options = messages_of(fields, llm), chat_options(service, fields, llm)
-    found = await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
-    return Json({"prompt": found.text})
+    return Json({"prompt": (await prompt_of(service, request)).text})
 
 
 async def count_input_tokens(service: Service, request: Request) -> Response:
     """llama-server's /v1/chat/completions/input_tokens."""
-    fields = await service.fields(request)
-    llm = service.ready()
-    messages, options = messages_of(fields, llm), chat_options(service, fields, llm)
-    found = await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
+    found = await prompt_of(service, request)
     return Json({"object": "response.input_tokens", "input_tokens": len(found.ids)})
 
 

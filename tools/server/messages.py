@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -16,7 +15,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options
+from vkbackend.tools.server.chat_completions import MAX_TOOLS, answered, chat_options, prompt_of
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.failures import ANTHROPIC
 from vkbackend.tools.server.generations import Tally, stop_met
@@ -30,21 +29,11 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
 
 
 async def messages(service: Service, request: Request) -> Response:
-    fields = await service.fields(request)
-    llm = service.ready()
-    asked = await AskedMessage.of(service, fields, llm)
-    if fields.switch("stream"):
-        return service.stream(asked.events(request), ANTHROPIC)
-    async with streams.while_connected(request.receive):
-        return Json(await asked.whole(request))
+    return await answered(service, request, AskedMessage.of, ANTHROPIC)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    fields = await service.fields(request)
-    llm = service.ready()
-    chat = as_chat(fields)
-    asked, options = messages_of(chat, llm), chat_options(service, chat, llm)
-    found = await asyncio.to_thread(lambda: llm.chat_prompt(asked, **options))
+    found = await prompt_of(service, request, as_chat)
     return Json({"input_tokens": len(found.ids)})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from vkbackend.models.chats.answer import ChatChunk
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server import streams
 from vkbackend.tools.server.body import Fields
-from vkbackend.tools.server.chat_completions import MAX_TOOLS, chat_options
+from vkbackend.tools.server.chat_completions import MAX_TOOLS, answered, chat_options, prompt_of
 from vkbackend.tools.server.chats import MAX_MESSAGES, Block, Blocks, ChatJob, chat_jobs, messages_of
 from vkbackend.tools.server.generations import Tally, now
 from vkbackend.tools.server.service import Json, Service
@@ -32,21 +31,11 @@ TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_te
 
 
 async def responses(service: Service, request: Request) -> Response:
-    fields = await service.fields(request)
-    llm = service.ready()
-    asked = await AskedResponse.of(service, fields, llm)
-    if fields.switch("stream"):
-        return service.stream(asked.events(request))
-    async with streams.while_connected(request.receive):
-        return Json(await asked.whole(request))
+    return await answered(service, request, AskedResponse.of)
 
 
 async def count_response_tokens(service: Service, request: Request) -> Response:
-    fields = await service.fields(request)
-    llm = service.ready()
-    chat = as_chat(fields)
-    messages, options = messages_of(chat, llm), chat_options(service, chat, llm)
-    found = await asyncio.to_thread(lambda: llm.chat_prompt(messages, **options))
+    found = await prompt_of(service, request, as_chat)
     return Json({"object": "response.input_tokens", "input_tokens": len(found.ids)})
 
 
