@@ -1,8 +1,8 @@
-# Unpacks the software Vulkan drivers the tests run on into .drivers/; sourced by setup.sh,
-# which sets root and python and opens 3 as the caller's stdout.
+# Unpacks Vulkan drivers into .drivers/: the software ones that tests run on, and RADV, which compiles for GPUs that
+# are not there; sourced by setup.sh, which sets root and python and opens 3 as the caller's stdout.
 # Knows: apt's own configuration (mirror, proxies, keys), read through apt. Changes nothing outside
 # .drivers/: package lists, archives and pins live in a work folder there that is removed again.
-# unpack_drivers prints one line "NAME PATH-OF-ICD-JSON" per driver on stdout, all else on stderr.
+# unpack_drivers prints one line "NAME PATH-OF-ICD-JSON" per driver that runs on stdout, all else on stderr.
 
 driver_dir=$root/.drivers
 missing_retry_minutes=1440  # what could not be had is asked for again a day later, not on every run
@@ -83,22 +83,26 @@ print(json.dumps(manifest, indent=4))
 PY
 }
 
+# take_driver WORK OUT LIBRARY MANIFEST: a driver of mesa-vulkan-drivers, of which other kinds may lie in WORK already.
 # The driver's dependencies that the system lacks or has too old are unpacked beside it and found through
 # a run path of $ORIGIN (patchelf, itself unpacked from the archive), so no LD_LIBRARY_PATH is needed.
-unpack_lavapipe() {
-    local work=$1 out=$2 version packages lib dirs name path
+take_driver() {
+    local work=$1 out=$2 library=$3 manifest=$4 version packages lib dirs name path
     version=$(apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }')
-    # What apt would install or upgrade, cut down to what the driver itself depends on: the resolver
-    # also wants to upgrade the OpenGL half of Mesa where that is installed.
-    apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-        --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
-    packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
-        2>>"$work/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p" | sort -u | comm -12 - "$work/depends")
-    [ -n "$packages" ] || { echo "apt finds no way to install mesa-vulkan-drivers $version"; return 1; }
-    # shellcheck disable=SC2086  # a list of names
-    fetch "$work" $packages patchelf || { echo "its packages could not be downloaded"; return 2; }
-    lib=$(find "$work/root/usr/lib" -name libvulkan_lvp.so | head -n 1)
-    [ -n "$lib" ] || { echo "mesa-vulkan-drivers $version holds no libvulkan_lvp.so"; return 1; }
+    if [ ! -e "$work/fetched" ]; then
+        # What apt would install or upgrade, cut down to what the driver itself depends on: the resolver
+        # also wants to upgrade the OpenGL half of Mesa where that is installed.
+        apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+            --no-enhances mesa-vulkan-drivers 2>>"$work/log" | grep -E '^[a-z0-9]' | sort -u >"$work/depends"
+        packages=$(apt-get install -y --reinstall --no-install-recommends --print-uris mesa-vulkan-drivers \
+            2>>"$work/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p" | sort -u | comm -12 - "$work/depends")
+        [ -n "$packages" ] || { echo "apt finds no way to install mesa-vulkan-drivers $version"; return 1; }
+        # shellcheck disable=SC2086  # a list of names
+        fetch "$work" $packages patchelf || { echo "its packages could not be downloaded"; return 2; }
+        touch "$work/fetched"
+    fi
+    lib=$(find "$work/root/usr/lib" -name "$library" | head -n 1)
+    [ -n "$lib" ] || { echo "mesa-vulkan-drivers $version holds no $library"; return 1; }
     cp "$lib" "$out/"
     dirs=$(find "$work/root" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
     while read -r name path; do cp -L "$path" "$out/$name"; done < <(
@@ -108,9 +112,16 @@ unpack_lavapipe() {
         "$work/root/usr/bin/patchelf" --set-rpath '$ORIGIN' "$path" 2>>"$work/log" ||
             { echo "patchelf failed on ${path##*/}"; return 1; }
     done
-    cp "$(find "$work/root/usr/share/vulkan" -name 'lvp_icd*.json' | head -n 1)" "$out/package.json"
+    # shellcheck disable=SC2086  # a pattern
+    cp "$(find "$work/root/usr/share/vulkan" -name $manifest | head -n 1)" "$out/package.json"
     echo "$version" >"$out/version"
 }
+
+unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
+
+# AMD's compiler, in the package that lavapipe comes from: of GPUs that are not there it only compiles, so it is none
+# of the drivers that tests run on (tools/measure/compilers.py).
+unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
 # SwiftShader has no package of its own; Debian's chromium carries it (in chromium-common since 150).
 unpack_swiftshader() {
@@ -137,6 +148,11 @@ unpack_swiftshader() {
 
 # ---- entry ----
 
+# libraries_of FOLDER LIBRARY: what it needs, as ldd says it; with the loader in FOLDER where it has one of its own.
+libraries_of() {
+    if [ -x "$1/ld.so" ]; then "$1/ld.so" --library-path "$1" --list "$1/$2"; else ldd "$1/$2"; fi
+}
+
 # unpack_driver NAME LIBRARY WORK: the driver in place, or the reason in NAME.missing.
 unpack_driver() {
     local name=$1 library=$2 work=$3 reason="" unresolved code=0
@@ -145,7 +161,7 @@ unpack_driver() {
     reason=$("unpack_$name" "$work" "$out") || code=$?
     if [ "$code" = 0 ]; then
         [ -s "$out/package.json" ] || { code=1 && reason="its package holds no manifest"; }
-        unresolved=$(ldd "$out/$library" | awk '/not found/ { print $1 }' | paste -sd' ')
+        unresolved=$(libraries_of "$out" "$library" | awk '/not found/ { print $1 }' | paste -sd' ')
         [ -z "$unresolved" ] || { code=1 && reason="$library needs what is not here: $unresolved"; }
     fi
     if [ "$code" != 0 ]; then
@@ -158,13 +174,15 @@ unpack_driver() {
     step "unpacked $name $(cat "$driver_dir/$name/version")"
 }
 
+# unpack_drivers NAME...
 unpack_drivers() {
-    local -A library=([lavapipe]=libvulkan_lvp.so [swiftshader]=libvk_swiftshader.so)
+    local -A library=([lavapipe]=libvulkan_lvp.so [swiftshader]=libvk_swiftshader.so
+        [radv]=libvulkan_radeon.so [anv]=libvulkan_intel.so [nvk]=libvulkan_nouveau.so)
     local wanted=() name work uri codename found=""
     mkdir -p "$driver_dir"
     rm -rf "$driver_dir"/work.*  # of a run that was interrupted
     find "$driver_dir" -maxdepth 1 -name '*.missing' -mmin "+$missing_retry_minutes" -delete
-    for name in lavapipe swiftshader; do
+    for name in "$@"; do
         [ -f "$driver_dir/$name/${library[$name]}" ] || [ -f "$driver_dir/$name.missing" ] || wanted+=("$name")
     done
     if [ ${#wanted[@]} -gt 0 ]; then
@@ -173,7 +191,7 @@ unpack_drivers() {
             for name in "${wanted[@]}"; do echo "no apt on this system" >"$driver_dir/$name.missing"; done
         else
             while read -r uri codename; do
-                step "test drivers: reading the package lists of $uri (privately)"
+                step "drivers: reading the package lists of $uri (privately)"
                 if (private_apt "$work" "$uri" "$codename"); then found=yes && break; fi
             done < <(mirrors)
             export APT_CONFIG=$work/apt.conf
@@ -189,7 +207,7 @@ unpack_drivers() {
         fi
         rm -rf "$work"
     fi
-    for name in lavapipe swiftshader; do
+    for name in "$@"; do
         if [ -f "$driver_dir/$name.missing" ]; then
             step "left out $name: $(cat "$driver_dir/$name.missing")"
         else
@@ -197,7 +215,10 @@ unpack_drivers() {
             icd_json "$driver_dir/$name/package.json" "$driver_dir/$name/${library[$name]}" \
                 >"$driver_dir/$name/icd.json.new"
             mv "$driver_dir/$name/icd.json.new" "$driver_dir/$name/icd.json"
-            echo "$name $driver_dir/$name/icd.json" >&3
+            case $name in
+                lavapipe | swiftshader) echo "$name $driver_dir/$name/icd.json" >&3 ;;
+                *) step "$name $(cat "$driver_dir/$name/version") compiles for GPUs that are not there" ;;
+            esac
         fi
     done
 }

@@ -6,7 +6,7 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: bash tools/setup.sh [--kompute] [--serve] [--test] | --drivers
+usage: bash tools/setup.sh [--kompute] [--serve] [--test] | --drivers | --compilers
 
   (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package; a
                newer compiler in .glslang/ where the system's knows no matrix units (Debian 12)
@@ -16,25 +16,27 @@ usage: bash tools/setup.sh [--kompute] [--serve] [--test] | --drivers
   --test       the same with --serve, with the Vulkan validation layers, Chromium where it can be had, and the
                package's test extra
   --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
-               and print a line "NAME PATH-OF-ICD-JSON" for each on stdout
+               and print a line "NAME PATH-OF-ICD-JSON" for each on stdout; beside them AMD's compiler
+  --compilers  nothing of that: unpack the compilers of AMD, Intel and NVIDIA (RADV, ANV, NVK) into .drivers/, which
+               then compile for GPUs that are not there (two minutes of CPU, 200 MB of downloads, apt packages)
 TEXT
 }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 level=base
 kompute=""
-drivers=""
+alone=""
 for arg in "$@"; do
     case $arg in
         --serve) [ "$level" = test ] || level=serve ;;
         --test) level=test ;;
         --kompute) kompute=yes ;;
-        --drivers) drivers=yes ;;
+        --drivers | --compilers) alone=$arg ;;
         -h | --help) usage && exit 0 ;;
         *) echo "setup: unknown option $arg" >&2 && usage >&2 && exit 2 ;;
     esac
 done
-[ -z "$drivers" ] || [ $# = 1 ] || { echo "setup: --drivers goes alone" >&2 && usage >&2 && exit 2; }
+[ -z "$alone" ] || [ $# = 1 ] || { echo "setup: $alone goes alone" >&2 && usage >&2 && exit 2; }
 venv=$root/.venv${kompute:+-kompute}
 
 exec 3>&1 1>&2              # progress goes to stderr; stdout carries the driver lines alone
@@ -214,9 +216,10 @@ else
         "install python3 (Debian 12, Ubuntu 24.04 or newer have it: apt-get install python3), then run this again"
 fi
 
-if [ -n "$drivers" ]; then
+if [ -n "$alone" ]; then
     . "$root/tools/drivers.sh"
-    unpack_drivers
+    . "$root/tools/compilers.sh"
+    if [ "$alone" = --drivers ]; then unpack_drivers lavapipe swiftshader radv; else unpack_compilers; fi
     exit 0
 fi
 system_packages

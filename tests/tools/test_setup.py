@@ -22,6 +22,7 @@ SCRIPTS = (
     "tools/setup.sh",
     "tools/drivers.sh",
     "tools/glslang.sh",
+    "tools/compilers.sh",
     "tools/demo.sh",
     "tools/test.sh",
     ".ci/run",
@@ -88,10 +89,10 @@ def test_ci_runs_the_test_script() -> None:
 def test_help_lists_every_option() -> None:
     done = run("bash", "tools/setup.sh", "--help")
     assert done.returncode == 0
-    assert all(option in done.stdout for option in ("--test", "--drivers", "--kompute")), done.stdout
+    assert all(option in done.stdout for option in ("--test", "--drivers", "--compilers", "--kompute")), done.stdout
 
 
-@pytest.mark.parametrize("options", ["--nope", "--test --drivers", "--drivers --kompute"])
+@pytest.mark.parametrize("options", ["--nope", "--test --drivers", "--compilers --kompute"])
 def test_wrong_options_are_refused(options: str) -> None:
     done = run("bash", "tools/setup.sh", *options.split())
     assert done.returncode == 2
@@ -128,7 +129,7 @@ def bare_checkout(tmp_path: Path) -> tuple[Path, dict[str, str], Path]:
     checkout, bin_dir = tmp_path / "checkout with space", tmp_path / "bin"
     bin_dir.mkdir()
     (checkout / "tools").mkdir(parents=True)
-    for name in ("setup.sh", "drivers.sh", "glslang.sh"):
+    for name in ("setup.sh", "drivers.sh", "compilers.sh", "glslang.sh"):
         shutil.copy(ROOT / "tools" / name, checkout / "tools" / name)
     shutil.copy(ROOT / "pyproject.toml", checkout)
     needed = "bash dirname flock id tr grep mktemp tail sed rm cat env sha256sum head find mkdir sort awk cut"
@@ -236,7 +237,7 @@ def test_drivers_that_cannot_be_had_are_left_out(bare_checkout: tuple[Path, dict
     checkout, env, _ = bare_checkout
     done = run("bash", "tools/setup.sh", "--drivers", env=env, cwd=checkout)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    for name in ("lavapipe", "swiftshader"):
+    for name in ("lavapipe", "swiftshader", "radv"):
         assert f"setup: left out {name}: " in done.stderr
 
 
