@@ -26,9 +26,7 @@ layout(set = 0, binding = 2) readonly buffer Slots { uint slots[]; };
 layout(set = 0, binding = 3) readonly buffer W { float w[]; };
 layout(set = 0, binding = 4) buffer H { float h[]; }; // a thread reads back what it wrote itself
 layout(set = 0, binding = 5) writeonly buffer Y { uint y[]; }; // floats, or with OUT_Q8 8-bit activations
-#ifdef OUT_Q8
-#include "lib/quantize.glsl"
-#endif
+#include "lib/row_elements.glsl"
 
 float slot_value(uint s, uint i) {
     const uint base = slots_off + s * slot_stride;
@@ -48,26 +46,26 @@ void main() {
     if (row >= n_rows) return;
     const uint lane = gl_LocalInvocationID.x;
     float squares = 0.0;
-    for (uint first = lane; first < n; first += BATCH * LOCAL) {
-        float base[BATCH];
-        float part[BATCH];
-        precise float sum[BATCH];
-        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
-            const uint i = first + u * LOCAL;
+    for (uint first = FIRST * lane; first < n; first += EACH * LOCAL) {
+        float base[EACH];
+        float part[EACH];
+        precise float sum[EACH];
+        [[unroll]] for (uint u = 0; u < EACH; ++u) {
+            const uint i = first + u * NEXT;
             if (HAS_RESIDUAL != 0 && i < n) base[u] = residual[residual_off + row * n + i];
             sum[u] = 0.0;
         }
         for (uint s = 0; s < n_slots; ++s) {
             if ((writers >> s & 1u) == 0u) continue;
-            [[unroll]] for (uint u = 0; u < BATCH; ++u) {
-                const uint at = row * n + min(first + u * LOCAL, n - 1);
+            [[unroll]] for (uint u = 0; u < EACH; ++u) {
+                const uint at = row * n + min(first + u * NEXT, n - 1);
                 part[u] = s == own_index ? own_value(at) : slot_value(s, at);
             }
-            [[unroll]] for (uint u = 0; u < BATCH; ++u) sum[u] = sum[u] + part[u];
+            [[unroll]] for (uint u = 0; u < EACH; ++u) sum[u] = sum[u] + part[u];
         }
-        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
-            if (first + u * LOCAL < n) {
-                const uint at = row * n + first + u * LOCAL;
+        [[unroll]] for (uint u = 0; u < EACH; ++u) {
+            if (first + u * NEXT < n) {
+                const uint at = row * n + first + u * NEXT;
                 if (HAS_RESIDUAL != 0) sum[u] = base[u] + sum[u];
                 h[h_off + at] = sum[u];
                 squares += sum[u] * sum[u];
@@ -77,19 +75,24 @@ void main() {
     if (HAS_NORM == 0) return;
     const float scale = 1.0 / sqrt(reduce_sum(squares) / float(n) + eps);
 #ifdef OUT_Q8
-    for (uint first = 0; first < n; first += LOCAL) {
-        const uint i = first + lane;
-        const float one = i < n ? h[h_off + row * n + i] * scale * w[w_off + i] : 0.0;
-        put_q8(one, y_off + row * q8_row_words(n), n, i, i < n);
+    for (uint first = 4 * lane; first - 4 * lane < n; first += 4 * Q8_QUADS * LOCAL) {
+        vec4 quad[Q8_QUADS];
+        [[unroll]] for (uint q = 0; q < Q8_QUADS; ++q) {
+            const uint i = min(first + 4 * q * LOCAL, n - 4);
+            const uint at = h_off + row * n + i;
+            quad[q] = vec4(h[at], h[at + 1], h[at + 2], h[at + 3]) * scale;
+            quad[q] *= vec4(w[w_off + i], w[w_off + i + 1], w[w_off + i + 2], w[w_off + i + 3]);
+        }
+        put_q8(quad, y_off + row * q8_row_words(n), n, first, n);
     }
 #else
-    for (uint first = lane; first < n; first += BATCH * LOCAL) {
-        float value[BATCH];
-        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+    for (uint first = lane; first < n; first += EACH * LOCAL) {
+        float value[EACH];
+        [[unroll]] for (uint u = 0; u < EACH; ++u) {
             const uint i = min(first + u * LOCAL, n - 1);
             value[u] = h[h_off + row * n + i] * scale * w[w_off + i];
         }
-        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+        [[unroll]] for (uint u = 0; u < EACH; ++u) {
             const uint i = first + u * LOCAL;
             if (i < n) y[y_off + row * n + i] = floatBitsToUint(value[u]);
         }

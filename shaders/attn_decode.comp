@@ -2,7 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // Attention of one row over one split of its keys by online softmax, for up to HEADS q heads of one kv head, so that K
 // and V are read once for all of them. Workgroup (tile of heads, split, row). It takes blocks of 32 keys: LOCAL / 32
-// threads dot a key with every q, or a thread 32 / LOCAL keys, then each thread owns four of V's dimensions.
+// threads dot a key with every q, or a thread 32 / LOCAL keys, then each thread owns four of V's dimensions. A GPU's thread
+// asks for up to eight quads before it waits for one.
 // FINAL: the only split; writes the result, else part = (sum of p * v, max, sum of p). No keys give zeros, and so do rows
 // that are attn_prefill's, which runs later.
 #include "lib/types.glsl"
@@ -39,7 +40,14 @@ const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1; // sets of threads that share out a block's keys
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads per thread
+// Quads of K, and keys of V, that a thread reads before it uses one, as even as they go. No branch may lie between them
+// and their use: RADV then sinks each load to where its value is used.
+const uint K_TURNS = (K_QUADS + 8 * LANES - 1) / (8 * LANES);
+const uint K_BATCH = LANES > 1 ? (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES) : 1;
+const uint V_EACH = (CELL_BLOCK + V_GROUPS - 1) / V_GROUPS;
+const uint V_BATCH = LANES == 1 ? 1 : V_EACH < 8 / V_ROUNDS ? V_EACH : 8 / V_ROUNDS;
 const uint SCORES = HEADS * CELL_BLOCK;
+const bool V_EXACT = CELL_BLOCK % (V_BATCH * V_GROUPS) == 0; // no thread reads beyond a block
 
 shared vec4 q_tile[HEADS * K_QUADS];
 shared float dots[HEADS * LOCAL];
@@ -84,7 +92,7 @@ void main() {
 
     const uint key = thread / LANES;
     const uint lane = thread % LANES;
-    const uint v_group = thread / V_QUADS;
+    const uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // surplus threads repeat what nobody reads
     const uint v_quad0 = thread % V_QUADS;
     uint now = 0; // which half of head_max holds the maxima so far
     float l[HEADS]; // of the keys this thread multiplied with V
@@ -103,12 +111,19 @@ void main() {
             float s[HEADS];
             [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
             const bool valid = at_key >= first_valid && at_key < n_valid;
-            if (valid) {
+            if (LANES > 1 || valid) { // of all keys of a block the cells are there, only not yet written
                 const uint base = ((cell + at_key) * n_kv + kv_head) * K_QUADS;
                 // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
-                for (uint at = base + lane; at < base + K_QUADS; at += LANES) {
-                    const vec4 value = k_quad(at);
-                    [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] += dot(value, q_tile[a * K_QUADS + at - base]);
+                for (uint at = base + lane; at < base + K_QUADS; at += K_BATCH * LANES) {
+                    vec4 value[K_BATCH];
+                    [[unroll]] for (uint i = 0; i < K_BATCH; ++i) value[i] = k_quad(min(at + i * LANES, base + K_QUADS - 1));
+                    [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
+                        const uint quad = at + i * LANES - base;
+                        const bool inside = K_QUADS % (K_BATCH * LANES) == 0 || quad < K_QUADS;
+                        [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+                            s[a] += inside ? dot(value[i], q_tile[a * K_QUADS + min(quad, K_QUADS - 1)]) : 0.0;
+                        }
+                    }
                 }
             }
             [[unroll]] for (uint a = 0; a < HEADS; ++a) {
@@ -126,7 +141,7 @@ void main() {
             for (uint e = thread; e < SCORES; e += LOCAL) {
                 const uint j = e % CELL_BLOCK;
                 float sum = 0.0;
-                for (uint i = 0; i < LANES; ++i) sum += dots[e / CELL_BLOCK * LOCAL + j * LANES + i];
+                [[unroll]] for (uint i = 0; i < LANES; ++i) sum += dots[e / CELL_BLOCK * LOCAL + j * LANES + i];
                 score[e] = j >= first_valid && j < n_valid ? soft_cap(sum, softcap) : NEG_LARGE;
             }
         } else {
@@ -141,7 +156,7 @@ void main() {
             if (KEYS > 1) {
                 for (uint i = a * LOCAL; i < (a + 1) * LOCAL; ++i) m_new = max(m_new, dots[i]);
             } else {
-                for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[a * CELL_BLOCK + j]);
+                [[unroll]] for (uint j = 0; j < CELL_BLOCK; ++j) m_new = max(m_new, score[a * CELL_BLOCK + j]);
             }
             prob[e] = exp(score[e] - m_new);
             if (e % CELL_BLOCK == 0) {
@@ -152,20 +167,28 @@ void main() {
         now = 1 - now;
         barrier();
 
-        if (v_group < V_GROUPS) {
-            [[unroll]] for (uint a = 0; a < HEADS; ++a) {
-                const float rescale = head_rescale[a];
-                l[a] *= rescale;
-                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
-            }
-            for (uint j = first_valid + v_group; j < n_valid; j += V_GROUPS) {
+        [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+            const float rescale = head_rescale[a];
+            l[a] *= rescale;
+            [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
+        }
+        for (uint first = LANES > 1 ? 0 : first_valid; first < n_valid; first += V_BATCH * V_GROUPS) {
+            vec4 value[V_BATCH * V_ROUNDS]; // of a key that is not seen that of one which is
+            [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
+                const uint j = clamp(first + v_group + u * V_GROUPS, first_valid, n_valid - 1);
                 const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
-                    const uint quad = v_quad0 + i * LOCAL;
-                    const vec4 value = quad < V_QUADS ? v_quad(base + quad) : vec4(0.0);
-                    [[unroll]] for (uint a = 0; a < HEADS; ++a) acc[a * V_ROUNDS + i] += prob[a * CELL_BLOCK + j] * value;
+                    value[u * V_ROUNDS + i] = v_quad(base + min(v_quad0 + i * LOCAL, V_QUADS - 1));
                 }
-                [[unroll]] for (uint a = 0; a < HEADS; ++a) l[a] += prob[a * CELL_BLOCK + j];
+            }
+            [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
+                const uint j = first + v_group + u * V_GROUPS;
+                [[unroll]] for (uint a = 0; a < HEADS; ++a) {
+                    const float weight = prob[a * CELL_BLOCK + min(j, CELL_BLOCK - 1)]; // zero for keys not seen
+                    const float p = LANES == 1 || V_EXACT || j < CELL_BLOCK ? weight : 0.0;
+                    l[a] += p;
+                    [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];
+                }
             }
         }
     }
@@ -204,8 +227,9 @@ void main() {
             }
             [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
                 const uint quad = thread + i * LOCAL;
-                for (uint c = 0; c < 4 && quad < V_QUADS; ++c) {
-                    part[base + 4 * quad + c] = acc[a * V_ROUNDS + i][c] * factor;
+                const vec4 result = acc[a * V_ROUNDS + i] * factor;
+                if (quad < V_QUADS) {
+                    [[unroll]] for (uint c = 0; c < 4; ++c) part[base + 4 * quad + c] = result[c];
                 }
             }
         }

@@ -1,37 +1,43 @@
-// 8-bit activations as quantize_q8 makes them, by a workgroup that has one element per thread, 32 neighbours a block.
-// The including file declares y as words; LOCAL is a multiple of 32.
+// 8-bit activations (lib/q8.glsl): in blocks of 32 code = round(x / d), d = max |x| / 127, the same bits on every driver.
+// Eight neighbours of a workgroup have a block, four elements each. The including file declares y as words, and
+// Q8_QUADS: how many fours a thread holds at once, so that one pair of barriers serves them all.
 #include "lib/exact.glsl"
 #include "lib/q8.glsl"
 
-shared uint q8_shared[LOCAL];
+shared uint q8_tops[Q8_QUADS * LOCAL];
+shared int q8_sums[Q8_QUADS * LOCAL];
 
-// Element i of the row of n that begins at word `row` of y; the threads of whole blocks are outside. Uniform control
-// flow only.
-void put_q8(float value, uint row, uint n, uint i, bool inside) {
+// Quad q of this thread is elements i + 4 * q * LOCAL and on of the row of n that begins at word `row` of y; what lies
+// at `end` and beyond is not written. Uniform control flow only.
+void put_q8(vec4 value[Q8_QUADS], uint row, uint n, uint i, uint end) {
     const uint thread = gl_LocalInvocationID.x;
-    const uint first = thread & ~31u;
-    q8_shared[thread] = floatBitsToUint(value) & 0x7fffffffu;
-    barrier();
-    uint top = 0;
-    for (uint j = 0; j < 32; ++j) top = max(top, q8_shared[first + j]);
-    barrier();
-    const float d = exact_mul(uintBitsToFloat(top), 1.0 / 127.0);
-    const int code = q8_usable(top) ? int(roundEven(value * exact_reciprocal(d))) : 0;
-    q8_shared[thread] = uint(code) & 0xFFu;
-    barrier();
-    if (inside && thread % 4 == 0) {
-        uint word = 0;
-        for (uint j = 0; j < 4; ++j) word |= q8_shared[thread + j] << (8 * j);
-        y[row + i / 4] = word;
+    const uint lane = thread % 8;
+    [[unroll]] for (uint q = 0; q < Q8_QUADS; ++q) {
+        const uvec4 bits = floatBitsToUint(value[q]) & 0x7fffffffu;
+        q8_tops[q * LOCAL + thread] = max(max(bits.x, bits.y), max(bits.z, bits.w));
     }
-    if (inside && thread == first) {
-        uvec2 sum = uvec2(0); // of codes as two's complement
-        for (uint j = 0; j < 16; ++j) {
-            sum += uvec2(q8_shared[first + j], q8_shared[first + 16 + j]);
-            sum -= (uvec2(q8_shared[first + j], q8_shared[first + 16 + j]) & 0x80u) << 1;
+    barrier();
+    [[unroll]] for (uint q = 0; q < Q8_QUADS; ++q) {
+        const uint block = q * LOCAL + thread - lane;
+        uint top = 0;
+        [[unroll]] for (uint t = 0; t < 8; ++t) top = max(top, q8_tops[block + t]);
+        const float d = exact_mul(uintBitsToFloat(top), 1.0 / 127.0);
+        const vec4 scaled = q8_usable(top) ? value[q] * exact_reciprocal(d) : vec4(0.0);
+        const ivec4 code = ivec4(roundEven(scaled));
+        q8_sums[block + lane] = code.x + code.y + code.z + code.w;
+        const uint at = i + 4 * q * LOCAL;
+        const uvec4 bytes = uvec4(code) & 0xFFu;
+        if (at < end) {
+            y[row + at / 4] = bytes.x | (bytes.y << 8) | (bytes.z << 16) | (bytes.w << 24);
+            if (lane == 0) y[row + q8_block(n, at)] = q8_scale(top, d);
         }
-        y[row + q8_block(n, i)] = q8_scale(top, d);
-        y[row + q8_block(n, i) + 1] = (sum.x & 0xFFFFu) | (sum.y << 16);
     }
     barrier();
+    [[unroll]] for (uint q = 0; q < Q8_QUADS; ++q) {
+        const uint block = q * LOCAL + thread - lane;
+        ivec2 sum = ivec2(0);
+        [[unroll]] for (uint t = 0; t < 4; ++t) sum += ivec2(q8_sums[block + t], q8_sums[block + 4 + t]);
+        const uint at = i + 4 * q * LOCAL;
+        if (lane == 0 && at < end) y[row + q8_block(n, at) + 1] = (uint(sum.x) & 0xFFFFu) | (uint(sum.y) << 16);
+    }
 }

@@ -1,20 +1,33 @@
-// Sum over the workgroup as a tree in shared memory: the order is fixed, so the result is the same every run.
+// Sum over the workgroup in shared memory: the order is fixed, so the result is the same every run.
 
 // Two trees in turn: a call may write its own while others still read the last one's result, and barriers of the call
 // between lie before the third, which takes the first again.
 shared float reduce_tree[2 * LOCAL];
 uint reduce_at = 0;
 
-// The sum of `value` over all invocations, returned to each of them. Uniform control flow only.
+// The sum of `value` over all invocations, returned to each of them. Uniform control flow only. Workgroups of more than
+// 32 add in two steps, each of them many reads at once, in place of a barrier per level.
 float reduce_sum(float value) {
+    const uint thread = gl_LocalInvocationID.x;
     const uint root = reduce_at;
-    const uint lane = root + gl_LocalInvocationID.x;
     reduce_at = LOCAL - root;
-    reduce_tree[lane] = value;
+    reduce_tree[root + thread] = value;
     barrier();
-    for (uint s = LOCAL / 2; s > 0; s >>= 1) {
-        if (gl_LocalInvocationID.x < s) reduce_tree[lane] += reduce_tree[lane + s];
+    for (uint s = LOCAL / 2; LOCAL <= 32 && s > 0; s >>= 1) {
+        if (thread < s) reduce_tree[root + thread] += reduce_tree[root + thread + s];
         barrier();
     }
-    return reduce_tree[root];
+    if (LOCAL <= 32) return reduce_tree[root];
+
+    if (thread < 32) {
+        float sum = 0.0;
+        [[unroll]] for (uint i = thread; i < LOCAL; i += 32) sum += reduce_tree[root + i];
+        reduce_tree[root + thread] = sum;
+    }
+    barrier();
+    vec4 sums = vec4(0.0);
+    [[unroll]] for (uint i = 0; i < 32; i += 4) {
+        [[unroll]] for (uint c = 0; c < 4; ++c) sums[c] += reduce_tree[root + i + c];
+    }
+    return (sums.x + sums.y) + (sums.z + sums.w);
 }

@@ -89,7 +89,9 @@ def test_ci_runs_the_test_script() -> None:
 def test_help_lists_every_option() -> None:
     done = run("bash", "tools/setup.sh", "--help")
     assert done.returncode == 0
-    assert all(option in done.stdout for option in ("--test", "--drivers", "--compilers", "--kompute")), done.stdout
+    assert all(option in done.stdout for option in ("--test", "--drivers", "--compilers", "--kompute")), (
+        done.stdout
+    )
 
 
 @pytest.mark.parametrize("options", ["--nope", "--test --drivers", "--compilers --kompute"])

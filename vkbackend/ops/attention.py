@@ -17,6 +17,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/l
 MAX_HEAD = 576
 MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory beside 8 of scores and sums
 MAX_TILE_HEADS = 8
+MAX_SPLITS = 64  # of the keys: 256 workgroups for a row of 4 kv heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def attn_splits(
     """Splits of the keys for attn_decode: enough workgroups to fill a GPU, at least 4 blocks of keys each."""
     wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * MAX_TILE_HEADS))))
     seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
-    return max(1, min(wanted, seen // 4, 32))
+    return max(1, min(wanted, seen // 4, MAX_SPLITS))
 
 
 def _check_sinks(sinks: View | None, n_heads: int) -> None:
@@ -210,6 +211,7 @@ class AttentionOps(Target):
         attn_prefill."""
         n_rows, n_heads, n_splits, head_v = *part.shape[:3], part.shape[3] - 2
         assert rows_of(y, head_v) == n_rows * n_heads, (part.shape, y.shape)
+        assert 1 <= n_splits <= MAX_SPLITS, part.shape
         _check_sinks(sinks, n_heads)
         self.record(
             "attn_combine",
@@ -220,6 +222,7 @@ class AttentionOps(Target):
                 "LOCAL": 32 if self.limits.is_cpu else 64,
                 "HEAD_V": head_v,
                 "HAS_SINKS": int(sinks is not None),
+                "MAX_SPLITS": -(-n_splits // 8) * 8,
             },
             (n_heads, 1, n_rows),
         )

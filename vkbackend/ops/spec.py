@@ -82,7 +82,12 @@ SPECS: dict[str, OpSpec] = {
             "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL HAS_SINKS",
             step=True,
         ),
-        op_spec("attn_combine", "part:r sinks:r y:w", "n_heads n_rows n_splits", "HEAD_V HAS_SINKS"),
+        op_spec(
+            "attn_combine",
+            "part:r sinks:r y:w",
+            "n_heads n_rows n_splits",
+            "HEAD_V HAS_SINKS MAX_SPLITS",
+        ),
         op_spec(
             "attn_prefill",
             "q:r k:r v:r cells:r sinks:r y:w",

@@ -1,0 +1,10 @@
+// Which elements of a row a thread takes: FIRST * lane + u * NEXT for u < EACH, then the same EACH * LOCAL further on.
+// Floats: neighbours have neighbours. 8 bits (OUT_Q8): four in a row each, as lib/quantize.glsl packs them.
+// The including file declares BATCH and y.
+#ifdef OUT_Q8
+#define Q8_QUADS 2
+#include "lib/quantize.glsl"
+const uint EACH = 4, FIRST = 4, NEXT = 1;
+#else
+const uint EACH = BATCH, FIRST = 1, NEXT = LOCAL;
+#endif
