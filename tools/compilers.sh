@@ -57,7 +57,7 @@ unpack_nvk() {
     export APT_CONFIG=$own/apt.conf
     : >"$own/status"  # where nothing is installed yet
     packages=$(apt-get -o Dir::State::status="$own/status" install --no-install-recommends --print-uris \
-        mesa-vulkan-drivers libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
+        mesa-vulkan-drivers glslc libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
     # shellcheck disable=SC2086  # a list of names
     fetch "$own" $packages || { echo "its packages could not be downloaded"; return 2; }
     lib=$(find "$own/root/usr/lib" -name libvulkan_nouveau.so | head -n 1)
@@ -66,8 +66,10 @@ unpack_nvk() {
     cp -L "$(find "$own/root/usr/lib" -name 'ld-linux*.so.*' | head -n 1)" "$out/ld.so"
     chmod 755 "$out/ld.so"
     dirs=$(find "$own/root" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
-    while read -r name path; do cp -L "$path" "$out/$name"; done < <(
-        "$out/ld.so" --library-path "$dirs" --list "$lib" | awk -v w="$own/" 'index($3, w) == 1 { print $1, $3 }')
+    cp "$own/root/usr/bin/glslc" "$out/"  # tools/studies/llama_cpp_kernels.py wants one that knows matrix units
+    for path in "$lib" "$out/glslc"; do
+        "$out/ld.so" --library-path "$dirs" --list "$path" | awk -v w="$own/" 'index($3, w) == 1 { print $1, $3 }'
+    done | sort -u | while read -r name path; do cp -L "$path" "$out/$name"; done
     cp "$(find "$own/root/usr/share/vulkan" -name 'nouveau_icd*.json' | head -n 1)" "$out/package.json"
     apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }' >"$out/version"
 }

@@ -1,77 +1,88 @@
-"""What count_instructions tells of kernels: of a recorded text everywhere, of a driver where one tells."""
+"""What count_instructions tells of kernels: of a recorded text everywhere, of a driver where one tells, of
+the compilers of GPUs that are not there where they are unpacked."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import struct
+from pathlib import Path
 
 import pytest
 from device_sets import device_infos
 
-from vkbackend.errors import UnsupportedFeature
-from vkbackend.limits import Limits
-from vkbackend.tools.studies import count_instructions
+from vkbackend import shaderlib
+from vkbackend.errors import VkbackendError
+from vkbackend.tools.measure import compilers
+from vkbackend.tools.measure.kernel_row import COLUMNS, cells, row_of
+from vkbackend.tools.studies import count_instructions, llama_cpp_kernels
 
-# As RADV prints it. The inner loop has 2 vectors, 2 loads, 1 LDS; the outer one 2 vectors more and a load.
-TEXT = """BB0:
-	s_load_dwordx4 s[4:7], s[2:3], null                         ; f4080101 fa000000
-	v_mov_b32_e32 v1, 0                                         ; 7e020280
-BB1:
-	v_add_nc_u32_e32 v1, 1, v1                                  ; 4a020281
-	buffer_load_dword v3, v1, s[4:7], 0 offen                   ; e0301000 80010301
-BB2:
-	s_clause 0x1                                                ; bfa10001
-	buffer_load_dwordx2 v[2:3], v1, s[4:7], 0 offen             ; e0341000 80010201
-	global_load_dword v4, v1, s[8:9]                            ; dc308000 04080001
-	s_waitcnt vmcnt(0)                                          ; bf8c3f70
-	v_dot4_i32_i8 v5, v2, v4, v5                                ; cc164005 1c160902
-	(then repeated 1 times)
-	ds_write_b32 v1, v5                                         ; d8340000 00000501
-	s_cbranch_vccnz BB2                                         ; bf870000
-BB3:
-	s_cbranch_scc0 BB4                                          ; bf840001
-	s_branch BB1                                                ; bf820000
-BB4:
-	buffer_store_dword v5, v1, s[4:7], 0 offen                  ; e0701000 80010501
-	s_endpgm                                                    ; bf810000
-"""
+ASSEMBLY = "BB0:\n\tv_dot4_i32_iu8 v5, v2, v4, v5 ; cc\n\tv_add_nc_u32 v1, 1, v1 ; 4a\n\ts_branch BB0 ; bf\n"
 
 
-def test_instructions_and_loops_of_a_text() -> None:
-    found, loops = count_instructions.instructions(TEXT)
-    assert len(found) == 16 and found[1] == ("v_mov_b32_e32", "v1, 0")
-    assert [found[loop.start][0] for loop in loops] == ["s_clause"]  # the outer one holds it
-    counts = count_instructions.classes(found)
-    assert {name: counts[name] for name in count_instructions.CLASSES} == {
-        "vector": 4,
-        "scalar": 5,  # without the clause and the wait
-        "loads": 3,
-        "stores": 1,
-        "LDS": 1,
-    }
-    inner = count_instructions.inner_round(TEXT)
-    assert inner and (inner["vector"], inner["loads"], inner["LDS"]) == (2, 2, 1)
-    assert (
-        count_instructions.inner_round(TEXT.replace("s_branch BB1", "").replace("vccnz BB2", "vccnz BB4"))
-        is None
+def test_a_row() -> None:
+    statistics = {"Instructions": 3, "VGPRs": 24, "SGPRs": 107, "Spilled VGPRs": 1, "Spilled SGPRs": 2}
+    row = row_of("NAVI21", "AMD", "mat_dot.q4_0", 64, statistics, {"Assembly": ASSEMBLY})
+    assert (row.instructions, row.registers, row.spills, row.waves, row.scratch) == (3, 24, 3, None, None)
+    assert (row.vector, row.macs, row.vector_per_32) == (2, 4 * 64, 16)
+    shown = dict(zip(COLUMNS, cells(row), strict=True))
+    assert shown["vector / 32 MAC"] == "16" and shown["waves"] == "-" and shown["GPU"] == "NAVI21"
+    unread = row_of("X", "NVIDIA", "k", 32, {"SLM size": 4}, {"NAK assembly": "nothing known"})
+    assert (unread.scratch, unread.vector, unread.vector_per_32) == (4, None, None)
+
+
+def test_arguments_of_a_module() -> None:
+    assert count_instructions.spirv_argument("a/b.spv") == ("a/b.spv", {}, 0)
+    assert count_instructions.spirv_argument("b.spv:0=64,3=1:32") == ("b.spv", {0: 64, 3: 1}, 32)
+    theirs = llama_cpp_kernels.prefill("NAVI31", "q4_0")
+    argument = theirs.argument(Path("x"))
+    assert argument == (
+        "x/matmul_q4_0_q8_1_cm1.spv:0=512,1=128,2=128,3=32,4=32,5=32,6=2,7=16,8=16,9=16,10=32,11=4:32"
     )
 
 
-def test_a_row_is_for_32_weights() -> None:
-    try:
-        from vkbackend.vulkan.pipeline_report import PipelineReport
-    except UnsupportedFeature as error:
-        pytest.skip(f"no Vulkan loader on this machine: {error}")
-    gpu = replace(Limits.floor(), features=frozenset({"int_dot", "subgroup_arithmetic", "full_subgroups"}))
-    gpu = replace(gpu, subgroup_size=32, is_cpu=False)
-    made = PipelineReport(32, {"VGPRs": 24, "SGPRs": 107, "Spilled VGPRs": 1, "Spilled SGPRs": 2}, {})
-    per_32 = {}
-    for kernel, dispatch in count_instructions.kernels(gpu, r"MatDot\(.*q(4_0|6_k).*1024, rows=8,").items():
-        cells = count_instructions.row(kernel, dispatch, made, TEXT)
-        assert cells[1:9] == ("32", "4", "5", "3", "1", "1", "24", "3") and cells[0].endswith("ROWS=8 N=8")
-        per_32[dispatch.variant] = cells[9:]
-        assert count_instructions.row(kernel, dispatch, PipelineReport(0, {}, {}), "")[1:] == ("-",) * 11
-    # a round has two rows of 32 weights, of Q6_K two rows of 16
-    assert per_32 == {"q4_0": ("1", "1", "0.5"), "q6_k": ("2", "2", "1")}
+def test_bindings_of_a_module() -> None:
+    vulkan = pytest.importorskip("vkbackend.tools.measure.spirv")
+    assert vulkan.bindings(shaderlib.spirv("mat_dot", "q4_0")) == {0: {0, 1, 2, 3}}
+    with pytest.raises(VkbackendError, match="no SPIR-V"):
+        vulkan.bindings(struct.pack("<5I", 1, 2, 3, 4, 5))
+
+
+@pytest.mark.no_vulkan
+def test_how_a_compiler_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compilers, "FOLDER", tmp_path)
+    monkeypatch.setenv("RADV_FORCE_FAMILY", "NAVI10")
+    with pytest.raises(VkbackendError, match=r"run `bash tools/setup.sh --compilers`"):
+        compilers.gpu_of("dg2")
+    with pytest.raises(VkbackendError, match=r"'NAVI99'; there are NAVI21"):
+        compilers.gpu_of("NAVI99")
+    for name in ("icd.json", "ld.so", "shim.so"):
+        (tmp_path / "nvk").mkdir(exist_ok=True)
+        (tmp_path / "nvk" / name).write_text("")
+    command, env = compilers.start(compilers.gpu_of("ampere"), "some.module", ["-x"])
+    assert command[:3] == ["env", f"LD_PRELOAD={tmp_path}/nvk/shim.so", f"{tmp_path}/nvk/ld.so"]
+    assert command[-3:] == ["-m", "some.module", "-x"]
+    assert env["NOUVEAU_CHIPSET"] == "172" and env["VK_DRIVER_FILES"] == f"{tmp_path}/nvk/icd.json"
+    assert "RADV_FORCE_FAMILY" not in env  # another driver's GPU
+
+
+@pytest.mark.parametrize("gpu", ["NAVI31", pytest.param("BMG", marks=pytest.mark.wide),
+                                 pytest.param("AMPERE", marks=pytest.mark.wide)])  # fmt: skip
+def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel of ours by its op, and the same as any module: equal figures."""
+    if why := compilers.missing(compilers.GPUS[gpu]):
+        pytest.skip(why)
+    case = r"^MatDot\(type='q4_0', n=3072, k=1024, rows=1,"
+    (ours,) = count_instructions.rows_of(gpu, ["-c", case])
+    assert ours.gpu == gpu and ours.spills == 0 and ours.in_flight and ours.in_flight >= 4
+    assert ours.macs == 2 * 32 * ours.lanes  # two rows of 32 weights
+    assert ours.vector_per_32 and 30 < ours.vector_per_32 < 250
+    module = tmp_path / "module.spv"
+    module.write_bytes(shaderlib.spirv("mat_dot", "q4_0"))
+    consts = dict(word.split("=") for word in ours.kernel.split()[1:])
+    argument = f"{module}:0={consts['LOCAL']},1={consts['ROWS']},2={consts['N']}:{ours.lanes}"
+    assert count_instructions.main(["-g", gpu, "--spirv", argument, "--json"]) == 0
+    (same,) = json.loads(capsys.readouterr().out)
+    assert (same["kernel"], same["instructions"], same["macs"]) == ("module", ours.instructions, ours.macs)
 
 
 def test_a_driver_tells(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,8 +90,8 @@ def test_a_driver_tells(capsys: pytest.CaptureFixture[str]) -> None:
     if not told:
         pytest.skip("no driver here has VK_KHR_pipeline_executable_properties")
     assert count_instructions.main(["-dev", str(told[0].index), "-c", r"^Add\(n=1031"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| add.f32"))
-    assert len(row.split("|")) == 2 + len(count_instructions.COLUMNS)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "add.f32" in line)
+    assert len(row.split("|")) == 2 + len(COLUMNS)
 
 
 def test_the_command_says_that_a_driver_does_not() -> None:

@@ -1,0 +1,131 @@
+"""What a compiler's assembly does: instructions by class, loads with their widths and how many are in flight,
+loops, and multiply-adds. dialects.py beside this reads the texts of AMD, Intel and NVIDIA.
+
+An instruction counts by the lanes it works for: one of 32 lanes in a subgroup of 16 is two. The hot loop
+is the smallest one with nine tenths of all multiply-adds that stand in loops, of the strongest kind that
+the kernel has: by matrix units, else dot products of integers, else multiply-adds of floats. Loops inside
+of it count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+# ---- instructions ----
+
+
+@dataclass(frozen=True)
+class Op:
+    """`weight`: instructions of a subgroup's width that it stands for; `nbytes` of a load or store by each
+    lane; `macs`: multiply-adds of the whole subgroup."""
+
+    name: str
+    kind: str  # vector, scalar, matrix, load, store, shared, wait, barrier, branch
+    weight: float = 1.0
+    nbytes: int = 0
+    macs: int = 0
+    power: int = 0  # of the multiply-adds: 3 by matrix units, 2 of integers, 1 of floats
+    target: str = ""  # of a branch
+    token: str = ""  # what a load signals
+    waits: tuple[str, ...] = ()  # tokens it waits for; "<n": until at most n loads are in flight
+
+
+@dataclass(frozen=True)
+class Listing:
+    ops: tuple[Op, ...]
+    loops: tuple[Sequence[int], ...]  # the places of their instructions
+
+    def hot_loop(self) -> Sequence[Op]:
+        """The hot loop as above; all there is where no loop multiplies."""
+        power = max((op.power for op in self.ops), default=0)
+        looped = {i for loop in self.loops for i in loop}
+        whole = sum(self.ops[i].macs for i in looped if self.ops[i].power == power)
+        done = [sum(self.ops[i].macs for i in r if self.ops[i].power == power) for r in self.loops]
+        fits = [loop for loop, macs in zip(self.loops, done, strict=True) if macs >= 0.9 * whole]
+        if not whole or not fits:
+            return self.ops
+        return [self.ops[i] for i in min(fits, key=len)]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of some instructions."""
+
+    vector: float
+    matrix: int
+    scalar: int
+    loads: int
+    load_nbytes: int  # by each lane
+    in_flight: int  # loads of memory that are under way at once, at most
+    stores: int
+    shared: int
+    waits: int
+    barriers: int
+    macs: int  # by the strongest kind of instruction, of the whole subgroup
+
+
+def counts(ops: Sequence[Op]) -> Counts:
+    kinds = {
+        kind: [op for op in ops if op.kind == kind]
+        for kind in ("vector", "matrix", "scalar", "load", "store", "shared", "wait", "barrier")
+    }
+    power = max((op.power for op in ops), default=0)
+    return Counts(
+        vector=sum(op.weight for op in kinds["vector"]),
+        matrix=len(kinds["matrix"]),
+        scalar=len(kinds["scalar"]),
+        loads=len(kinds["load"]),
+        load_nbytes=sum(op.nbytes for op in kinds["load"]),
+        in_flight=in_flight(ops),
+        stores=len(kinds["store"]),
+        shared=len(kinds["shared"]),
+        waits=len(kinds["wait"]),
+        barriers=len(kinds["barrier"]),
+        macs=sum(op.macs for op in ops if op.power == power),
+    )
+
+
+def in_flight(ops: Sequence[Op]) -> int:
+    """The most loads that are under way at once."""
+    under_way: list[str] = []
+    most = 0
+    for op in ops:
+        for wait in op.waits:
+            if wait.startswith("<"):
+                under_way = under_way[max(0, len(under_way) - int(wait[1:])) :]
+            else:
+                under_way = [token for token in under_way if token != wait]
+        if op.kind == "load":
+            under_way.append(op.token)
+            most = max(most, len(under_way))
+    return most
+
+
+# ---- loops ----
+
+
+@dataclass(frozen=True)
+class Block:
+    """A basic block of a compiler that names those it is reached from, and puts parts of a loop anywhere."""
+
+    index: int
+    reached_from: tuple[int, ...]
+    start: int = 0
+
+
+def natural_loops(blocks: Sequence[Block], n_ops: int) -> Iterator[Sequence[int]]:
+    """Of every jump back: all that reaches it without passing the block it leads to."""
+    by_index = {block.index: block for block in blocks}
+    ends = {a.index: b.start for a, b in pairwise(blocks)} | {blocks[-1].index: n_ops} if blocks else {}
+    for head in blocks:
+        for source in head.reached_from:
+            if source < head.index:
+                continue
+            body, waiting = {head.index}, [source]
+            while waiting:
+                if (index := waiting.pop()) not in body:
+                    body.add(index)
+                    waiting += by_index[index].reached_from
+            yield [i for index in sorted(body) for i in range(by_index[index].start, ends[index])]

@@ -1,0 +1,93 @@
+"""Compilers of GPUs that are not there: which ones `tools/setup.sh --compilers` has unpacked, and how a
+Python of this checkout runs with one of them as its only Vulkan driver. They compile, tell what they made,
+and run nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vkbackend.errors import UnsupportedFeature, VkbackendError
+
+FOLDER = Path(__file__).resolve().parents[2] / ".drivers"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that a driver of Mesa is told to compile for."""
+
+    name: str
+    driver: str  # its folder below .drivers
+    variable: str  # the environment variable that names the GPU to the driver
+    value: str
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("NAVI21", "radv", "RADV_FORCE_FAMILY", "NAVI21"),  # RDNA2
+        Gpu("NAVI31", "radv", "RADV_FORCE_FAMILY", "NAVI31"),  # RDNA3
+        Gpu("GFX1201", "radv", "RADV_FORCE_FAMILY", "GFX1201"),  # RDNA4; no matrix units in Mesa 25.0
+        Gpu("TGL", "anv", "INTEL_STUB_GPU_PLATFORM", "tgl"),  # Xe-LP
+        Gpu("DG2", "anv", "INTEL_STUB_GPU_PLATFORM", "dg2"),  # Arc A
+        Gpu("BMG", "anv", "INTEL_STUB_GPU_PLATFORM", "bmg"),  # Arc B
+        Gpu("TURING", "nvk", "NOUVEAU_CHIPSET", "162"),  # TU102
+        Gpu("AMPERE", "nvk", "NOUVEAU_CHIPSET", "172"),  # GA102
+    )
+}
+
+
+def gpu_of(name: str) -> Gpu:
+    """The GPU of that name, whose compiler is there."""
+    gpu = GPUS.get(name.upper())
+    if gpu is None:
+        raise VkbackendError(f"no compiler here is known for {name!r}; there are {', '.join(GPUS)}")
+    if why := missing(gpu):
+        raise UnsupportedFeature(f"{gpu.name}: {why}")
+    return gpu
+
+
+def missing(gpu: Gpu) -> str:
+    """Why its compiler is not there; nothing where it is."""
+    if (FOLDER / gpu.driver / "icd.json").exists():
+        return ""
+    option = "--drivers" if gpu.driver == "radv" else "--compilers"
+    return f"the compiler {gpu.driver} is not in {FOLDER.name}/: run `bash tools/setup.sh {option}`"
+
+
+def version(gpu: Gpu) -> str:
+    """Of the package that its compiler comes from."""
+    return (FOLDER / gpu.driver / "version").read_text().strip()
+
+
+def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(command, environment) of `python -m module` with that GPU's compiler as the only driver.
+
+    A shim stands for the kernel's driver of Intel and NVIDIA. NVK comes with the libc that it needs, whose
+    loader then starts Python."""
+    folder = FOLDER / gpu.driver
+    shim, loader = folder / "shim.so", folder / "ld.so"
+    own = [str(loader), "--library-path", str(folder)] if loader.exists() else []
+    added = {gpu.variable: gpu.value, "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
+    added |= dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(folder / "icd.json"))
+    others = {other.variable for other in GPUS.values()} - {gpu.variable}
+    env = {name: value for name, value in os.environ.items() if name not in others}
+    preload = ["env", f"LD_PRELOAD={shim}"] if shim.exists() else []
+    return [*preload, *own, sys.executable, "-m", module, *arguments], env | added
+
+
+def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:
+    """The JSON that `python -m module` prints as its last line with that GPU's compiler."""
+    command, env = start(gpu, module, arguments)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout:
+        told = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise VkbackendError(f"{gpu.name}: the compiler's process ended with {done.returncode}: {told}")
+    return json.loads(done.stdout.splitlines()[-1])

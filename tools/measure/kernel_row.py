@@ -1,0 +1,122 @@
+"""One kernel as a compiler made it, in the same figures for every vendor: a row of the tables of
+count_instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from vkbackend.tools.measure.assembly import counts
+from vkbackend.tools.measure.dialects import listing
+
+# Of the statistics that the drivers tell, by our names. Cycles are the compilers' own estimates (RADV: the
+# inverse throughput): they compare two kernels on one compiler, never two compilers.
+_STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
+    "AMD": {
+        "instructions": ("Instructions",),
+        "cycles": ("Inverse Throughput",),
+        "registers": ("VGPRs",),
+        "waves": ("Subgroups per SIMD",),
+        "spills": ("Spilled VGPRs", "Spilled SGPRs"),
+        "scratch": ("Scratch size",),
+    },
+    "Intel": {
+        "instructions": ("Instruction Count",),
+        "cycles": ("Cycle Count",),
+        "registers": ("Max live registers",),
+        "waves": (),
+        "spills": ("Spill Count",),
+        "scratch": ("Scratch Memory Size",),
+    },
+    "NVIDIA": {
+        "instructions": ("Instruction count",),
+        "cycles": ("Static cycle count",),
+        "registers": ("Number of GPRs",),
+        "waves": ("Max warps/SM",),
+        "spills": ("Spills to memory",),
+        "scratch": ("SLM size",),
+    },
+}
+_ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly"}
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """Whole kernel: up to `scratch` (bytes of memory that registers go to). The hot loop: the rest, where
+    `vector` counts instructions of a subgroup's width. None: the driver does not tell, or in words
+    unknown here."""
+
+    gpu: str
+    kernel: str
+    lanes: int
+    instructions: int | None
+    cycles: int | None
+    registers: int | None
+    waves: int | None
+    spills: int | None
+    scratch: int | None
+    vector: float | None
+    matrix: int | None
+    scalar: int | None
+    loads: int | None
+    load_nbytes: int | None  # by a lane
+    in_flight: int | None
+    shared: int | None
+    waits: int | None
+    barriers: int | None
+    macs: int | None  # of the subgroup
+
+    @property
+    def vector_per_32(self) -> float | None:
+        """Vector instructions for 32 multiply-adds of a lane: of 32 weights with a row of x."""
+        return 32 * self.vector * self.lanes / self.macs if self.vector and self.macs else None
+
+
+def row_of(
+    gpu: str, vendor: str, kernel: str, lanes: int, statistics: Mapping[str, float], texts: Mapping[str, str]
+) -> KernelRow:
+    """The row of a kernel from a driver's statistics and texts; lanes 0: as the driver likes, so unknown."""
+    told: dict[str, int | None] = {}
+    for ours, theirs in _STATISTICS.get(vendor, {}).items():
+        known = [statistics[name] for name in theirs if name in statistics]
+        told[ours] = int(sum(known)) if known else None
+    for name in ("instructions", "cycles", "registers", "waves", "spills", "scratch"):
+        told.setdefault(name, None)
+    listed = listing(vendor, texts.get(_ASSEMBLY.get(vendor, ""), ""), lanes or 1)
+    hot = dict.fromkeys(_HOT) | {n: v for n, v in asdict(counts(listed.hot_loop())).items() if n in _HOT}
+    if not any(op.kind == "vector" for op in listed.ops):  # a text that nobody here can read
+        hot = dict.fromkeys(_HOT)
+    return KernelRow(gpu, kernel, lanes, **told, **hot)
+
+
+_HOT = [field.name for field in fields(KernelRow)][9:]
+COLUMNS = (
+    "GPU",
+    "kernel",
+    "lanes",
+    "instructions",
+    "cycles",
+    "registers",
+    "waves",
+    "spills",
+    "scratch",
+    "vector",
+    "matrix",
+    "scalar",
+    "loads",
+    "bytes",
+    "in flight",
+    "shared",
+    "waits",
+    "barriers",
+    "vector / 32 MAC",
+)
+
+
+def cells(row: KernelRow) -> tuple[str, ...]:
+    values: dict[str, Any] = asdict(row)
+    values.pop("macs")
+    shown = [*values.values(), row.vector_per_32]
+    return tuple("-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in shown)
