@@ -94,16 +94,17 @@ def size(n_bytes: int) -> str:
 
 def write_json(value: Any, indent: int | None = None) -> None:
     """One JSON document on stdout, ASCII only; numbers that JSON lacks (NaN, infinity) become strings."""
-    sys.stdout.write(json.dumps(_jsonable(value), indent=indent, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """`value` as JSON has it: arrays as lists, NaN and infinities as words."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

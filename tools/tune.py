@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -51,13 +51,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--forget", action="store_true", help="remove the driver's table instead, and go by the rules again")
 
 
+def cases_of(limits: Limits) -> list[Case]:
+    """What has to be timed of the ops that the device can run, each once."""
+    asked: dict[Case, None] = {}
+
+    def note(case: Case) -> float:
+        asked[case] = None
+        return 0.0
+
+    times_by(limits, note)
+    return list(asked)
+
+
+def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
+    """Microseconds of a case; of the processor where that is what runs it."""
+    row = time_case(device, case, 3, ms)
+    return row.us_cpu or row.us_min
+
+
 def times_of(device: Device, ms: float = 20.0) -> Times:
     """What the ops that the device can run need, with what rounds their activations, summed over shapes."""
+    return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
-    @cache
-    def us(case: Case) -> float:
-        row = time_case(device, case, 3, ms)
-        return row.us_cpu or row.us_min
+
+def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
+    """The same from the microseconds of every case."""
 
     def us_of(op: str, kind: str, rows: int) -> float:
         rounding = ROUNDING.get(MATRIX_OPS[op].x_type)
@@ -70,8 +88,8 @@ def times_of(device: Device, ms: float = 20.0) -> Times:
         name: {
             op: {kind: us_of(op, kind, rows) for kind in kinds}
             for op in measured.CANDIDATES[name]
-            if not (device.limits.is_cpu and MATRIX_OPS[op].gpus_only)
-            and (kinds := [kind for kind in TYPES if runs(device.limits, op, kind)])
+            if not (limits.is_cpu and MATRIX_OPS[op].gpus_only)
+            and (kinds := [kind for kind in TYPES if runs(limits, op, kind)])
         }
         for name, rows in ROWS.items()
     }

@@ -12,8 +12,9 @@ import re
 import secrets
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vkbackend import __version__, env
 from vkbackend.checks import whole_number
@@ -28,6 +29,7 @@ from vkbackend.tools.console import console, printable, table, write_json
 from vkbackend.tools.devices import present
 from vkbackend.tools.op_cases.cases import CASES, FORMAT_CASES, WIDE_CASES
 from vkbackend.tools.op_cases.check import Mismatch, limits_for, run_case, shape_of
+from vkbackend.tools.op_cases.setup import Case
 
 COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allowed")
 
@@ -65,6 +67,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of the tables")
 
 
+class Checked(NamedTuple):
+    """What a case gave under some limits: the shaders, the largest NMSE, what is wrong ("": nothing)."""
+
+    shaders: tuple[str, ...]
+    error: float
+    failure: str
+
+
+def check(case: Case, device: Device, seed: int) -> Iterator[Checked]:
+    """The case under the limits of the device, and of the floor where it runs otherwise there."""
+    done: list[object] = []
+    for limits in limits_for(case, device, once=case in FORMAT_CASES):
+        shape = shape_of(case, limits, seed)
+        if shape in done or is_lost(device):
+            continue
+        done.append(shape)
+        failure, error = "", 0.0
+        try:
+            error = run_case(case, device, limits, seed)
+        except (Mismatch, VkbackendError) as problem:
+            failure = str(problem)
+        yield Checked(tuple(dict.fromkeys(shape.names)), error, failure)
+
+
+def is_lost(device: Device) -> bool:
+    """Whether nothing can run on the device any more."""
+    return device.abandoned or getattr(device, "lost", False)
+
+
 def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
     """Every variant in the manifest, with what its cases gave; progress on stderr."""
     found = {
@@ -77,25 +108,16 @@ def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> l
     with console(stderr=True).status("") as status:
         for i, case in enumerate(cases):
             status.update(f"{device.name}: {i + 1}/{len(cases)} {printable(repr(case))}"[:150])
-            done: list[object] = []
-            for limits in limits_for(case, device, once=case in FORMAT_CASES):
-                shape = shape_of(case, limits, seed)
-                if shape in done:
-                    continue
-                done.append(shape)
-                failure, error = "", 0.0
-                try:
-                    error = run_case(case, device, limits, seed)
-                except (Mismatch, VkbackendError) as problem:
-                    failure = f"{case!r}: {problem}"
-                for name in dict.fromkeys(shape.names):
+            for checked in check(case, device, seed):
+                failure = f"{case!r}: {checked.failure}" if checked.failure else ""
+                for name in checked.shaders:
                     result = found.setdefault(name, Result(device.name, name))
                     result.cases += 1
-                    result.worst = max(result.worst, error)
+                    result.worst = max(result.worst, checked.error)
                     result.allowed = max(result.allowed, case.tolerance)
                     result.failures += [failure] if failure else []
-                if device.abandoned or getattr(device, "lost", False):
-                    return list(found.values())
+            if is_lost(device):
+                break
     return list(found.values())
 
 

@@ -97,19 +97,20 @@ class Values(Mapping[str, Any]):
 
 
 class Synthetic(GGUF):
-    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0", or its first `n_layer` layers; raises
-    InvalidArgument for others."""
+    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0", of its first `n_layer` layers and `n_vocab`
+    tokens alone where they are given; raises InvalidArgument for others."""
 
     mapped = False
 
-    def __init__(self, spec: str, n_layer: int | None = None) -> None:
+    def __init__(self, spec: str, n_layer: int | None = None, n_vocab: int | None = None) -> None:
         name, _, dtype = spec.lower().partition(":")
         if name not in SHAPES or dtype not in MATRIX_TYPES:
             raise InvalidArgument(
                 f"synthetic model {spec!r}: expected SHAPE:TYPE with a shape of {', '.join(SHAPES)} "
                 f"and a type of {', '.join(MATRIX_TYPES)}"
             )
-        arch, n_vocab, tied, values = SHAPES[name]
+        arch, n_published, tied, values = SHAPES[name]
+        n_vocab = n_vocab or n_published
         values = values | {"block_count": n_layer or values["block_count"]}
         found: dict[str, Any] = {"general.architecture": arch, "general.name": f"{name} {dtype.upper()}"}
         found |= {f"{arch}.{key}": value for key, value in values.items()}

@@ -34,39 +34,46 @@ def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
     return [c for c in commands if isinstance(c, Dispatch)]
 
 
+def compile_times(
+    runner: Runner, n_rows: int, threads: Sequence[int], repeats: int
+) -> tuple[int, dict[str, list[float]]]:
+    """Pipelines of the first device; seconds for all, by number of threads and from the cache file."""
+    from vkbackend.vulkan.device import VulkanDevice
+    from vkbackend.vulkan.program import Programs
+
+    device, dispatches = runner.mesh.devices[0], dispatches_of(runner, n_rows)
+    if not isinstance(device, VulkanDevice):
+        raise UnsupportedFeature(f"{device.name} compiles no pipelines; name a device of Vulkan")
+
+    def seconds(n_threads: int, folder: str) -> float:
+        with variable("VKBACKEND_CACHE", folder), variable(env.COMPILE_THREADS, str(n_threads)):
+            programs = Programs(device, device.memory, device.transfers)
+            try:
+                began = time.perf_counter()
+                programs.pipelines(dispatches)
+                return time.perf_counter() - began
+            finally:
+                programs.close()
+
+    took: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        for n in threads:
+            with tempfile.TemporaryDirectory() as folder:
+                took.setdefault(str(n), []).append(seconds(n, folder))
+        with tempfile.TemporaryDirectory() as folder:
+            seconds(max(threads), folder)
+            took.setdefault(CACHED, []).append(seconds(1, folder))
+    return len({(d.op, d.variant, d.consts) for d in dispatches}), took
+
+
 def measure(path: str, spec: str, n_rows: int, threads: Sequence[int], repeats: int) -> None:
     runner = Runner(Options.of(path, devices=[spec], n_ctx=2 * n_rows, n_ubatch=n_rows))
     try:
-        from vkbackend.vulkan.device import VulkanDevice
-        from vkbackend.vulkan.program import Programs
-
-        device, dispatches = runner.mesh.devices[0], dispatches_of(runner, n_rows)
-        if not isinstance(device, VulkanDevice):
-            raise UnsupportedFeature(f"{device.name} compiles no pipelines; name a device of Vulkan")
-
-        def seconds(n_threads: int, folder: str) -> float:
-            with variable("VKBACKEND_CACHE", folder), variable(env.COMPILE_THREADS, str(n_threads)):
-                programs = Programs(device, device.memory, device.transfers)
-                try:
-                    began = time.perf_counter()
-                    programs.pipelines(dispatches)
-                    return time.perf_counter() - began
-                finally:
-                    programs.close()
-
-        took: dict[str, list[float]] = {}
-        for _ in range(repeats):
-            for n in threads:
-                with tempfile.TemporaryDirectory() as folder:
-                    took.setdefault(str(n), []).append(seconds(n, folder))
-            with tempfile.TemporaryDirectory() as folder:
-                seconds(max(threads), folder)
-                took.setdefault(CACHED, []).append(seconds(1, folder))
-        n = len({(d.op, d.variant, d.consts) for d in dispatches})
+        n, took = compile_times(runner, n_rows, threads, repeats)
         first = min(took[str(threads[0])])
         rows = [[way, *least_and_median(times), first / min(times)] for way, times in took.items()]
         table(
-            f"{n} pipelines of {Path(path).name} on {device.info.name}, s",
+            f"{n} pipelines of {Path(path).name} on {runner.device_names()[0]}, s",
             ("threads", "least", "(median)", "ratio"),
             rows,
         )
