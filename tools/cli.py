@@ -42,6 +42,7 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "bench-reduce": ("bench_reduce", "Time all-reduces between devices"),
     "bench-ops": ("bench_ops", "Time the ops of one device"),
     "tune": ("tune", "Measure which ops suit the devices"),
+    "gpu-report": ("gpu_report", "Check and measure GPUs, for a report in two files"),
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
 }
 NO_DEVICE = {"devices", "models", "info", "bench-serve"}  # what opens none
@@ -62,6 +63,7 @@ examples:
   vkbackend bench-reduce -dev 0,1 --sizes 4K,1M
   vkbackend bench-ops -dev 0 --case "Mat.*q4_0"
   vkbackend tune -dev 0
+  vkbackend gpu-report --minutes 10 -o gpu-report
   vkbackend export -m model.gguf -o copy.gguf -dev 0,1
 
 Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, plan and tracebacks.

@@ -1,0 +1,193 @@
+"""Running parts in processes of their own, case by case: what crashes or hangs costs one case.
+
+The time of all parts is dealt out by their shares; what one leaves is the next one's. A process that was
+started does one case at least, and a case that has begun may go on until its deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from vkbackend.tools.report.part import Group, Row
+
+WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
+START_S = 120.0  # until a process has opened its device and named its cases
+KILL_S = 10.0  # a process that a driver holds longer than this is left behind
+MAX_LOSSES = 8  # in one part on the same devices; then it is given up
+Tell = Callable[[str, int, int], None]  # the case that begins, how many are done, of how many
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a part found on a group of devices; `unfinished` says what is missing, "" if nothing is."""
+
+    devices: Group
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)  # case, why
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    cases: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    unfinished: str = ""
+    stuck: bool = False  # a process of it could not be ended
+
+
+class Child:
+    """A worker and what it says; ended, with all that it started, when the block is left."""
+
+    def __init__(self, job: dict[str, Any], environment: dict[str, str], folder: Path) -> None:
+        self._log = open(folder / "worker.log", "w+", errors="replace")
+        self._process = subprocess.Popen(
+            WORKER,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,  # llama-bench of a worker ends with it
+        )
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.close()
+        self.stuck = False
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with suppress(ValueError):  # half a line of a process that died
+                self._messages.put(json.loads(line))
+        self._messages.put(None)
+
+    def next(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message, None behind the last one. Raises TimeoutError."""
+        try:
+            return self._messages.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            raise TimeoutError from None
+
+    def how_it_ended(self) -> str:
+        """Of a process that says no more: "" where all is well."""
+        code = self._process.wait(KILL_S)
+        if not code:
+            return ""
+        self._log.seek(0)
+        said = [line.strip() for line in self._log if line.strip()][-1:]
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"the process ended with {how}" + (f": {said[0][-300:]}" if said else "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            self.stuck = True
+        self._log.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A part, by its name, on a group of devices, until a moment of time.monotonic()."""
+
+    part: str
+    devices: Group
+    until: float
+    deadline_s: float
+    environment: dict[str, str]
+    folder: Path
+
+
+def run_job(job: Job, tell: Tell) -> Outcome:
+    """All cases of the part, by as many processes as it takes."""
+    outcome = Outcome(job.devices)
+    if time.monotonic() > job.until:
+        outcome.unfinished = "no time was left for it"
+        return outcome
+    for _ in range(MAX_LOSSES):
+        if outcome.stuck or outcome.unfinished or not _go_on(job, outcome, tell):
+            return outcome
+    outcome.unfinished = outcome.unfinished or f"given up behind {MAX_LOSSES} losses"
+    return outcome
+
+
+def _go_on(job: Job, outcome: Outcome, tell: Tell) -> bool:
+    """One process more; whether there is something left for another."""
+    asked = {"part": job.part, "devices": job.devices, "done": outcome.done, "rows": outcome.rows}
+    current, n_before = "", len(outcome.done)
+    child = Child(asked, job.environment, job.folder)
+    with child:
+        while True:
+            n = len(outcome.done)
+            if not current and n_before < n < len(outcome.cases) and time.monotonic() > job.until:
+                outcome.unfinished = f"{n} of {len(outcome.cases)} cases were done in its time"
+                break
+            wait_s = job.deadline_s if current else START_S
+            try:
+                message = child.next(wait_s)
+            except TimeoutError:
+                _fail(outcome, current, f"did not end within {wait_s:.0f} s")
+                break
+            if message is None:
+                ended = child.how_it_ended()
+                if current or ended:
+                    _fail(outcome, current, ended or "the process ended without a word")
+                break
+            if "unable" in message:
+                outcome.unfinished = message["unable"]
+                break
+            if "cases" in message:
+                outcome.cases = message["cases"]
+            elif "begin" in message:
+                current = message["begin"]
+                tell(current, len(outcome.done), len(outcome.cases))
+            else:
+                _note(outcome, current, message)
+                current = ""
+    outcome.stuck = child.stuck
+    if child.stuck:
+        outcome.unfinished = "a process could not be ended: the driver holds it"
+    return not outcome.unfinished and (not outcome.cases or len(outcome.done) < len(outcome.cases))
+
+
+def _note(outcome: Outcome, case: str, message: dict[str, Any]) -> None:
+    outcome.done.append(case)
+    outcome.rows += message["rows"]
+    if "left_out" in message:
+        outcome.left_out.append((case, message["left_out"]))
+    if "failed" in message:
+        outcome.failed.append((case, message["failed"]))
+
+
+def _fail(outcome: Outcome, case: str, why: str) -> None:
+    """A case that cost its process; none yet: the part cannot begin at all."""
+    if case:
+        outcome.done.append(case)
+        outcome.failed.append((case, why))
+    else:
+        outcome.unfinished = why
+
+
+def deal(shares: Sequence[float], seconds: float, began: float) -> list[float]:
+    """The moment at which each part's time is over, where all begin at `began`."""
+    total, spent, ends = sum(shares), 0.0, []
+    for share in shares:
+        spent += share
+        ends.append(began + seconds * spent / total)
+    return ends

@@ -1,0 +1,186 @@
+"""The two files of a report, one Markdown and one JSON, written anew behind every part.
+
+Nothing in them names the host, its user or a path: texts of errors and drivers are searched for all three.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vkbackend import __version__
+from vkbackend.atomic_file import replacing
+from vkbackend.errors import InvalidArgument
+from vkbackend.tools.console import jsonable, size
+from vkbackend.tools.report.children import Outcome
+from vkbackend.tools.report.part import Row
+from vkbackend.tools.report.parts import PARTS
+
+NAME = "gpu-report"
+SHORTEST = 3  # letters of a name that is searched for: shorter ones are parts of words
+# A slash that no word stands before, names and slashes behind it.
+_PATH = re.compile(r"(?<![\w.)/])~?(?:/[^\s/'\":,;()\[\]<>|]+){2,}/?")
+
+
+@dataclass(slots=True)
+class Report:
+    """All that is known so far."""
+
+    minutes: float
+    date: str
+    machine: dict[str, Any] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    parts: dict[str, list[Outcome]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def problems(self) -> list[str]:
+        """What is wrong or failed, one line each."""
+        found = []
+        for name, outcomes in self.parts.items():
+            for outcome in outcomes:
+                where = f"{name}, {self.names(outcome)}"
+                wrong = [why for row in outcome.rows if (why := PARTS[name].wrong(row))]
+                found += [f"{where}: {why}" for why in wrong]
+                found += [f"{where}: {case}: {why}" for case, why in outcome.failed]
+        return found
+
+    def unfinished(self) -> list[str]:
+        """What is missing, one line each."""
+        found = [
+            f"{name}, {self.names(outcome)}: {outcome.unfinished}"
+            for name, outcomes in self.parts.items()
+            for outcome in outcomes
+            if outcome.unfinished
+        ]
+        return found + [f"{name}: not begun" for name in PARTS if name not in self.parts]
+
+    def names(self, outcome: Outcome) -> str:
+        return " + ".join(f"Vulkan{index}" for index in outcome.devices)
+
+    def rows(self, name: str) -> list[Row]:
+        return [{"device": self.names(outcome)} | row for outcome in self.parts[name] for row in outcome.rows]
+
+    # ---- the files ----
+
+    def save(self, folder: Path) -> None:
+        """Replace both files. Raises InvalidArgument where that is not possible."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"--output {folder}: cannot be made: {error.strerror}") from None
+        value = scrubbed(jsonable(self.values()))
+        for suffix, text in ((".json", json.dumps(value, indent=1) + "\n"), (".md", scrubbed(self.text()))):
+            with replacing(folder / (NAME + suffix), InvalidArgument) as part:
+                part.write_text(text, encoding="utf-8")
+
+    def values(self) -> dict[str, Any]:
+        """What the JSON file holds."""
+        parts = {
+            name: [
+                {
+                    "devices": self.names(outcome),
+                    "unfinished": outcome.unfinished,
+                    "cases": len(outcome.cases),
+                    "done": len(outcome.done),
+                    "rows": outcome.rows,
+                    "left_out": dict(outcome.left_out),
+                    "failed": dict(outcome.failed),
+                }
+                for outcome in outcomes
+            ]
+            for name, outcomes in self.parts.items()
+        }
+        head = {"version": __version__, "date": self.date, "minutes": self.minutes, "machine": self.machine}
+        ends = {"problems": self.problems(), "unfinished": self.unfinished(), "seconds": self.seconds}
+        return head | {"devices": self.devices} | ends | {"parts": parts}
+
+    def text(self) -> str:
+        """What the Markdown file holds."""
+        lines = [f"# GPU report of vkbackend {__version__}, {self.date}", ""]
+        lines.append(", ".join(f"{name} {value}" for name, value in self.machine.items()))
+        lines += ["", *table(*self._device_table())]
+        for title, found in (("Wrong or failed", self.problems()), ("Unfinished", self.unfinished())):
+            lines += ["", f"## {title}", "", *([f"- {line}" for line in found] or ["Nothing."])]
+        for name, outcomes in self.parts.items():
+            seconds = self.seconds.get(name, 0.0)
+            lines += ["", f"## {PARTS[name].title}", "", f"Part `{name}`, {seconds:.0f} s."]
+            if rows := self.rows(name):
+                lines += ["", *table(*PARTS[name].columns(rows))]
+            lines += self._left_out(outcomes)
+        return "\n".join(lines) + "\n"
+
+    def _device_table(self) -> tuple[Sequence[str], list[Sequence[object]]]:
+        head = ("device", "name", "type", "driver", "Vulkan", "memory", "features")
+        lines: list[Sequence[object]] = []
+        for one in self.devices:
+            heaps = ", ".join(size(heap["nbytes"]) for heap in one["heaps"] if heap["device_local"])
+            on = ", ".join(sorted(name for name, value in one["features"].items() if value is True))
+            driver = f"{one['driver']} {one['driver_version']}"
+            lines.append((f"Vulkan{one['index']}", one["name"], one["type"], driver, one["api"], heaps, on))
+        return head, lines
+
+    def _left_out(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """By reason: many cases lack the same feature."""
+        lines = []
+        for outcome in outcomes:
+            reasons: dict[str, list[str]] = {}
+            for case, why in outcome.left_out:
+                reasons.setdefault(why, []).append(case)
+            for why, cases in reasons.items():
+                what = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
+                lines.append(f"- {self.names(outcome)}, left out: {what}: {why}")
+        return ["", *lines] if lines else []
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """A table of Markdown; numbers have three digits or more."""
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return lines + ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+
+
+# ---- nobody's names ----
+
+
+@cache
+def _private() -> tuple[list[str], re.Pattern[str] | None]:
+    """(folders of this machine, names of the host and the user)."""
+    folders = {str(Path.home()), str(Path.cwd()), tempfile.gettempdir(), sys.prefix}
+    folders |= {str(Path(folder).resolve()) for folder in folders}
+    names = {platform.node(), platform.node().partition(".")[0]}
+    try:
+        names.add(getpass.getuser())
+    except (OSError, KeyError):  # a user without a name
+        pass
+    words = sorted((re.escape(name) for name in names if len(name) >= SHORTEST), key=len, reverse=True)
+    pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(words)})(?![A-Za-z0-9])", re.I) if words else None
+    return sorted((f for f in folders if len(f) > 1), key=len, reverse=True), pattern
+
+
+def scrubbed(value: Any) -> Any:
+    """`value` with "(path)", and "(name)" for the host's and the user's, in all its texts."""
+    if isinstance(value, dict):
+        return {key: scrubbed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [scrubbed(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    folders, names = _private()
+    value = _PATH.sub("(path)", value)
+    for folder in folders:
+        value = value.replace(folder, "(path)")
+    return names.sub("(name)", value) if names else value

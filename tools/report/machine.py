@@ -1,0 +1,54 @@
+"""What the machine and its devices are, without what would name its owner."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from typing import TYPE_CHECKING, Any
+
+from vkbackend.tools.console import size
+
+if TYPE_CHECKING:
+    from vkbackend.vulkan.capabilities import DeviceInfo
+
+PRIVATE = ("uuid", "driver_uuid")  # a card's number is its owner's
+
+
+def chosen(words: tuple[str, ...] | None) -> list[dict[str, Any]]:
+    """The devices that `words` name; without any all GPUs, or what else there is. Raises InvalidArgument,
+    UnsupportedFeature."""
+    from vkbackend.tools.devices import present  # needs the Vulkan loader
+    from vkbackend.vulkan.instance import select
+
+    found = present()
+    if words is None:
+        wanted = [info for info in found if not info.is_cpu] or found
+    else:
+        named = [select(word, found) for word in words]
+        wanted = [info for info in found if info in named]
+    return [of_device(info) for info in wanted]
+
+
+def of_device(info: DeviceInfo) -> dict[str, Any]:
+    return {name: value for name, value in info.to_json().items() if name not in PRIVATE}
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory and system."""
+    found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
+    version = re.match(r"[\d.]*", platform.release())  # behind it are names that builders give
+    found["system"] = f"{platform.system()} {version and version[0]} {platform.machine()}"
+    for name, path, key in (
+        ("processor", "/proc/cpuinfo", "model name"),
+        ("memory", "/proc/meminfo", "MemTotal"),
+    ):
+        try:
+            with open(path, encoding="utf-8") as lines:
+                line = next((line for line in lines if line.startswith(key)), "")
+                found[name] = line.partition(":")[2].strip()
+                if name == "memory":
+                    found[name] = size(1024 * int(found[name].split()[0]))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found

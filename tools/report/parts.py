@@ -1,0 +1,20 @@
+"""The parts of the report, in order of value."""
+
+from __future__ import annotations
+
+from vkbackend.tools.report.checks import Shapes, Verify
+from vkbackend.tools.report.op_times import Products, Tune
+from vkbackend.tools.report.part import Part
+from vkbackend.tools.report.rates import Compiling, LlamaCpp, Rates
+from vkbackend.tools.report.reduces import Reduces
+
+PARTS: dict[str, type[Part]] = {
+    "verify": Verify,
+    "shapes": Shapes,
+    "tune": Tune,
+    "products": Products,
+    "rates": Rates,
+    "reduces": Reduces,
+    "compiling": Compiling,
+    "llama-cpp": LlamaCpp,
+}

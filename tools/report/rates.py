@@ -1,0 +1,198 @@
+"""Parts that run whole models: decode and prefill behind a long context, compiling, llama.cpp beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vkbackend import env
+from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.export import write_gguf
+from vkbackend.models.options import Options
+from vkbackend.tools.measure.compare import positions
+from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
+from vkbackend.tools.measure.timing import Timer, copy_rate, weight_nbytes_per_step
+from vkbackend.tools.report.part import Group, LeftOut, Part, Row
+from vkbackend.tools.studies.bench_compile import compile_times
+
+MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
+DEPTHS = (0, 4096, 32_768)
+N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
+ROOM = N_PROMPT + MOST_TOKENS + 64  # cells behind the deepest context
+BOX_S = 2.0  # for the timed tokens of a case
+SLOW_PROMPT_S = 20.0  # a prompt that would take longer is timed with fewer tokens
+
+
+class Rates(Part):
+    """Each device alone, then all together. The cells of the context are not computed first: a step reads
+    them whatever they hold."""
+
+    title = "Tokens per second of synthetic models"
+    share, deadline_s = 0.22, 180.0
+
+    def __init__(self, devices: Group, rows: list[Row]) -> None:
+        super().__init__(devices, rows)
+        self._runner: Runner | None = None
+        self._spec, self._depth, self._why = "", 0, ""
+
+    @staticmethod
+    def groups(devices: Sequence[str]) -> list[Group]:
+        return [*((device,) for device in devices), *([tuple(devices)] if len(devices) > 1 else [])]
+
+    def cases(self) -> list[str]:
+        return [f"{spec} behind {depth}" for spec in MODELS for depth in DEPTHS]
+
+    def run(self, case: str) -> list[Row]:
+        spec, _, words = case.partition(" behind ")
+        depth, runner = int(words), self._opened_for(spec)
+        if depth > self._depth:
+            raise LeftOut(self._why)
+        timer = Timer(runner, runner.n_ctx)
+        n_layer, published = runner.model.n_layer, SHAPES[spec.partition(":")[0].lower()][3]["block_count"]
+        layers = "all" if n_layer == published else f"{n_layer} of {published}"
+        row: Row = {"model": spec, "layers": layers, "depth": depth}
+        timer.behind(depth, 0, 1)
+        once = timer.behind(depth, 0, 1)
+        n_gen = max(LEAST_TOKENS, min(MOST_TOKENS, int(BOX_S / once)))
+        rate = n_gen / timer.behind(depth, 0, n_gen)
+        weights = weight_nbytes_per_step(runner) * rate
+        row |= {"tg t/s": rate, "weight GB/s": weights / 1e9, "% of copy": 100 * weights / copy_rate(runner)}
+        n_prompt = prompt_length(timer, depth)
+        timer.behind(depth, n_prompt, 0)
+        seconds = [timer.behind(depth, n_prompt, 0)]
+        while sum(seconds) < BOX_S and len(seconds) < 5:
+            seconds.append(timer.behind(depth, n_prompt, 0))
+        row |= {"prompt": n_prompt, "pp t/s": n_prompt / statistics.median(seconds)}
+        n, spent = runner.reduce_stats()
+        return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
+
+    def _opened_for(self, spec: str) -> Runner:
+        """The model with the deepest context, and if even none fits with the most layers, that does."""
+        if self._runner is None or self._spec != spec:
+            self.close()
+            self._runner, self._depth, self._why = open_model(spec, self.devices)
+            self._spec = spec
+        return self._runner
+
+    def close(self) -> None:
+        super().close()
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+def open_model(spec: str, devices: Group) -> tuple[Runner, int, str]:
+    """(runner, the deepest context it has room for, why not a deeper one). Raises LeftOut where not even one
+    layer fits."""
+    why = ""
+    for n_layer in halved(spec):
+        for depth in reversed(DEPTHS):
+            options = Options.of(spec, devices=devices, n_ctx=depth + ROOM, n_ubatch=N_PROMPT)
+            try:
+                return Runner(options, Synthetic(spec, n_layer)), depth, why
+            except OutOfDeviceMemory as error:
+                why = str(error)
+    raise LeftOut(why)
+
+
+def halved(spec: str) -> Iterator[int]:
+    """Numbers of layers: all of the model's, then half as many again and again."""
+    n = SHAPES[spec.partition(":")[0].lower()][3]["block_count"]
+    while n:
+        yield n
+        n //= 2
+
+
+def prompt_length(timer: Timer, depth: int) -> int:
+    """512, or what a slow device is expected to read in 20 s: by the time of ever longer prompts."""
+    n = 16
+    while n < N_PROMPT:
+        timer.behind(depth, n, 0)
+        if timer.behind(depth, n, 0) * 4 > SLOW_PROMPT_S:
+            return n
+        n *= 4
+    return N_PROMPT
+
+
+class Compiling(Part):
+    """Drivers' own caches are off: what a first start takes."""
+
+    title = "Seconds to compile the pipelines of a token and a prompt"
+    share, deadline_s = 0.04, 240.0
+    environment: ClassVar[dict[str, str]] = {
+        "MESA_SHADER_CACHE_DISABLE": "true",
+        "__GL_SHADER_DISK_CACHE": "0",
+    }
+
+    def cases(self) -> list[str]:
+        return [MODELS[1], MODELS[2]]
+
+    def run(self, case: str) -> list[Row]:
+        options = Options.of(case, devices=self.devices, n_ctx=1024, n_ubatch=N_PROMPT)
+        runner = Runner(options, Synthetic(case, 1, 4096))
+        try:
+            n, took = compile_times(runner, N_PROMPT, sorted({1, env.compile_threads()}), 1)
+            times = {f"{way} threads" if way.isdecimal() else way: min(s) for way, s in took.items()}
+            return [{"model": case, "pipelines": n, **{f"{way}, s": s for way, s in times.items()}}]
+        finally:
+            runner.close()
+
+
+class LlamaCpp(Part):
+    """llama-bench on the same models, where it is installed."""
+
+    title = "llama.cpp on the same models (`llama-bench`)"
+    share, deadline_s = 0.08, 300.0
+
+    @staticmethod
+    def groups(devices: Sequence[str]) -> list[Group]:
+        return Rates.groups(devices)
+
+    def cases(self) -> list[str]:
+        if shutil.which("llama-bench") is None:
+            raise UnsupportedFeature("llama-bench is not installed (build llama.cpp with -DGGML_VULKAN=ON)")
+        return list(MODELS)
+
+    def run(self, case: str) -> list[Row]:
+        runner, depth, _ = open_model(case, self.devices)
+        try:
+            visible, n_layer = positions(runner), runner.model.n_layer
+        finally:
+            runner.close()
+        source = Synthetic(case, n_layer)
+        nbytes = sum(info.nbytes for info in source.tensors.values())
+        with tempfile.TemporaryDirectory(prefix="vkbackend-report-") as folder:
+            if (free := shutil.disk_usage(folder).free) < 1.1 * nbytes:
+                raise LeftOut(f"its file of {nbytes >> 20} MiB needs more than the {free >> 20} MiB on disk")
+            path = Path(folder) / "model.gguf"
+            write_gguf(path, source, (), {}, ())
+            depths = ",".join(str(d) for d in DEPTHS if d <= depth)
+            words = ["-m", str(path), "-p", str(N_PROMPT), "-n", "32", "-d", depths, "-r", "2", "-o", "json"]
+            command = ["llama-bench", *words, "-ngl", "99"]
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env={**os.environ, "GGML_VK_VISIBLE_DEVICES": visible},
+            )
+        if done.returncode:
+            said = done.stderr.strip()[-300:]
+            raise UnsupportedFeature(f"llama-bench ended with {done.returncode}: {said}")
+        return [rate_of(case, n_layer, one) for one in json.loads(done.stdout)]
+
+
+def rate_of(case: str, n_layer: int, found: dict[str, Any]) -> Row:
+    """One test of llama-bench's JSON."""
+    test = f"pp{found['n_prompt']}" if found.get("n_prompt") else f"tg{found.get('n_gen')}"
+    build = f"{found.get('build_commit', '?')} ({found.get('build_number', '?')})"
+    row = {"model": case, "layers": n_layer, "depth": found.get("n_depth", 0), "test": test}
+    return row | {"t/s": found.get("avg_ts"), "llama.cpp": build}

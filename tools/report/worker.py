@@ -1,0 +1,79 @@
+"""A part on some devices, in a process that may be lost: `python -m vkbackend.tools.report.worker`.
+
+Reads a job from stdin, one JSON object: part, devices, the cases that are done and the rows they gave. Writes
+one JSON object a line: {"cases": [...]}, then of each {"begin": name} and {"end": name, "rows": [...]} with,
+where something came between, "left_out", or "failed" and "lost": the device cannot go on. {"unable": why}
+instead of cases: the part has none for these devices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import Any, TextIO
+
+from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
+from vkbackend.tools.console import jsonable
+from vkbackend.tools.report import machine
+from vkbackend.tools.report.part import LeftOut, Part
+from vkbackend.tools.report.parts import PARTS
+from vkbackend.tools.verify import is_lost
+
+DEVICES = "devices"  # the job that is no part: what devices there are
+
+
+def tell(out: TextIO, **message: Any) -> None:
+    out.write(json.dumps(jsonable(message), allow_nan=False) + "\n")
+    out.flush()
+
+
+def describe(words: list[str], out: TextIO) -> None:
+    tell(out, cases=[DEVICES])
+    tell(out, begin=DEVICES)
+    tell(out, end=DEVICES, rows=machine.chosen(tuple(words) or None))
+
+
+def work(part: Part, done: set[str], out: TextIO) -> None:
+    """The cases that are not done, until the device cannot go on."""
+    names = part.cases()
+    tell(out, cases=names)
+    for name in names:
+        if name in done:
+            continue
+        tell(out, begin=name)
+        told: dict[str, Any] = {"rows": []}
+        try:
+            told["rows"] = part.run(name)
+            part.rows += told["rows"]
+        except (LeftOut, OutOfDeviceMemory) as reason:
+            told["left_out"] = str(reason)
+        except VkbackendError as error:
+            told |= {"failed": str(error), "lost": isinstance(error, DeviceLost | Timeout)}
+        opened = part.opened
+        if opened is not None and is_lost(opened):
+            told["lost"] = True
+        tell(out, end=name, **told)
+        if told.get("lost"):
+            os._exit(0)  # closing what does not answer would wait for it
+    with suppress(VkbackendError):
+        part.close()
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.readline())
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what drivers print is none of ours
+    try:
+        if job["part"] == DEVICES:
+            describe(job["devices"], out)
+        else:
+            part = PARTS[job["part"]](tuple(job["devices"]), job["rows"])
+            work(part, set(job["done"]), out)
+    except VkbackendError as error:
+        tell(out, unable=str(error))
+
+
+if __name__ == "__main__":
+    main()
