@@ -90,7 +90,9 @@ class Products(Part):
         ]
         for kind in EXPERT_TYPES:
             found += [*expert_cases(kind), *(case for case in quantized_cases(kind) if "Id" in repr(case))]
-        return {repr(case): case for case in [*found, *attention_cases()]}
+        if not is_cpu:  # a processor takes minutes for a prompt behind 4,096 positions
+            found += attention_cases()
+        return {repr(case): case for case in found}
 
     def cases(self) -> list[str]:
         return [COPY, *self._named]
