@@ -31,7 +31,7 @@ from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
 LOOK_S = 120.0  # for what devices there are
-WAIT_S = 30  # VKBACKEND_TIMEOUT of the parts, where none is set: a device that hangs tells so by itself
+WAITED = 0.8  # of a case's deadline, as VKBACKEND_TIMEOUT: a device that hangs tells so by itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def _measure(
     """Every part on its groups of devices, `report` saved behind each."""
     began, seconds, err = time.monotonic(), 60 * report.minutes, console(stderr=True)
     # A cache folder of its own: the report measures a first start, and leaves nothing behind.
-    environment = {CACHE: str(scratch / "cache"), "VKBACKEND_TIMEOUT": str(WAIT_S)}
+    environment = {CACHE: str(scratch / "cache")}
     with err.status("") as status:
 
         def show(name: str, device: str, case: str, done: int, n: int) -> None:
@@ -89,7 +89,8 @@ def _measure(
             status.update(printable(f"{place}: {done + 1}/{n} {case}")[:150])
 
         def job(part: str, group: Sequence[str], until: float, deadline_s: float, own: dict[str, str]) -> Job:
-            return Job(part, tuple(group), until, deadline_s, environment | own, scratch)
+            own = environment | {"VKBACKEND_TIMEOUT": str(round(WAITED * deadline_s))} | own
+            return Job(part, tuple(group), until, deadline_s, own, scratch)
 
         found = run_job(job(DEVICES, words or (), began + LOOK_S, LOOK_S, {}), lambda *_: None)
         if not found.rows:
