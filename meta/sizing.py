@@ -199,7 +199,7 @@ def measure(
     kinds = set()
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
-        kinds |= {StepKind(rows, most), StepKind(rows, one), StepKind(rows, most, shape.top_k)}
+        kinds |= {StepKind(rows, most), StepKind(rows, one)}
         kinds |= {StepKind(rows, most, shape.top_k, mix=mix) for mix in Mix}
         if shape.top_k:
             kinds.add(StepKind(rows, most, shape.top_k, masked=True, summed=True))

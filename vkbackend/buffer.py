@@ -73,16 +73,15 @@ class View:
     offset: int
     shape: tuple[int, ...]
     dtype: str = "f32"
+    # Bytes of the array, rounded up to whole 32-bit words, which shaders read. Not computed on demand:
+    # recording a large model asks millions of times.
+    nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        *rows, width = self.shape
+        object.__setattr__(self, "nbytes", -(-math.prod(rows) * row_nbytes(self.dtype, width) // 4) * 4)
         assert self.offset % 4 == 0, f"view offset {self.offset} is not a multiple of 4"
         assert self.offset + self.nbytes <= self.buffer.nbytes, f"{self!r} exceeds {self.buffer!r}"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array, rounded up to whole 32-bit words (shaders read words)."""
-        *rows, width = self.shape
-        return -(-math.prod(rows) * row_nbytes(self.dtype, width) // 4) * 4
 
     @property
     def end(self) -> int:

@@ -26,6 +26,11 @@ class Range:
         return self.buffer is other.buffer and self.begin < other.end and other.begin < self.end
 
 
+def ranges(views: Iterable[View]) -> tuple[Range, ...]:
+    """Where views lie."""
+    return tuple(Range(v.buffer, v.offset, v.end) for v in views)
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """One shader run. `args` are the storage views in binding order; `step` is the uniform StepParams view,
@@ -42,20 +47,19 @@ class Dispatch:
     label: str = ""
     flops: int = 0
     addressed: bool = False  # the shader takes 64-bit addresses of args instead of bindings and word offsets
+    reads: tuple[Range, ...] = field(init=False, compare=False, repr=False)
+    writes: tuple[Range, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        views = [v for i, v in enumerate(self.args) if i not in self.written]
+        written = [self.args[i] for i in self.written]
+        object.__setattr__(self, "reads", ranges([*views, self.step] if self.step else views))
+        object.__setattr__(self, "writes", ranges(written))
 
     @property
     def bound(self) -> tuple[View, ...]:
         """What storage bindings show the shader."""
         return () if self.addressed else self.args
-
-    @property
-    def reads(self) -> list[Range]:
-        views = [v for i, v in enumerate(self.args) if i not in self.written]
-        return [Range(v.buffer, v.offset, v.end) for v in ([*views, self.step] if self.step else views)]
-
-    @property
-    def writes(self) -> list[Range]:
-        return [Range(self.args[i].buffer, self.args[i].offset, self.args[i].end) for i in self.written]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,12 @@ class Copy:
     label: str = ""
 
     @property
-    def reads(self) -> list[Range]:
-        return [Range(self.src.buffer, self.src.offset, self.src.end)]
+    def reads(self) -> tuple[Range, ...]:
+        return ranges([self.src])
 
     @property
-    def writes(self) -> list[Range]:
-        return [Range(self.dst.buffer, self.dst.offset, self.dst.end)]
+    def writes(self) -> tuple[Range, ...]:
+        return ranges([self.dst])
 
 
 class Scope(Enum):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from vkbackend import shaderlib
 from vkbackend.buffer import View
 from vkbackend.limits import Limits
@@ -22,7 +24,11 @@ def runs(limits: Limits, op: str, dtype: str) -> bool:
 
 def mat_op(limits: Limits, n_rows: int, dtype: str) -> str:
     """The op for that many rows of x and weights of that type."""
-    rows = row_class(n_rows)
+    return _mat_op(limits, row_class(n_rows), dtype)
+
+
+@cache  # recording a large model asks a hundred thousand times
+def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     measured = dict(limits.choices).get(rows, ())
     by_rules = [op.name for op in MATRIX_OPS.values() if rows in op.rows and op.suits(limits)]
     return next(op for op in (*measured, *by_rules) if runs(limits, op, dtype))
