@@ -248,7 +248,9 @@ def attention(
                 on.attn_decode(q_n, *caches, part, step, **how)
                 on.attn_combine(part, out_n, sinks=own_sinks)
         if graph.mix is not Mix.DECODE:
-            on.attn_prefill(q_view, *caches, out, step, sinks=own_sinks, **how)
+            by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
+            attend = on.attn_prefill_coop if by_units else on.attn_prefill
+            attend(q_view, *caches, out, step, sinks=own_sinks, **how)
     return y
 
 

@@ -6,9 +6,9 @@
 // choice of TQ.
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint HEAD_K = 64;
-layout(constant_id = 2) const uint HEAD_V = 64;
-layout(constant_id = 3) const uint TQ = 4; // 4, 8 or 16
+layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
+layout(constant_id = 2) const uint HEAD_K = 64;
+layout(constant_id = 3) const uint HEAD_V = 64;
 layout(constant_id = 4) const uint HAS_SINKS = 0;
 layout(constant_id = 5) const uint K_TYPE = 1;
 layout(constant_id = 6) const uint V_TYPE = 1;
@@ -30,6 +30,7 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
 #include "lib/kv_quads.glsl"
+#include "lib/query_tiles.glsl"
 #include "lib/tanh.glsl"
 
 const uint K_QUADS = HEAD_K / 4;
@@ -47,37 +48,21 @@ shared float row_max[TQ];
 shared float row_rescale[TQ];
 shared vec4 k_tile[CELL_BLOCK * (S_GROUPS + 1)]; // S_GROUPS quads of each key; the odd stride spreads them over the banks
 
-void zero_rows(uint first, uint head) {
-    const uint end = min(first + TQ, n_rows);
-    for (uint row = first; row < end; ++row) {
-        for (uint d = gl_LocalInvocationID.x; d < HEAD_V; d += LOCAL) {
-            y[y_off + (row * n_heads + head) * HEAD_V + d] = 0.0;
-        }
-    }
-}
-
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint head = gl_WorkGroupID.y;
     const uint kv_head = (q_first + head) / group;
 
-    uint tile = gl_WorkGroupID.x;
-    uint r = step_n_decode(); // those before have one row each, and are attn_decode's
-    for (; r < step_n_runs(); ++r) {
-        const uint n_tiles = (step_params.runs[r].z + TQ - 1) / TQ;
-        if (tile < n_tiles) break;
-        tile -= n_tiles;
-    }
-    if (r >= step_n_runs()) {
-        zero_rows(step_n_rows() + tile * TQ, head);
+    const QueryTile tile = find_query_tile(gl_WorkGroupID.x);
+    if (tile.n == 0) {
+        zero_rows(tile.first_row, head);
         return;
     }
-    const uvec4 run = step_params.runs[r]; // slot, first_row, n_rows, first_pos
-    const uint first_row = run.y + tile * TQ;
-    const uint first_pos = run.w + tile * TQ;
-    const uint n_tile = min(run.z - tile * TQ, TQ);
+    const uint first_row = tile.first_row;
+    const uint first_pos = tile.first_pos;
+    const uint n_tile = tile.n;
     const uint n_keys = first_pos + n_tile;
-    const uint first_key = window > 0 && first_pos + 1 > window ? first_pos + 1 - window : 0; // of the tile's first row
+    const uint first_key = first_key_of(first_pos);
 
     for (uint e = thread; e < TQ * K_QUADS; e += LOCAL) {
         vec4 value = vec4(0.0);
@@ -102,7 +87,7 @@ void main() {
     [[unroll]] for (uint a = 0; a < V_ROWS * V_ROUNDS; ++a) acc[a] = vec4(0.0);
 
     for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
-        const uint cell = block_cell(run.x, block);
+        const uint cell = block_cell(tile.slot, block);
         const uint block_pos = block * CELL_BLOCK;
         const uint n_valid = min(n_keys - block_pos, CELL_BLOCK);
         const uint first_valid = max(first_key, block_pos) - block_pos;

@@ -12,12 +12,19 @@
 #define LOAD_ROWS(m, from, at, stride) coopMatLoadNV(m, from, at, stride, false)
 #define LOAD_COLUMNS(m, from, at, stride) coopMatLoadNV(m, from, at, stride, true)
 #define STORE_COLUMNS(m, to, at, stride) coopMatStoreNV(m, to, at, stride, true)
+#define STORE_ROWS(m, to, at, stride) coopMatStoreNV(m, to, at, stride, false)
 #define MULTIPLY_ADD(a, b, c) coopMatMulAddNV(a, b, c)
 #define QUAD uvec2
 
 QUAD quad_of(uvec2 words) { return words; }
 
 QUAD quad_of(vec4 v) { return uvec2(packFloat2x16(f16vec2(v.xy)), packFloat2x16(f16vec2(v.zw))); }
+
+// Element i of each of four QUADs.
+QUAD quad_across(QUAD q[4], uint i) {
+    const uvec4 halves = uvec4(q[0][i / 2], q[1][i / 2], q[2][i / 2], q[3][i / 2]) >> (16 * (i % 2)) & 0xFFFFu;
+    return halves.xz | halves.yw << 16;
+}
 #else
 #extension GL_KHR_cooperative_matrix : require
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA>
@@ -26,10 +33,16 @@ QUAD quad_of(vec4 v) { return uvec2(packFloat2x16(f16vec2(v.xy)), packFloat2x16(
 #define LOAD_ROWS(m, from, at, stride) coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define LOAD_COLUMNS(m, from, at, stride) coopMatLoad(m, from, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
 #define STORE_COLUMNS(m, to, at, stride) coopMatStore(m, to, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
+#define STORE_ROWS(m, to, at, stride) coopMatStore(m, to, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define MULTIPLY_ADD(a, b, c) coopMatMulAdd(a, b, c)
 #define QUAD f16vec4
 
 QUAD quad_of(uvec2 words) { return f16vec4(unpackFloat2x16(words.x), unpackFloat2x16(words.y)); }
 
 QUAD quad_of(vec4 v) { return f16vec4(v); }
+
+QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif
+
+// m's elements times r's, of the same kind of matrix: which element an invocation holds is the driver's matter.
+#define SCALE_BY(m, r) for (uint e_ = 0; e_ < m.length(); ++e_) m[e_] *= r[e_]

@@ -19,12 +19,14 @@ from runners import load_runner
 from vkbackend.buffer import Home
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.hazards import check, check_placement
+from vkbackend.limits import Limits
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.sizing import StepKind, build_step
 from vkbackend.meta.split import Kind
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine.runner import Runner
+from vkbackend.ops import OPS
 from vkbackend.recording import Copy, Exchange, Recording
 from vkbackend.step import Run
 from vkbackend.twins.device import NullDevice, NumpyDevice
@@ -188,6 +190,18 @@ def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.Mon
             assert device.executed["attn_decode"] == layers and not device.executed["attn_combine"]
             assert device.executed["mat_vec"] == 6 * layers + 1  # gate and up are one
             assert device.executed["kv_store"] == 2 * layers
+
+
+def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = frozenset(OPS["attn_prefill_coop"].needs)
+    limits = Limits(max_invocations=1024, max_shared_nbytes=1 << 15, features=features)
+    monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", lambda name: NullDevice(name, limits))
+    with opened(models, 2, "stories-w256-Q4_K") as runner:  # heads of 32
+        runner.step(TOKENS[:5], [Run(1, 0, 5, 0)], [4])
+        for device in runner.mesh.devices:
+            assert isinstance(device, NullDevice)
+            assert device.executed["attn_prefill_coop"] == runner.model.n_layer
+            assert not device.executed["attn_prefill"] and not device.executed["attn_decode"]
 
 
 def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

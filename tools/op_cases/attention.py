@@ -9,6 +9,7 @@ import numpy as np
 
 from vkbackend import ops
 from vkbackend.formats import block_of, dequantize
+from vkbackend.limits import Limits
 from vkbackend.ops import Recorder
 from vkbackend.step import Mix
 from vkbackend.tools.op_cases.setup import (
@@ -157,8 +158,12 @@ class AttnPrefill(Case):
     ring: int | None = None
     both: bool = False
 
+    @property
+    def n_rows(self) -> int:
+        return n_rows_of(self.runs) + self.pad
+
     def setup(self, rng: np.random.Generator) -> Setup:
-        rows = n_rows_of(self.runs) + self.pad
+        rows = self.n_rows
         tensors = _attention_tensors(self, rng, rows)
         tensors["y"] = output(rows, self.n_heads, self.head_v)
         if self.sinks:
@@ -170,9 +175,24 @@ class AttnPrefill(Case):
             if self.both:
                 n = min(rows, len(self.runs) + 1)
                 r.attn_decode(q.rows(0, n), k, c, cells, y.rows(0, n), step, **how)
-            r.attn_prefill(q, k, c, cells, y, step, **how)
+            (r.attn_prefill_coop if self.needs else r.attn_prefill)(q, k, c, cells, y, step, **how)
 
         return Setup(tensors, record, step_of(rng, self.runs, mix=Mix.BOTH if self.both else Mix.PREFILL))
+
+
+@dataclass(frozen=True)
+class AttnPrefillCoop(AttnPrefill):
+    """Scores of about +-10 of q and k as halves (u = 2^-11) err by 10 u / sqrt(head), probabilities by u: a
+    squared error of 1e-7 of the result's."""
+
+    tolerance: ClassVar[float] = 1e-6
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ops.OPS["attn_prefill_coop"].needs
+
+    def fits(self, limits: Limits) -> bool:
+        return ops.tile_of_units(limits, self.n_rows, self.head_k, self.head_v) is not None
 
 
 def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
@@ -273,6 +293,15 @@ def quick() -> list[Case]:
         AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
         AttnPrefill(((2, 30, 1), (0, 0, 1), (3, 95, 21), (1, 4, 1)), 4, 2, 64, 64, 3, sinks=True, both=True),
         AttnPrefill(((1, 64, 1), (0, 31, 10)), 2, 1, 16, 24, 1, "f32", "f16", window=20, both=True),
+        AttnPrefillCoop(((0, 0, 1),), 1, 1, 16, 16),
+        AttnPrefillCoop(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
+        AttnPrefillCoop(((0, 5, 70),), 3, 1, 128, 128),
+        AttnPrefillCoop(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
+        AttnPrefillCoop(((0, 31, 40),), 2, 1, 256, 80, 0, "f32", "bf16"),
+        AttnPrefillCoop(_RUNS, 7, 3, 32, 16, group=4, q_first=3),
+        AttnPrefillCoop(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
+        AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
+        AttnPrefillCoop(((2, 30, 1), (0, 0, 1), (3, 95, 21)), 4, 2, 64, 64, 3, sinks=True, both=True),
     ]
 
 
@@ -295,7 +324,8 @@ def wide() -> list[Case]:
             decode_sinks = sinks and n_splits is None
             cases.append(AttnDecode(rows, *shape, n_splits, *kinds, **how, sinks=decode_sinks))
             runs = ((1, keys - 1, 32 if head <= 256 else 3), (0, 0, 2))
-            cases.append(AttnPrefill(runs, *shape, j, *kinds, **how, sinks=sinks))
+            for op in (AttnPrefill, AttnPrefillCoop)[: 1 + (head % 16 == 0 and head <= 256)]:
+                cases.append(op(runs, *shape, j, *kinds, **how, sinks=sinks))
     for type_k in ops.CACHE_TYPES:
         for type_v in ops.CACHE_TYPES:
             cases.append(AttnDecode(_RUNS, 4, 2, 32, 32, None, type_k, type_v))
@@ -310,5 +340,6 @@ def bench() -> list[Case]:
     ]
     for kind in ("f16", "q8_0"):
         cases.append(AttnDecode(((0, 4095, 1),), 32, 8, 128, 128, None, kind, kind))
-        cases.append(AttnPrefill(((0, 3968, 128),), 32, 8, 128, 128, 0, kind, kind))
+        for op in (AttnPrefill, AttnPrefillCoop):
+            cases.append(op(((0, 3968, 128),), 32, 8, 128, 128, 0, kind, kind))
     return cases

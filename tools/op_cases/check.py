@@ -25,14 +25,15 @@ _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
     """What a case runs under: the device's limits and, unless `once`, the floor with what the case cannot do
-    without; none where the device lacks that."""
+    without; none where the device lacks that, or a limit keeps the op from it."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
     with_needs = replace(
         FLOOR, features=have.features, subgroup_size=have.subgroup_size, matrix_units=have.matrix_units
     )
-    return [have] if once else [have, with_needs if case.needs else FLOOR]
+    wanted = [have] if once else [have, with_needs if case.needs else FLOOR]
+    return [limits for limits in wanted if case.fits(limits)]
 
 
 class Mismatch(AssertionError):

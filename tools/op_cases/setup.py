@@ -101,6 +101,10 @@ class Case:
         """Optional features without which the op is not there."""
         return ()
 
+    def fits(self, limits: Limits) -> bool:
+        """Whether a device of such limits, which has what the case needs, can run it."""
+        return True
+
     def setup(self, rng: np.random.Generator) -> Setup:
         raise NotImplementedError
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
 from vkbackend.limits import Limits
+from vkbackend.ops.spec import SPECS
 from vkbackend.ops.target import Target, rows_of
 
 CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
@@ -17,6 +19,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/l
 MAX_HEAD = 576
 MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory beside 8 of scores and sums
 MAX_TILE_HEADS = 8
+MAX_UNIT_HEAD = 256  # of attn_prefill_coop: a subgroup keeps its rows' output in registers
 MAX_SPLITS = 64  # of the keys: 256 workgroups for a row of 4 kv heads
 
 
@@ -84,6 +87,49 @@ def _attn_push(
     for head, cache in ((head_k, k), (head_v, v)):
         assert head % block_of(cache.dtype)[0] == 0, f"heads of {head} are not whole {cache.dtype} blocks"
     return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k, types
+
+
+class _Tile(NamedTuple):
+    """Rows of a prompt that a workgroup takes, and the specialization constants of its cut."""
+
+    rows: int
+    consts: dict[str, int]
+
+
+def _tile(limits: Limits, head_k: int) -> _Tile:
+    """The q tile takes at most 10 KiB of shared memory."""
+    rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
+    return _Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows})  # 1 to 4 times CELL_BLOCK
+
+
+def tile_of_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> _Tile | None:
+    """The tile of attn_prefill_coop: as many subgroups as there are rows for and shared memory, four at most.
+    None where the device lacks matrix units, or its matrices do not divide heads, keys or subgroups."""
+    units = limits.matrix_units
+    able = (
+        limits.features.issuperset(SPECS["attn_prefill_coop"].needs) and max(head_k, head_v) <= MAX_UNIT_HEAD
+    )
+    whole = not (head_k % units.k or head_v % units.n or CELL_BLOCK % units.n or CELL_BLOCK % units.k)
+    parts = units.lanes // units.m  # invocations of a row, of four keys at least each
+    if not (able and whole and parts * units.m == units.lanes and 1 <= parts <= CELL_BLOCK // 4):
+        return None
+    for subgroups in (4, 2, 1):
+        rows, local = units.m * subgroups, units.lanes * subgroups
+        halves = rows * (head_k + 8 + CELL_BLOCK + 8)
+        halves += max(CELL_BLOCK * (head_k + 8), head_v * (CELL_BLOCK + 8))
+        nbytes = 2 * halves + 4 * rows * (CELL_BLOCK + 4) + 4 * local
+        fits = nbytes <= limits.max_shared_nbytes and local <= limits.max_invocations
+        if fits and (subgroups == 1 or rows < 2 * n_rows):
+            consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
+            consts |= {"LANES": units.lanes, "SUBGROUPS": subgroups}
+            unroll = 2 if not limits.is_cpu and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0 else 1
+            return _Tile(rows, {**consts, "UNROLL": unroll})
+    return None
+
+
+def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
+    """Whether attn_prefill_coop serves: a GPU has matrix units, and they divide such heads."""
+    return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 class AttentionOps(Target):
@@ -227,14 +273,29 @@ class AttentionOps(Target):
             (n_heads, 1, n_rows),
         )
 
-    def attn_prefill(
+    def attn_prefill(self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Any) -> None:
+        """Causal attention of the step's runs; arguments as attn_decode's, y [n_rows, n_heads, head_v]."""
+        self._attend_runs(
+            "attn_prefill", "f32", (q, k, v, cells, y, step), _tile(self.limits, q.shape[2]), **how
+        )
+
+    def attn_prefill_coop(
+        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Any
+    ) -> None:
+        """As attn_prefill, on matrix units: q, k, v and the probabilities are rounded to halves."""
+        tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])
+        assert tile, (
+            f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"
+        )
+        variant = self.limits.matrix_units.api
+        self._attend_runs("attn_prefill_coop", variant, (q, k, v, cells, y, step), tile, **how)
+
+    def _attend_runs(
         self,
-        q: View,
-        k: View,
-        v: View,
-        cells: View,
-        y: View,
-        step: View,
+        op: str,
+        variant: str,
+        views: tuple[View, ...],
+        tile: _Tile,
         *,
         scale: float,
         group: int | None = None,
@@ -243,25 +304,21 @@ class AttentionOps(Target):
         softcap: float = 0.0,
         sinks: View | None = None,
     ) -> None:
-        """Causal attention of the step's runs; arguments as attn_decode's, y [n_rows, n_heads, head_v]."""
+        q, k, v, cells, y, step = views
         n_rows, n_heads, head_v = y.shape
         push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_sinks(sinks, n_heads)
-        # The q tile takes at most 10 KiB of shared memory.
-        tq = 16 if head_k <= 128 and not self.limits.is_cpu else 8 if head_k <= 320 else 4
-        n_tiles = -(-n_rows // tq) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
-        local = 32 if self.limits.is_cpu else 128  # 1 to 4 times CELL_BLOCK
+        n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
         self.record(
-            "attn_prefill",
-            "f32",
+            op,
+            variant,
             (q, k, v, cells, sinks or q, y),
             {**push, "window": window, "scale": scale, "softcap": softcap},
             {
-                "LOCAL": local,
+                **tile.consts,
                 "HEAD_K": head_k,
                 "HEAD_V": head_v,
-                "TQ": tq,
                 "HAS_SINKS": int(sinks is not None),
                 **types,
                 "HAS_SOFTCAP": int(softcap > 0),

@@ -1,0 +1,32 @@
+// The rows of a step that attn_prefill takes, in tiles of TQ rows of one run, found by walking the run table. After
+// lib/step.glsl; the including file declares TQ, HEAD_V, `y` and the push constants of attn_prefill.
+
+struct QueryTile {
+    uint slot;
+    uint first_row;
+    uint first_pos;
+    uint n; // rows; 0 behind the last tile: rows from first_row on belong to no run
+};
+
+QueryTile find_query_tile(uint number) {
+    uint tile = number;
+    for (uint r = step_n_decode(); r < step_n_runs(); ++r) { // those before have one row each, and are attn_decode's
+        const uvec4 run = step_params.runs[r]; // slot, first_row, n_rows, first_pos
+        const uint n_tiles = (run.z + TQ - 1) / TQ;
+        if (tile < n_tiles) return QueryTile(run.x, run.y + tile * TQ, run.w + tile * TQ, min(run.z - tile * TQ, TQ));
+        tile -= n_tiles;
+    }
+    return QueryTile(0, step_n_rows() + tile * TQ, 0, 0);
+}
+
+// The first position that the row at `pos` sees.
+uint first_key_of(uint pos) { return window > 0 && pos + 1 > window ? pos + 1 - window : 0; }
+
+void zero_rows(uint first, uint head) {
+    const uint end = min(first + TQ, n_rows);
+    for (uint row = first; row < end; ++row) {
+        for (uint d = gl_LocalInvocationID.x; d < HEAD_V; d += LOCAL) {
+            y[y_off + (row * n_heads + head) * HEAD_V + d] = 0.0;
+        }
+    }
+}
