@@ -193,15 +193,16 @@ def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.Mon
 
 
 def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     features = frozenset(OPS["attn_prefill_coop"].needs)
     limits = Limits(max_invocations=1024, max_shared_nbytes=1 << 15, features=features)
     monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", lambda name: NullDevice(name, limits))
-    with opened(models, 2, "stories-w256-Q4_K") as runner:  # heads of 32
-        runner.step(TOKENS[:5], [Run(1, 0, 5, 0)], [4])
-        for device in runner.mesh.devices:
-            assert isinstance(device, NullDevice)
-            assert device.executed["attn_prefill_coop"] == runner.model.n_layer
-            assert not device.executed["attn_prefill"] and not device.executed["attn_decode"]
+    with opened(models, 1, "stories-w256-Q4_K") as runner:  # heads of 32
+        runner.step(TOKENS, [Run(1, 0, len(TOKENS), 0)], [4])
+        (device,) = runner.mesh.devices
+        assert isinstance(device, NullDevice)
+        assert device.executed["attn_prefill_coop"] == runner.model.n_layer
+        assert not device.executed["attn_prefill"] and not device.executed["attn_decode"]
 
 
 def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
