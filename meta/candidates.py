@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vkbackend.buffer import View
+from vkbackend.limits import Limits
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import top_k_chunks
@@ -34,13 +35,18 @@ def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, V
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
 
 
+def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int) -> tuple[View, View, View]:
+    """The same of a device's whole region, which chooses among `n_vocab` logits."""
+    return places(region, n_outputs, k, top_k_chunks(limits, n_vocab, k)[1])
+
+
 def write_masks(
     devices: Sequence[Device], inputs_of: Sequence[Inputs], vocab: Ranges, masks: np.ndarray
 ) -> None:
     """Hand every device its part of uint32 [n, ceil(n_vocab / 32)]."""
     bits = None
     for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
-        if inputs.mask is None:
+        if inputs.mask is None or device.host:
             continue
         n_words = inputs.mask.shape[1]
         if begin % 32 == 0:
@@ -56,6 +62,29 @@ def write_masks(
         device.flush(inputs.mask.buffer)  # type: ignore[arg-type]
 
 
+def outputs(
+    devices: Sequence[Device],
+    inputs_of: Sequence[Inputs],
+    vocab: Ranges,
+    n_outputs: int,
+    k: int,
+    summed: bool,
+) -> list[View | None]:
+    """The words of each device's region that a step of `n_outputs` rows leaves: logits, or k candidates."""
+    views: list[View | None] = []
+    for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
+        if (region := inputs.logits) is None:
+            views.append(None)
+            continue
+        if not device.host:
+            device.invalidate(region.buffer)  # type: ignore[arg-type]
+        last = region.rows(0, n_outputs)
+        if k:
+            last = found_in(region, n_outputs, k, device.limits, end - begin)[2 if summed else 1]
+        views.append(View(region.buffer, region.offset, ((last.end - region.offset) // 4,), "u32"))
+    return views
+
+
 def read_top_k(
     devices: Sequence[Device],
     inputs_of: Sequence[Inputs],
@@ -69,15 +98,14 @@ def read_top_k(
     for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
         if inputs.logits is not None:
             device.invalidate(inputs.logits.buffer)  # type: ignore[arg-type]
-            n_chunks = top_k_chunks(device.limits, end - begin, k)[1]
-            views = places(inputs.logits, n_outputs, k, n_chunks)
+            views = found_in(inputs.logits, n_outputs, k, device.limits, end - begin)
             host = views[0].buffer.host  # type: ignore[union-attr]
             found = host[views[0].offset : views[0].end].view(np.uint32).reshape(n_outputs, k)
             ids.append(found.astype(np.int64) + begin)
             logits.append(host[views[1].offset : views[1].end].view(np.float32).reshape(n_outputs, k))
             if summed:
                 read = host[views[2].offset : views[2].end].view(np.float32)
-                sums.append(read.reshape(n_outputs, n_chunks, 2))
+                sums.append(read.reshape(views[2].shape))
     every, value = np.concatenate(ids, axis=1), np.concatenate(logits, axis=1)
     order = np.argsort(np.where(np.isnan(value), -np.inf, -value), axis=1, kind="stable")[:, :k]
     log_sums = log_of_sums(np.concatenate(sums, axis=1)) if summed else None

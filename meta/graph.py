@@ -9,19 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from vkbackend.buffer import View, Virtual, aligned
+from vkbackend.buffer import View, Virtual
 from vkbackend.errors import PlanError
 from vkbackend.meta import sums
-from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, wire_of
+from vkbackend.meta.reduce import PART, Provider, Reduce, ReduceSlots, parts_of, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.ops import MAX_VEC_ROWS, Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.step import Mix
-from vkbackend.wire import wire_block, wire_words
-
-PART = 1024  # elements: parts of a scattered reduce are whole multiples of it, where they are that large
+from vkbackend.wire import wire_words
 
 
 def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
@@ -195,7 +193,8 @@ class Graph:
         assert provider is not None
         elements = x.rows * x.width
         wire = wire_of(self.wire, elements, self.n, all(d.limits.is_cpu for d in self.devices))
-        reduce = Reduce(len(self.reduces) % 2, elements, x.state.writers, wire, lane=self.lane)
+        parity = len(self.reduces) % 2
+        reduce = Reduce(parity, elements, x.state.writers, wire, lane=self.lane, readers=tuple(readers))
         shares = list(x.views)
         for d in reduce.writers:
             own, slot = x.on(d), provider.slot(d, reduce)
@@ -226,10 +225,7 @@ class Graph:
 
     def _sum_parts(self, shares: Sequence[View | None], reduce: Reduce, provider: Provider) -> None:
         """Each device sums its part of the elements (whole blocks of the wire) where all will read it."""
-        unit = PART if reduce.elements >= PART * self.n else wire_block(reduce.wire)
-        part = aligned(-(-reduce.elements // self.n), unit)
-        for d in range(self.n):
-            begin, end = min(d * part, reduce.elements), min((d + 1) * part, reduce.elements)
+        for d, (begin, end) in enumerate(parts_of(reduce, self.n)):
             if begin == end:
                 continue
             slots, gathered = provider.readable(d, reduce), provider.gathered(d, reduce)

@@ -56,8 +56,9 @@ def load_weights(
     pages: list[Pages] = []
     for d, device in enumerate(devices):
         pages += _place(device, d, loads, source, weights)
-    total = sum(view.nbytes for w in weights.values() for pieces in w.pieces for _, view in pieces)
-    to_share = [load for load in loads if load.shared and not all(weights[load.name].pieces)]
+    here = [d for d, device in enumerate(devices) if not device.host]
+    total = sum(view.nbytes for w in weights.values() for d in here for _, view in w.pieces[d])
+    to_share = [load for load in loads if load.shared and not all(weights[load.name].pieces[d] for d in here)]
     total += sum(source.data(load.name).nbytes for load in to_share)
     done = 0
 
@@ -72,6 +73,9 @@ def load_weights(
         for d, device in enumerate(devices):
             if _is_mapped(weight.pieces[d]):
                 _touch(weight.pieces[d], advance)
+            elif device.host:
+                if load.shared:
+                    weight.pieces[d] += _copies(device, load)
             elif load.shared:
                 continue
             elif len(load.shape) == 3:
@@ -203,18 +207,21 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
         if weight.pieces[d]:
             continue
         row_bytes = row_nbytes(load.dtype, load.shape[-1])
-        firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
         try:
             buffer = device.import_pages(pages, load.name)
             imported = True
-            views = [
-                View(buffer, first * row_bytes, shape, load.dtype)
-                for first, shape in zip(firsts, shapes, strict=True)
-            ]
+            for first, shape in rows_in_pieces(load, piece_nbytes(device)):
+                weight.pieces[d].append((first, View(buffer, first * row_bytes, shape, load.dtype)))
         except (UnsupportedFeature, OutOfDeviceMemory):
-            views = allocate(device, [(shape, load.dtype) for shape in shapes], Home.HOST, load.name)
-            for first, view in zip(firsts, views, strict=True):
+            weight.pieces[d] += _copies(device, load)
+            for first, view in weight.pieces[d]:
                 part = raw[first * row_bytes :][: view.nbytes]
                 device.write(View(view.buffer, view.offset, (view.nbytes // 4,), "u32"), part)
-        weight.pieces[d] += zip(firsts, views, strict=True)
     return [pages] if imported else []
+
+
+def _copies(device: Device, load: Load) -> list[tuple[int, View]]:
+    """Pieces for a whole table in memory of the device's own, or of a device elsewhere."""
+    firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
+    views = allocate(device, [(shape, load.dtype) for shape in shapes], Home.HOST, load.name)
+    return list(zip(firsts, views, strict=True))

@@ -8,9 +8,9 @@ wait and one signal. Nothing is allocated, compiled or recorded there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -20,8 +20,9 @@ from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.candidates import TopK, read_top_k, write_masks
+from vkbackend.meta.candidates import TopK, outputs, read_top_k, write_masks
 from vkbackend.meta.graph import mix_of
+from vkbackend.meta.hosts import Hosts, OverHosts
 from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.options import ReduceOptions
@@ -69,13 +70,20 @@ forks.forget(_threads.cache_clear)
 
 
 class Mesh:
-    """`devices` acting as one. `keep_values`: every intermediate tensor of a step can be read behind it."""
+    """`devices` acting as one, those of other `hosts` included. `keep_values`: every intermediate tensor of a
+    step can be read behind it."""
 
     def __init__(
-        self, devices: Sequence[Device], options: ReduceOptions | None = None, *, keep_values: bool = False
+        self,
+        devices: Sequence[Device],
+        options: ReduceOptions | None = None,
+        *,
+        keep_values: bool = False,
+        hosts: Hosts | None = None,
     ) -> None:
-        self.devices, self.options = list(devices), options or ReduceOptions()
+        self.devices, self.options, self.hosts = list(devices), options or ReduceOptions(), hosts
         self.weights: dict[str, Weight] = {}
+        self.stores: dict[str, Weight] = {}  # caches and constants: what changes
         self.n_reduces, self.reduce_s, self.load_s = 0, 0.0, 0.0
         self.n_recorded, self.record_s = 0, 0.0
         self._ahead, self._keep_values = self.options.submit_ahead, keep_values or env.debug() >= 5
@@ -87,6 +95,8 @@ class Mesh:
         self._steps: dict[StepKind, Step] = {}
         self._n_asked = 0
         self._bases = [0] * len(self.devices)
+        # What other hosts do while a step is recorded here.
+        self.beside: Callable[[StepKind], AbstractContextManager[object]] = nullcontext
         self._broken, self._forked = "", False
         forks.own(self)
 
@@ -94,6 +104,11 @@ class Mesh:
     def reuse(self) -> bool:
         """Whether values of a step share memory."""
         return not self._keep_values
+
+    @property
+    def provider_name(self) -> str:
+        """How partial sums meet; empty where there are none."""
+        return self._provider.name if self._provider else ""
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
@@ -135,6 +150,7 @@ class Mesh:
                     )
                 pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, home, name)))]
             weight.pieces.append(pieces)
+        self.stores[name] = weight
         return weight
 
     def constant(self, name: str, values: np.ndarray) -> Weight:
@@ -143,6 +159,7 @@ class Mesh:
         for device in self.devices:
             buffer = device.buffer(max(values.nbytes, ALIGN), Home.KV, name)
             weight.pieces.append([(0, View(buffer, 0, values.shape, "u32"))])
+        self.stores[name] = weight
         self.update(weight, values)
         return weight
 
@@ -163,7 +180,8 @@ class Mesh:
             self._inputs.append(shape.inputs(d, host, local, region))
             self._arenas.append(device.buffer(sizes.arenas[d], Home.SCRATCH, "scratch"))
         if sizes.slot:
-            self._provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
+            provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
+            self._provider = OverHosts(provider, self.devices, self.hosts) if self.hosts else provider
         self._shape, self._build = shape, build
 
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
@@ -191,7 +209,8 @@ class Mesh:
         step = self._steps.get(kind)
         if step is None:
             began = time.perf_counter()
-            step = self._record(kind)
+            with self.beside(kind):
+                step = self._record(kind)
             self.n_recorded += 1
             self.record_s += time.perf_counter() - began
             self._make_place(step.n_commands)
@@ -223,7 +242,7 @@ class Mesh:
         )
         if len(self.devices) > 1:  # side by side: each waits for compilers most of the time
             pairs = zip(self.devices, recordings, strict=True)
-            compiling = [_threads().submit(device.compile, recording) for device, recording in pairs]
+            compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
             wait(compiling)  # also beside one that failed: nothing is closed under a compiler
             for compiled in compiling:
                 compiled.result()
@@ -253,6 +272,8 @@ class Mesh:
         """Hand the next step's parameters (of halves: both) to every device; rope: float32 [rows, width / 2,
         2] by table name."""
         for device, inputs in zip(self.devices, self._inputs, strict=True):
+            if device.host:
+                continue
             host = inputs.host.buffer.host  # type: ignore[union-attr]
             host[:STEP_NBYTES] = params.words.view(np.uint8)
             if second:
@@ -358,6 +379,12 @@ class Mesh:
                 device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")
 
+    def collect(self, n_outputs: int, k: int, summed: bool = False) -> None:
+        """Bring what the next two read from other hosts to host 0; every host calls it behind a step."""
+        if self.hosts:
+            views = outputs(self.devices, self._inputs, self._shape.vocab, n_outputs, k, summed)
+            self.hosts.gather((n_outputs, k, summed), views)
+
     def read_logits(self, out: np.ndarray, n_outputs: int) -> None:
         """Gather the logits of the last step into `out`, float32 [>= n_outputs, n_vocab]."""
         for device, inputs, (begin, end) in zip(self.devices, self._inputs, self._shape.vocab, strict=True):
@@ -379,6 +406,10 @@ class Mesh:
         for step in self._steps.values():
             self._close(step)
         self._steps.clear()
+        if self.hosts:
+            self.hosts.close()
+            if isinstance(self._provider, OverHosts):
+                self._provider.close_transfers()
         for device in self.devices:
             device.close()
         if abandoned:

@@ -21,7 +21,7 @@ from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.pages import HostPages
 from vkbackend.runtime import Device
 from vkbackend.twins.arrays import take_f16
-from vkbackend.wire import FORMATS, wire_words
+from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
 # Elements from which `auto` sends f16, by device count: as many as llama.cpp's NCCL path sends as bfloat16.
@@ -30,6 +30,7 @@ _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 # From here on reading n - 1 whole slots costs more than an exchange.
 SCATTER_DEVICES, SCATTER_NBYTES = 4, 1 << 20
+PART = 1024  # elements: parts of a scattered reduce are whole multiples of it, where they are that large
 
 
 def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) -> str:
@@ -43,7 +44,7 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """One exchange of a step: its slot set, elements, who writes, and the wire format.
+    """One exchange of a step: its slot set, elements, who writes, the wire format, who reads the sum.
 
     `gather` marks the second half of a scattered reduce, in which the host has nothing to do. `lane`: of two
     half micro-batches in one step each uses a half of every slot, so that neither waits for the other.
@@ -55,6 +56,14 @@ class Reduce:
     wire: str = "f32"
     gather: bool = False
     lane: int = 0
+    readers: tuple[int, ...] = ()
+
+
+def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
+    """The elements begin..end that each of n devices sums of a scattered reduce: whole blocks of the wire."""
+    unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
+    size = aligned(-(-reduce.elements // n), unit)
+    return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,10 @@ class Provider(ABC):
         raise NotImplementedError(f"{self.name} does not scatter")
 
     @abstractmethod
+    def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
+        """What `slot` is, of a gather what `gathered` is, as the host sees it: uint8."""
+
+    @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
         """The host's part between writing and reading; every device has finished the segment."""
 
@@ -126,6 +139,8 @@ class ImportedPages(Provider):
         self._per_parity = (len(devices) + (scatter_from is not None)) * self._slot
         self.pages = HostPages(2 * self._per_parity, _page(devices))
         self.pages_nbytes = self.pages.nbytes
+        if scatter_from is not None:
+            self.name = f"scatter from {scatter_from} bytes"
         self._buffers: list[Buffer] = []
         try:
             for device in devices:
@@ -157,6 +172,10 @@ class ImportedPages(Provider):
     def gathered(self, device: int, reduce: Reduce) -> View:
         return replace(self._view(device, reduce, len(self._devices)), dtype="f32")
 
+    def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
+        view = self.gathered(device, reduce) if reduce.gather else self.slot(device, reduce)
+        return self.pages.bytes[view.offset : view.end]
+
     def exchange(self, reduce: Reduce) -> None:
         pass  # the devices read each other's slots themselves
 
@@ -186,6 +205,10 @@ class HostSum(Provider):
         offset = (2 + reduce.parity) * self._slot + reduce.lane * self._slot // 2
         return ReduceSlots(self._buffers[device], offset, self._slot // 4, 1, None, 1)
 
+    def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
+        view = self.slot(device, reduce)
+        return np.asarray(self._buffers[device].host)[view.offset : view.end]
+
     def _host(self, device: int, at: int, dtype: type, n: int, lane: int) -> np.ndarray:
         """The first n of a lane in region `at` of a device: shares are in 0 and 1, sums in 2 and 3."""
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
@@ -209,14 +232,14 @@ class HostSum(Provider):
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
         n, sums = reduce.elements, 2 + reduce.parity
-        total = self._host(0, sums, np.float32, n, reduce.lane)
+        total = self._host(reduce.readers[0], sums, np.float32, n, reduce.lane)
         np.copyto(total, self._share(first, reduce))
         for d in others:
             np.add(total, self._share(d, reduce), out=total)
-        for d, device in enumerate(self._devices):
-            if d:
+        for d in reduce.readers:
+            if d != reduce.readers[0]:
                 np.copyto(self._host(d, sums, np.float32, n, reduce.lane), total)
-            device.flush(self._buffers[d])
+            self._devices[d].flush(self._buffers[d])
 
     def close(self) -> None:
         for device, buffer in zip(self._devices, self._buffers, strict=True):

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
+import numpy as np
+
 from vkbackend import env
 from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned
 from vkbackend.memory import plan_scratch
@@ -231,6 +233,9 @@ class Sizing(Provider):
         mask = sum(1 << w for w in reduce.writers)
         stride = max(reduce.elements, wire_words(reduce.wire, reduce.elements))
         return ReduceSlots(self._buffer, 0, stride, self._n, own, mask, reduce.wire)
+
+    def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
+        raise AssertionError("a sizing graph never runs")
 
     def exchange(self, reduce: Reduce) -> None:
         raise AssertionError("a sizing graph never runs")

@@ -14,6 +14,7 @@ from vkbackend import env, ops
 from vkbackend.buffer import Home, View
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.bench import time_reduce
+from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.known_speed import DTYPE, Speed, key_of, known_speed, numbers, remember
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device
@@ -34,9 +35,10 @@ def class_of(device: Device) -> Hashable:
 
 
 def resource_of(device: Device) -> Hashable:
-    """What logical devices take turns on: a physical device; for all software devices, the processor."""
+    """What logical devices take turns on: a physical device; for all software devices of a host, its
+    processor."""
     info = device.physical
-    return info.uuid if info and not info.is_cpu else "cpu"
+    return info.uuid if info and not info.is_cpu else f"{device.host} cpu".strip()
 
 
 # ---- measuring ----
@@ -44,6 +46,9 @@ def resource_of(device: Device) -> Hashable:
 
 def measure_speed(device: Device) -> Speed:
     """The speed of a device, measured if it has not been yet (about a second)."""
+    if isinstance(device, Elsewhere):
+        assert device.card.speed, f"{device.name} came without its speed"
+        return Speed(*device.card.speed)
     if known := known_speed(device):
         return known
     twin = _twin(device)
@@ -73,9 +78,13 @@ def measure_copy(device: Device) -> float:
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
     """Seconds of one all-reduce of `nbytes` among the devices, measured if it has not been yet for a size
-    near by (the next power of two); 0 for one device."""
+    near by (the next power of two); 0 for one device. Over hosts: what it takes among the devices here, and
+    the slowest exchange."""
     if len(devices) < 2:
         return 0.0
+    far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]
+    if far:
+        return max(far) + measure_reduce([d for d in devices if not d.host], nbytes)
     nbytes = 1 << max(12, (nbytes - 1).bit_length())
     key = f"reduce {nbytes} {', '.join(map(key_of, devices))}"
     known = numbers(key)

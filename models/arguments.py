@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -58,8 +58,8 @@ def device_list(name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def unlike(names: Sequence[str] | None) -> bool:
-    """Whether the devices may differ in speed: several names of Vulkan devices."""
-    return len(set(names or ())) > 1 and HOST not in (names or ())
+    """Whether the devices may differ in speed: several names of Vulkan devices, here or on several hosts."""
+    return len(set(names or ())) > 1 and HOST not in [name.rpartition("/")[2] for name in names or ()]
 
 
 def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
@@ -116,6 +116,11 @@ def path_string(name: str, value: Any, what: str = "a .gguf file") -> str:
         if (text := os.fsdecode(value)) and "\0" not in text:
             return text
     raise refused(name, value, f"expected the path of {what}")
+
+
+def optional_path(what: str) -> Callable[[str, Any], str | None]:
+    """The check of an option that may name a file."""
+    return lambda name, value: None if value is None else path_string(name, value, what)
 
 
 def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:

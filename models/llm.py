@@ -23,8 +23,9 @@ from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.models.arguments import text_of, token_ids, token_limit
 from vkbackend.models.chats.methods import Chats
 from vkbackend.models.engine.answers import Answers, Mailbox
+from vkbackend.models.engine.channel import Channel
 from vkbackend.models.engine.completion import Chunk, Completion
-from vkbackend.models.engine.hosting import LocalEngine, RemoteEngine
+from vkbackend.models.engine.hosting import Hosted, LocalEngine, RemoteEngine
 from vkbackend.models.engine.messages import (
     Logits,
     Memory,
@@ -89,11 +90,19 @@ class LLM(Chats, Slots):
                 self._no_tokenizer = str(error)
                 stop_ids = end_ids(gguf)
         self._model_tokens = ModelTokens(stop_ids, suppressed, self._tokenizer)
-        self._mailbox = Mailbox(partial(RemoteEngine if self._apart else LocalEngine, wanted), progress)
+        self._mailbox = Mailbox(partial(self._engine(wanted), wanted), progress)
         info = self._mailbox.info
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
         self.device_names, self.prediction = list(info.devices), list(info.prediction)
         self.notes = list(info.notes)
+
+    def _engine(self, options: Options) -> Callable[[Options, Channel], Hosted]:
+        if options.hostfile is None:
+            return RemoteEngine if self._apart else LocalEngine
+        from vkbackend.models.engine.group_engine import GroupEngine  # needs the extra hosts
+
+        self._apart = True
+        return GroupEngine
 
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:

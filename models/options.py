@@ -23,6 +23,7 @@ from vkbackend.models.arguments import (
     device_list,
     layer_count,
     layer_range,
+    optional_path,
     override_list,
     path_string,
     scaled_files,
@@ -50,6 +51,9 @@ class _ModelKeywords(TypedDict, total=False):
     devices: str | Sequence[str | int] | None
     """Devices that share the model: indices, UUIDs or names as `vkbackend devices` shows them, a list or
     "0,1"; one may be given several times. "numpy" is the host itself. None (default): the best device."""
+    hostfile: File | None
+    """A file of hosts that run the model together, each with devices of its own (docs/hosts.md), in place of
+    `devices`. None (default): this host alone."""
     tensor_split: Iterable[float] | Literal["auto"] | None
     """The share of each device, in any unit, such as [3, 1]; "auto" measures the devices and balances their
     time. None (default): auto where devices differ, else equal shares."""
@@ -127,6 +131,7 @@ class Options(ReduceOptions):
 
     path: str = field(kw_only=False, metadata={"check": path_string})
     devices: tuple[str, ...] | None = option(None, device_list)
+    hostfile: str | None = option(None, optional_path("a hostfile"))
     tensor_split: tuple[float, ...] | Literal["auto"] | None = option(None, share_list)
     split_mode: str = option("tensor", choice(SPLIT_MODES))
     main_gpu: int = option(0, whole(0, MAX_GPU))
@@ -159,6 +164,11 @@ class Options(ReduceOptions):
             )
         if (self.exact or env.exact()) and self.reduce_type == "auto":
             object.__setattr__(self, "reduce_type", "f32")
+        if self.hostfile is not None:
+            if self.devices is not None:
+                expected = "the hostfile says which devices each host has (dev=0,1); leave one out"
+                raise refused("devices", list(self.devices), expected)
+            return  # what depends on the devices is checked when that is read
         n = len(self.devices or [None])
         shares = self.shares
         if shares is not None and len(shares) != n:

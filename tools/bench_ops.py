@@ -25,7 +25,7 @@ import numpy as np
 from vkbackend.checks import finite_number, whole_number
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, VkbackendError
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.runner import open_devices
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.ops import Recorder
 from vkbackend.recording import Dispatch, Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device

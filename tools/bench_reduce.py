@@ -24,7 +24,7 @@ from vkbackend.meta.options import ReduceOptions, ahead_depth
 from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.runner import open_devices
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.tools.console import console, printable, size, write_json
 
 SIZES = "4K,16K,64K,256K,1M,4M,16M,32M"

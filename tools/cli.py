@@ -33,6 +33,7 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "chat": ("chat", "Talk with a GGUF model"),
     "serve": ("serve", "Serve a GGUF model over HTTP, as OpenAI's API and llama-server's"),
     "info": ("model_info", "Show metadata and tensors of a GGUF model"),
+    "hosts": ("hosts", "Run a command over several hosts, or check their network"),
     "plan": ("plan", "Show how a model would be split over devices"),
     "bench": ("bench", "Measure tokens per second"),
     "sweep": ("sweep", "Measure tokens per second at growing context"),
@@ -45,7 +46,7 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "gpu-report": ("gpu_report", "Check and measure GPUs, for a report in two files"),
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
 }
-NO_DEVICE = {"devices", "models", "info", "bench-serve"}  # what opens none
+NO_DEVICE = {"devices", "models", "info", "bench-serve", "hosts"}  # what opens none
 EPILOG = """\
 examples:
   vkbackend devices
@@ -53,6 +54,7 @@ examples:
   vkbackend generate -m model.gguf -f prompt.txt -n -1 -c 0 -dev 0,1 -ts 3,1
   vkbackend chat -m model.gguf -dev 0,1
   vkbackend serve -m model.gguf -dev 0,1 --port 8080
+  vkbackend hosts run --hostfile hosts.txt -- serve -m model.gguf
   vkbackend info model.gguf
   vkbackend plan -m model.gguf -dev 0,1
   vkbackend bench -m model.gguf -dev 0,1 -p 512 -n 128
@@ -110,12 +112,17 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
     known = command._option_string_actions
+    behind: Sequence[str] = []  # the words of another command
+    if command.get_default("words") is not None and "--" in words:
+        words, behind = words[: words.index("--")], words[words.index("--") + 1 :]
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
     if not unknown:
         args, unknown = parser.parse_known_args(words)
     if unknown:
         others = [build_parser(name)[1] for name in TALKS if chosen in TALKS and name != chosen]
         command.error(unknown_argument(unknown[0], command, others[0] if others else None))
+    if behind:
+        args.words = list(behind)
     flags = {action.dest: flag for flag, action in reversed(known.items()) if flag.startswith("--")}
     return args, {"path": "--model"} | flags
 

@@ -21,7 +21,7 @@ from vkbackend.meta.reduce import Reduce
 from vkbackend.meta.split import Kind
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.runner import open_devices
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.cost import (

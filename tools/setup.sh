@@ -6,15 +6,16 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: bash tools/setup.sh [--kompute] [--serve] [--test] | --drivers | --compilers
+usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers | --compilers
 
   (no option)  Vulkan loader, GLSL compiler, a Vulkan driver where none is found, .venv with the package; a
                newer compiler in .glslang/ where the system's knows no matrix units (Debian 12)
   --kompute    the same in .venv-kompute, with the Kompute runtime beside the native one: builds kp from its
                source (about two minutes), needs Python 3.11 or 3.12 and numpy below 2
   --serve      the same as without it, with what `vkbackend serve` needs
-  --test       the same with --serve, with the Vulkan validation layers, Chromium where it can be had, and the
-               package's test extra
+  --hosts      the same as without it, with what several hosts need (docs/hosts.md): mpi4py and MPICH
+  --test       the same with --serve and --hosts, with the Vulkan validation layers, Chromium where it can be had,
+               and the package's test extra
   --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
                and print a line "NAME PATH-OF-ICD-JSON" for each on stdout; beside them AMD's compiler
   --compilers  nothing of that: unpack the compilers of AMD, Intel and NVIDIA (RADV, ANV, NVK) into .drivers/, which
@@ -28,7 +29,13 @@ kompute=""
 alone=""
 for arg in "$@"; do
     case $arg in
-        --serve) [ "$level" = test ] || level=serve ;;
+        --serve | --hosts)
+            case $level in
+                base) level=${arg#--} ;;
+                test | "${arg#--}") ;;
+                *) level=serve,hosts ;;
+            esac
+            ;;
         --test) level=test ;;
         --kompute) kompute=yes ;;
         --drivers | --compilers) alone=$arg ;;
@@ -185,7 +192,8 @@ environment() {
     want=$(wanted_stamp)
     [ -f "$stamp" ] && have=$(cat "$stamp")
     case "$level ${have##*$'\n'}" in # never take an extra away from an environment that has it
-        "base serve" | *" test") level=${have##*$'\n'} ;;
+        "base "?* | *" test") level=${have##*$'\n'} ;;
+        "serve hosts" | "hosts serve" | *" serve,hosts") level=serve,hosts ;;
     esac
     if [ "$have" = "$want"$'\n'$level ]; then
         "$venv/bin/python" -c "import vkbackend${kompute:+, kp}" 2>/dev/null && return 0

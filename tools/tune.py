@@ -21,7 +21,7 @@ from vkbackend import cache_folder, env
 from vkbackend.errors import InvalidArgument
 from vkbackend.limits import Limits
 from vkbackend.models.arguments import device_list
-from vkbackend.models.engine.runner import open_devices
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.ops import measured
 from vkbackend.ops.choice import mat_op, runs
 from vkbackend.ops.table import MATRIX_OPS

@@ -96,6 +96,11 @@ def timeout_s() -> int:
     return min(max(1, _integer("VKBACKEND_TIMEOUT", 120)), 10**9)  # in nanoseconds it must fit 64 bits
 
 
+def silence_s() -> int:
+    """VKBACKEND_SILENCE: seconds after which a host of a group that says nothing is lost (default 15)."""
+    return max(2, _integer("VKBACKEND_SILENCE", 15))
+
+
 COMPILE_THREADS = "VKBACKEND_COMPILE_THREADS"
 MAX_COMPILE_THREADS = 8  # compilers of drivers take up to a GB each, and share locks
 

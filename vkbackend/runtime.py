@@ -88,6 +88,7 @@ class Device(ABC):
     maps_files: bool = False  # it runs on the host, where a model file's pages are memory as good as any
     compiled: Callable[[], None] | None = None  # called behind every shader that was compiled
     has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
+    host: str = ""  # which has it, where that is another one
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         device = super().__new__(cls)

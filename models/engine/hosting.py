@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from vkbackend import env, forks
-from vkbackend.errors import DeviceLost, Timeout
+from vkbackend.errors import DeviceLost, Timeout, VkbackendError
 from vkbackend.models.engine.channel import Channel
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import (
@@ -94,6 +94,24 @@ class _Loading:
     total: int
 
 
+class Child(Protocol):
+    """The process that has the engine, as a multiprocessing.Process is one."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RemoteEngine:
     """The engine in a spawned process, which goes on whether a caller waits or not. Raises the errors of
     loading; DeviceLost if it dies, Timeout if it hangs.
@@ -101,20 +119,14 @@ class RemoteEngine:
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
-        context = multiprocessing.get_context("spawn")
-        self._conn, theirs = context.Pipe()
         self._selector = selectors.DefaultSelector()  # kept: `wait` makes one each time, for every step
+        self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
-        self._process = context.Process(
-            target=serve, args=(theirs, options, open_), name="vkbackend-engine", daemon=True
-        )
         # A thread writes, because a write to a process that does not read would block without a deadline.
         self._writer = threading.Thread(target=self._write, name="vkbackend-writer", daemon=True)
         self._loaded, self._heard = False, time.monotonic()
         try:
-            self._process.start()
             forks.own(self)
-            theirs.close()  # so that the pipe ends with the process
             told = 0, 0
             while not isinstance(message := self._receive("to load the model"), EngineInfo):
                 if isinstance(message, ErrorData):
@@ -125,6 +137,22 @@ class RemoteEngine:
             self.close()
             raise
         self.info, self._loaded = message, True
+
+    def _start(self, options: Options, open_: Open) -> tuple[Child, Connection]:
+        """The process, and our end of its pipe, which ends with it."""
+        context = multiprocessing.get_context("spawn")
+        conn, theirs = context.Pipe()
+        process = context.Process(
+            target=serve, args=(theirs, options, open_), name="vkbackend-engine", daemon=True
+        )
+        try:
+            process.start()
+        except BaseException:
+            conn.close()
+            raise
+        finally:
+            theirs.close()
+        return process, conn
 
     def serve(self, channel: Channel) -> None:
         self._writer.start()
@@ -179,8 +207,9 @@ class RemoteEngine:
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
             while self._process.is_alive() and time.monotonic() < deadline:
-                # What it still says is read and dropped, so that it is not stuck saying it.
-                if self._conn in wait([self._conn, self._process.sentinel], WAIT_SLICE_S):
+                # What it still says is read and dropped, so that it is not stuck saying it; its end is the
+                # pipe's.
+                if self._conn.poll(WAIT_SLICE_S):
                     try:
                         self._conn.recv()
                     except (EOFError, OSError):
@@ -202,11 +231,18 @@ class RemoteEngine:
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 
-def serve(conn: Connection, options: Options, open_: Open = Engine.open) -> None:
-    """The main function of the process: load, then answer requests until Close or the end of the pipe."""
+Watch = Callable[[Callable[[VkbackendError], None]], None]
+
+
+def serve(
+    conn: Connection, options: Options, open_: Open = Engine.open, watch: Watch = lambda tell: None
+) -> None:
+    """The main function of the process: load, then answer requests until Close or the end of the pipe.
+    `watch(tell)`: whoever sees that the engine is lost, while nothing is asked of it, calls `tell`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    inbox: SimpleQueue[Request] = SimpleQueue()
+    inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
+    watch(inbox.put)
     try:
         engine = open_(options, lambda done, total: conn.send(_Loading(done, total)))
         threading.Thread(target=_read, args=(conn, inbox), daemon=True).start()
@@ -221,6 +257,8 @@ def serve(conn: Connection, options: Options, open_: Open = Engine.open) -> None
                 continue
             if isinstance(request, Close):
                 break
+            if isinstance(request, VkbackendError):
+                raise request
             engine.submit(request)
     except OSError:
         pass  # the parent is gone
@@ -237,7 +275,7 @@ def _report(conn: Connection, error: ErrorData) -> None:
         conn.send(error)
 
 
-def _read(conn: Connection, inbox: SimpleQueue[Request]) -> None:
+def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> None:
     """The thread that receives: a long request cannot block the parent while the engine writes to it."""
     try:
         while not isinstance(request := conn.recv(), Close):

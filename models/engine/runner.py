@@ -3,25 +3,25 @@ sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkbackend import env
 from vkbackend.buffer import Home
-from vkbackend.errors import InvalidArgument
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.candidates import TopK
 from vkbackend.meta.graph import mix_of
-from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.mesh import Mesh, Step
 from vkbackend.meta.sizing import StepShape, bucket
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
 from vkbackend.models.gguf.reader import GGUF
@@ -33,58 +33,14 @@ from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
-from vkbackend.open_device import open_device, runtime_of
-from vkbackend.ops import CELL_BLOCK, MAX_SLOTS
-from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs, n_single
-from vkbackend.twins.device import NumpyDevice
+from vkbackend.open_device import runtime_of
+from vkbackend.ops import CELL_BLOCK
+from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix, Run, StepParams, cut_runs, n_single
+
+if TYPE_CHECKING:
+    from vkbackend.models.engine.host_group import Group
 
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
-
-
-def open_devices(
-    specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
-) -> list[Device]:
-    """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
-
-    `runtime` is the one that drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host
-    itself, running the ops' numpy twins. With `exact` they run ops of F32 activations alone. Raises
-    InvalidArgument, UnsupportedFeature.
-    """
-    env.disabled()  # refuses unknown names, whatever drives the devices
-    if specs is not None and not len(specs):
-        raise InvalidArgument(
-            "the device list is empty; give at least one device, or none at all for the best one"
-        )
-    wanted: list[str | int] = [0] if specs is None else list(specs)
-    if len(wanted) > MAX_SLOTS:
-        raise InvalidArgument(f"{len(wanted)} devices were given; at most {MAX_SLOTS} can share one model")
-    opened: list[Device] = []
-    try:
-        for n, spec in enumerate(wanted):
-            if spec == "numpy":
-                opened.append(NumpyDevice(f"numpy.{n}" if len(wanted) > 1 else "numpy"))
-                continue
-            opened.append(_open_vulkan(spec, n if wanted.count(spec) > 1 else None, runtime))
-    except BaseException:
-        for device in opened:
-            device.close()
-        raise
-    for device in opened if exact else ():
-        device.limits = device.limits.exact()
-    return opened
-
-
-def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
-    # Imported here: a machine without a Vulkan loader can still run on numpy.
-    from vkbackend.errors import UnsupportedFeature
-    from vkbackend.vulkan.instance import devices, no_device_message, select
-
-    present = devices()
-    if not present:
-        raise UnsupportedFeature(no_device_message())
-    info = select(spec, present)
-    return open_device(info, f"Vulkan{info.index}" + ("" if copy is None else f".{copy}"), runtime)
 
 
 class _Told:
@@ -110,7 +66,8 @@ class Runner:
     `progress(done, total)` is called with bytes, again and again with the last ones while shaders are
     compiled. `keep_values`: every intermediate tensor of a step can be read behind it. `interleave`: whether
     large micro-batches are computed in two halves, one while the other is exchanged (None: between several
-    physical devices). `options` are then what was loaded: the context's length, the shares and the layers on
+    physical devices). `group`: the hosts that run it together, this one among them; its devices are written
+    HOST/DEVICE. `options` are then what was loaded: the context's length, the shares and the layers on
     the devices that were found. `prediction` says what measured devices are expected to take.
     """
 
@@ -122,9 +79,10 @@ class Runner:
         progress: Callable[[int, int], None] | None = None,
         keep_values: bool = False,
         interleave: bool | None = None,
+        group: Group | None = None,
     ) -> None:
         runtime = runtime_of(options.runtime)  # refuses an unknown name before anything is read
-        self._interleave = interleave
+        self._interleave, self.group = interleave, group
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
             self.model = model = load_model(gguf)
             if options.control_vectors:
@@ -137,14 +95,25 @@ class Runner:
             n_ctx = options.n_ctx or model.n_ctx_train
             self.notes = notes(gguf, model, n_ctx)
             self.options = options = with_a_share(replace(options, n_ctx=n_ctx))
+            if group and group.leads:
+                group.open(options, interleave)
             self.n_vocab, self.n_ctx, self.n_slots = model.n_vocab, n_ctx, options.n_slots
             self.n_ubatch = min(options.n_ubatch, bucket(n_ctx * self.n_slots), MAX_ROWS)
-            devices = open_devices(options.devices, runtime, exact=options.exact or env.exact())
-            self.mesh = Mesh(devices, options, keep_values=keep_values)
+            exact = options.exact or env.exact()
+            if group:
+                devices = group.join(
+                    options,
+                    lambda own: open_devices(own, runtime, exact=exact) if own else [],
+                    speeds=options.auto_split,
+                )
+            else:
+                devices = open_devices(options.devices, runtime, exact=exact)
+            self.mesh = Mesh(devices, options, keep_values=keep_values, hosts=group.hosts if group else None)
             self.prediction: Prediction | None = None
             self._free_before = [device.free_nbytes() for device in self.mesh.devices]
             try:
-                if options.auto_split and len(self.mesh.devices) > 1:
+                leads = group is None or group.leads
+                if leads and options.auto_split and len(self.mesh.devices) > 1:
                     self.options = options = self._balanced(types, options)
                 self._load(gguf, types, options, progress)
             except BaseException:
@@ -168,7 +137,10 @@ class Runner:
         options: Options,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        model, mesh, n = self.model, self.mesh, len(self.mesh.devices)
+        model, mesh, n, group = self.model, self.mesh, len(self.mesh.devices), self.group
+        leads = group is None or group.leads
+        if group and not leads:
+            self.options = options = group.settle(options)
         self.layout = layout = lay_out(model, types, n, options)
         limits = [device.limits for device in mesh.devices]
         halves = in_halves(mesh.devices, options)
@@ -187,7 +159,13 @@ class Runner:
                 cost = cost_function(model, types, options, limits, self.n_ubatch)
                 self.prediction = predict(mesh.devices, options.shares, cost, budgets_of(mesh.devices))
         env.log(1, "plan\n" + layout.table())
-        check_fit(mesh.devices, options, sizes, model.n_layer)
+        if leads:
+            check_fit(mesh.devices, options, sizes, model.n_layer)
+        if group:
+            if leads:
+                group.settle(options)
+            ropes = model.ropes(self.n_ctx)
+            group.compare(self.fingerprint, options, layout.table(), limits, steps, ropes)
         told = _Told(progress)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), told.tell)
         self.kv = KVCache(mesh, layout, options)
@@ -202,6 +180,8 @@ class Runner:
         mesh.recorded_step(1, 1, self.max_top_k)
         for device in mesh.devices:
             device.compiled = None
+        if group:
+            group.loaded(mesh)
 
     def _make_tables(self, shape: StepShape) -> None:
         """What steps write: parameters, RoPE rows (all positions at once where that takes little), logits."""
@@ -256,20 +236,56 @@ class Runner:
         summed: bool = False,
     ) -> None:
         self.mesh.check_usable()
-        n_rows, n_outputs = len(tokens), len(outputs)
+        recorded = self._recorded(runs, len(tokens), outputs, top_k, masks is not None, summed)
+        self.kv.flush()
+        if self.kv.states:
+            runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
+        if self.group:
+            tables = None
+            if self.group.sends_tables:
+                positions = np.concatenate([np.arange(r.first_pos, r.first_pos + r.n_rows) for r in runs])
+                tables = self._angles(positions)
+            self.group.step(tokens, runs, outputs, top_k, masks, summed, tables)
+        self.compute(tokens, runs, outputs, top_k, masks, summed, recorded=recorded)
+
+    def _recorded(
+        self,
+        runs: Sequence[Run],
+        n_rows: int,
+        outputs: Sequence[int],
+        top_k: int,
+        masked: bool,
+        summed: bool,
+    ) -> tuple[Step, int, Mix]:
+        """The recorded step, how many rows its first half has (0: it is not in halves), what its rows are."""
+        n_outputs = len(outputs)
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
         half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
         n_alone = n_rows if n_rows == len(runs) else n_single(runs)
         mix = mix_of(half or rows, n_alone, len(runs))
-        step = self.mesh.recorded_step(
-            rows, bucket(n_outputs), top_k, bool(half), mix, masks is not None, summed
-        )
+        step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, bool(half), mix, masked, summed)
+        return step, half, mix
+
+    def compute(
+        self,
+        tokens: Sequence[int],
+        runs: Sequence[Run],
+        outputs: Sequence[int],
+        top_k: int,
+        masks: np.ndarray | None = None,
+        summed: bool = False,
+        tables: Mapping[str, np.ndarray] | None = None,
+        recorded: tuple[Step, int, Mix] | None = None,
+    ) -> None:
+        """Run one micro-batch whose runs know the recurrent states they read and write; its output rows are
+        then on host 0. `tables`: rows of cos and sin by name, where this host's are not to be used."""
+        n_rows = len(tokens)
+        if recorded is None:
+            recorded = self._recorded(runs, n_rows, outputs, top_k, masks is not None, summed)
+        step, half, mix = recorded
         if masks is not None:
             self.mesh.write_masks(masks)
-        self.kv.flush()
-        if self.kv.states:
-            runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
         second = self._second if half else None
         if second:
             front, back = cut_runs(runs, half)
@@ -280,13 +296,19 @@ class Runner:
         positions = self._params.rows[: half or n_rows, 0]
         if second:
             positions = np.concatenate([positions, second.rows[: n_rows - half, 0]])
+        self.mesh.write_step(self._params, tables or self._angles(positions), second)
+        self.mesh.run(step)
+        if outputs:
+            self.mesh.collect(len(outputs), top_k, summed)
+
+    def _angles(self, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of cos and sin, which the next call overwrites."""
         rope = {}
         for name, table in self._rope_rows.items():
             every = self._rope_all[name]
-            rope[name] = angles = table[:n_rows]
+            rope[name] = angles = table[: len(positions)]
             angles[:] = every[positions] if every is not None else self._ropes[name].rows(positions)
-        self.mesh.write_step(self._params, rope, second)
-        self.mesh.run(step)
+        return rope
 
     @property
     def pools(self) -> list[Pool]:
@@ -332,6 +354,16 @@ class Runner:
         alone."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
+    @property
+    def n_state_cells(self) -> int:
+        """Recurrent states that there are."""
+        return self.n_slots * (1 + self.options.n_snapshots) if self.kv.states else 0
+
+    @property
+    def rope_widths(self) -> dict[str, int]:
+        """Floats of a row of cos and sin, by table."""
+        return {name: int(np.prod(rows.shape[1:])) for name, rows in self._rope_rows.items()}
+
     # ---- reports ----
 
     def device_names(self) -> list[str]:
@@ -343,8 +375,12 @@ class Runner:
         Host pages that all devices share count for the first: tables as `shared`, slots as staging. `mapped`
         are weights read in the file, whose pages are nobody's own.
         """
-        report = []
+        report: list[dict[str, Any]] = []
+        others = self.group.memory() if self.group and self.group.leads else {}
         for i, device in enumerate(self.mesh.devices):
+            if i in others:
+                report.append(others[i] | {"device": device.name})
+                continue
             n = device.nbytes
             shared, slots = self.mesh.pages_nbytes if i == 0 else (0, 0)
             report.append(
@@ -370,4 +406,6 @@ class Runner:
 
     def close(self) -> None:
         """Release everything; may be called twice."""
+        if self.group:
+            self.group.close()
         self.mesh.close()

@@ -21,7 +21,8 @@ from vkbackend import faults
 from vkbackend.buffer import Home, View
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.meta import mesh as mesh_module
-from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Recording
 from vkbackend.step import Run
 

@@ -180,7 +180,7 @@ def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> 
 
 def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is computed, everything is counted: per layer and device two norms' worth of reduce tails."""
-    monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", NullDevice)
+    monkeypatch.setattr("vkbackend.models.engine.open_devices.NumpyDevice", NullDevice)
     with opened(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])
         layers = runner.model.n_layer

@@ -25,7 +25,7 @@ from vkbackend.meta.reduce import PROVIDERS, wire_of
 from vkbackend.meta.sizing import StepShape, measure
 from vkbackend.meta.split import partial
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.engine.runner import open_devices
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.runtime import Device
 from vkbackend.step import Run
 from vkbackend.twins.arrays import put_f16, take_f16

@@ -15,7 +15,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.meta import bench
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import PROVIDERS, HostSum
-from vkbackend.models.engine.runner import open_devices
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.tools import bench_reduce, cli
 from vkbackend.tools.bench_reduce import COLUMNS, parse_size
 from vkbackend.twins.device import NumpyDevice

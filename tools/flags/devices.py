@@ -27,6 +27,8 @@ def add_device_arguments(
         "shows them; one may be given several times; numpy: the host itself, slowly, without Vulkan "
         "(default: the best device)",
     )
+    add("hostfile", "--hostfile", metavar="FILE",
+        help="a file of hosts that run the model together, in place of -dev (docs/hosts.md)")  # fmt: skip
     automatic = "; auto: measure the devices once and balance their time" if "auto" in shares else ""
     add(
         "tensor_split",

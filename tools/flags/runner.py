@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from rich.console import Console
 
@@ -18,6 +18,14 @@ from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
+
+if TYPE_CHECKING:
+    from vkbackend.models.engine.host_group import Group
+
+
+# The hosts that run a command together, and their devices: `hosts run` sets them in the process of host 0.
+group: Group | None = None
+places: tuple[str, ...] = ()
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = True) -> None:
@@ -53,9 +61,16 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords
     """The model on the devices that the flags name, their options but for those `changed`; progress, shares
     that were measured, and what of the file is not used, on stderr. Raises what loading raises."""
     err, path = console(stderr=True), gguf.paths[0]
+    if group is not None:
+        changed["devices"] = places
     options = options_of(args, path, **changed)
+    if options.hostfile is not None:
+        raise InvalidArgument(
+            "this command works in the process of host 0: write "
+            "`vkbackend hosts run --hostfile FILE -- COMMAND ...`"
+        )
     with byte_progress(err, f"loading {path.name}", then="compiling shaders") as progress:
-        runner = Runner(options, gguf, progress=progress)
+        runner = Runner(options, gguf, progress=progress, group=group)
     tell_runner(runner, err)
     return runner
 

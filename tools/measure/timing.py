@@ -120,7 +120,7 @@ def weight_nbytes_per_step(runner: Runner) -> int:
 
 def copy_rate(runner: Runner) -> float:
     """Bytes per second, reads and writes together, that the physical devices copy within their memory."""
-    rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices}
+    rates = {resource_of(device): measure_copy(device) for device in runner.mesh.devices if not device.host}
     return sum(rates.values())
 
 

@@ -16,7 +16,8 @@ from prefills import opened, prefill
 from vkbackend import LLM
 from vkbackend.limits import INEXACT, Limits
 from vkbackend.models.engine import runner as runner_module
-from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner import Runner
 from vkbackend.ops import OPS, measured
 from vkbackend.step import Run
 from vkbackend.tools import cli

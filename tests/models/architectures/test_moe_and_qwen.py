@@ -231,7 +231,9 @@ def test_a_stack_in_several_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch
     """An expert takes 24 KiB here: pieces of at most two."""
     path = model(folder, MIXED[1])
     limits = Limits(max_storage_range=60_000)
-    monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", lambda name: NumpyDevice(name, limits))
+    monkeypatch.setattr(
+        "vkbackend.models.engine.open_devices.NumpyDevice", lambda name: NumpyDevice(name, limits)
+    )
     for n in (1, 2):
         with opened(path, ["numpy"] * n) as runner:
             pieces = runner.mesh.weights["blk.0.ffn_down_exps.weight"].pieces

@@ -14,7 +14,8 @@ from runners import load_runner
 
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
-from vkbackend.models.engine.runner import Runner, open_devices
+from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.placement import fit

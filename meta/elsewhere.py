@@ -1,0 +1,135 @@
+"""A device that another host drives, as this one sees it: its limits, slots and logits, no other memory.
+
+Every host of a group plans and records for all devices and runs its own; what it does to the others goes
+nowhere, since their hosts do the same. Once the model is loaded, host 0 gives its stand-ins a `link`: what it
+then reads, writes and copies on them outside of steps (saved states, cell tables) happens there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from vkbackend.buffer import Buffer, Home, View, aligned
+from vkbackend.errors import UnsupportedFeature
+from vkbackend.limits import Limits
+from vkbackend.meta.exchange_times import ExchangeTime
+from vkbackend.recording import Copy, Recording
+from vkbackend.runtime import Queue
+from vkbackend.twins.device import HostDevice, HostExecutable
+
+
+@dataclass(frozen=True, slots=True)
+class HeapCard:
+    nbytes: int
+    device_local: bool
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalCard:
+    """What a plan asks of a physical device."""
+
+    name: str
+    uuid: str
+    vendor: str
+    driver: str
+    driver_version: str
+    is_cpu: bool
+    heaps: tuple[HeapCard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What hosts tell each other of a device. `speed`: measured bytes per second from its memory and the
+    host's, where they are known."""
+
+    name: str
+    limits: Limits
+    imports_pages: bool
+    has_codebooks: bool
+    free: int | None
+    physical: PhysicalCard | None
+    speed: tuple[float, float] | None = None
+
+
+class Link(Protocol):
+    """The host of a device, which knows its caches and tables by name."""
+
+    def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None: ...
+
+    def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray: ...
+
+    def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
+        """Copies within caches: (name, from byte, to byte, bytes)."""
+
+
+class _Idle(Queue):
+    """Everything is done as soon as it is submitted: another host does it."""
+
+    ahead = True
+
+    def submit(self, executable: Any, first: int, count: int) -> None:
+        self.submitted += count
+
+    def completed(self) -> int:
+        return self.submitted
+
+    def allow(self, number: int) -> None:
+        pass
+
+    def wait(self, number: int, timeout_s: float) -> bool:
+        return True
+
+
+class Elsewhere(HostDevice):
+    """The stand-in of the group's `index`-th device. `exchange`: how long its host takes, where that was
+    measured."""
+
+    def __init__(self, index: int, host: str, card: Card, exchange: ExchangeTime | None = None) -> None:
+        super().__init__(f"{host}/{card.name}", card.limits)
+        self.index, self.host, self.card, self.exchange = index, host, card, exchange
+        self.imports_pages, self.has_codebooks = card.imports_pages, card.has_codebooks
+        self.queue: Queue = _Idle()
+        self.link: Link | None = None
+
+    @property
+    def physical(self) -> Any:
+        return self.card.physical
+
+    def free_nbytes(self) -> int | None:
+        return self.card.free
+
+    def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
+        if home is Home.STAGING:  # slots and logits arrive there
+            return super().buffer(nbytes, home, label)
+        self.counts["buffer"] += 1
+        self.nbytes[home] += aligned(nbytes)
+        return Buffer(aligned(nbytes), home, label)
+
+    def write(self, view: View, data: np.ndarray) -> None:
+        if self.link:
+            self.link.write(self.index, _name(view), view.offset, data)
+
+    def read(self, view: View) -> np.ndarray:
+        if self.link is None:
+            raise UnsupportedFeature(
+                f"{self.name} is driven by another host, and only host 0 asks for its bytes"
+            )
+        return self.link.read(self.index, _name(view), view.offset, view.nbytes)
+
+    def build(self, recording: Recording) -> HostExecutable:
+        return HostExecutable(recording)
+
+    def run(self, recording: Recording) -> None:
+        copies = [c for c in recording.commands if isinstance(c, Copy)]
+        assert len(copies) == len(recording.commands) and all(c.src.buffer is c.dst.buffer for c in copies)
+        if self.link:
+            ranges = [(_name(c.src), c.src.offset, c.dst.offset, c.src.nbytes) for c in copies]
+            self.link.copy(self.index, ranges)
+
+
+def _name(view: View) -> str:
+    return view.buffer.label

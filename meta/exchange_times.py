@@ -1,0 +1,47 @@
+"""How long hosts take to exchange bytes as a reduce does: both send and receive, then go on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.meta.transport import Transport
+
+SMALL_NBYTES, LARGE_NBYTES = 8 << 10, 1 << 20
+N_SMALL, N_LARGE = 100, 8
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTime:
+    """Of an exchange between two hosts: seconds of a small one, bytes per second of large ones, each way."""
+
+    small_s: float
+    rate: float
+
+    def seconds(self, nbytes: int) -> float:
+        return self.small_s + max(0, nbytes - SMALL_NBYTES) / self.rate
+
+
+def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float]:
+    """Seconds of `n` exchanges with a host, which calls the same; one before warms up."""
+    sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    transfers = transport.transfers([(host, sent)], [(host, received)], "a measured exchange")
+    seconds = []
+    for _ in range(n + 1):
+        began = time.perf_counter()
+        transfers.run()
+        seconds.append(time.perf_counter() - began)
+    transfers.close()
+    return seconds[1:]
+
+
+def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
+    """What host 0 finds of each other host; all hosts call it, and nothing else meanwhile."""
+    found = {}
+    for host in [0] if transport.rank else transport.others:
+        small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))
+        large = float(np.median(times_of(transport, host, LARGE_NBYTES, N_LARGE)))
+        found[host] = ExchangeTime(small, (LARGE_NBYTES - SMALL_NBYTES) / max(large - small, 1e-6))
+    return found

@@ -1,0 +1,155 @@
+"""The hosts of a group as a mesh sees them: which of its devices are where, and what travels in a step.
+
+`OverHosts` wraps a provider of one host. In an exchange it sends the slots that its devices wrote to the
+hosts that read, and receives theirs, into the same pages that its devices sum in slot order: so all devices
+of all hosts give the bits that one host with all of them would. Of a reduce that is summed in parts, each
+host receives the parts that its devices sum, then the sums of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vkbackend.buffer import Buffer, View
+from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, parts_of
+from vkbackend.meta.transport import Part, Transfers, Transport
+from vkbackend.runtime import Device
+from vkbackend.wire import wire_words
+
+
+class Hosts:
+    """`of[d]` is the host of the d-th device."""
+
+    def __init__(self, transport: Transport, of: Sequence[int]) -> None:
+        self.transport, self.of = transport, tuple(of)
+        self._gathers: dict[tuple[int, int, bool], Transfers] = {}
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    def is_here(self, device: int) -> bool:
+        return self.of[device] == self.rank
+
+    def gather(self, key: tuple[int, int, bool], views: Sequence[View | None]) -> None:
+        """Bring the bytes at `views[d]` of every device to host 0, into the stand-in's memory; a key always
+        means the same views."""
+        found = self._gathers.get(key)
+        if found is None:
+            sent: list[Part] = []
+            received: list[Part] = []
+            for host, view in zip(self.of, views, strict=True):
+                if view is None:
+                    continue
+                part = np.asarray(view.buffer.host)[view.offset : view.end]  # type: ignore[union-attr]
+                if self.rank == 0 and host:
+                    received.append((host, part))
+                elif self.rank and host == self.rank:
+                    sent.append((0, part))
+            found = self._gathers[key] = self.transport.transfers(sent, received, "logits")
+        found.run()
+
+    def close(self) -> None:
+        for transfers in self._gathers.values():
+            transfers.close()
+        self._gathers.clear()
+
+
+@dataclass(slots=True)
+class _Exchange:
+    transfers: Transfers
+    own: list[tuple[Device, Buffer]]  # what devices here wrote
+    filled: list[tuple[Device, Buffer]]  # where devices here read what came
+    local: Reduce | None  # what the provider of this host does then
+
+
+class OverHosts(Provider):
+    def __init__(self, inner: Provider, devices: Sequence[Device], hosts: Hosts) -> None:
+        self.name, self.pages_nbytes = inner.name, inner.pages_nbytes
+        self._inner, self._devices, self._hosts = inner, devices, hosts
+        self._exchanges: dict[Reduce, _Exchange] = {}  # the addresses of each are always the same
+
+    def slot(self, device: int, reduce: Reduce) -> View:
+        return self._inner.slot(device, reduce)
+
+    def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
+        return self._inner.readable(device, reduce)
+
+    def scatters(self, elements: int) -> bool:
+        return self._inner.scatters(elements)
+
+    def gathered(self, device: int, reduce: Reduce) -> View:
+        return self._inner.gathered(device, reduce)
+
+    def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
+        return self._inner.host_bytes(device, reduce)
+
+    def exchange(self, reduce: Reduce) -> None:
+        made = self._exchanges.get(reduce)
+        if made is None:
+            made = self._exchanges[reduce] = self._prepare(reduce)
+        for device, buffer in made.own:
+            device.invalidate(buffer)
+        made.transfers.run()
+        for device, buffer in made.filled:
+            device.flush(buffer)
+        if made.local:
+            self._inner.exchange(made.local)
+
+    def _prepare(self, reduce: Reduce) -> _Exchange:
+        hosts, here = self._hosts, self._hosts.rank
+        sent: list[Part] = []
+        received: list[Part] = []
+        for writer, target, begin, end in self._moves(reduce):
+            part = self.host_bytes(writer, reduce)[begin:end]
+            if hosts.of[writer] == here:
+                sent.append((target, part))
+            elif target == here:
+                received.append((hosts.of[writer], part))
+        readers = tuple(d for d in reduce.readers if hosts.is_here(d))
+        at_work = [(d, self._devices[d]) for d in range(len(self._devices)) if hosts.is_here(d)]
+        buffers: list[tuple[Device, Buffer]] = [
+            (device, self._inner.slot(d, reduce).buffer)  # type: ignore[misc]
+            for d, device in at_work
+        ]
+        what = f"their shares of a sum of {reduce.elements} elements"
+        transfers = hosts.transport.transfers(sent, received, what)
+        local = replace(reduce, readers=readers) if readers else None
+        return _Exchange(transfers, buffers if sent else [], buffers if received else [], local)
+
+    def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
+        """(device, host, begin, end): bytes of the device's slot that the host receives, or of the gathered
+        sums; in an order that all hosts agree on."""
+        of, n = self._hosts.of, len(self._hosts.of)
+        reading = sorted({of[d] for d in reduce.readers})
+        parts = parts_of(reduce, n) if self.scatters(reduce.elements) else []
+        if parts and reduce.gather:
+            return [
+                (d, host, 4 * begin, 4 * end)
+                for d, (begin, end) in enumerate(parts)
+                for host in reading
+                if host != of[d] and begin < end
+            ]
+        moves = []
+        for writer in reduce.writers:
+            if not parts:
+                nbytes = 4 * wire_words(reduce.wire, reduce.elements)
+                moves += [(writer, host, 0, nbytes) for host in reading if host != of[writer]]
+                continue
+            for d, (begin, end) in enumerate(parts):
+                if of[d] != of[writer] and begin < end:
+                    words = [wire_words(reduce.wire, at) for at in (begin, end)]
+                    moves.append((writer, of[d], 4 * words[0], 4 * words[1]))
+        return moves
+
+    def close_transfers(self) -> None:
+        for made in self._exchanges.values():
+            made.transfers.close()
+        self._exchanges.clear()
+
+    def close(self) -> None:
+        self.close_transfers()
+        self._inner.close()

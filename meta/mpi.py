@@ -1,0 +1,136 @@
+"""The transport over MPI, which moves bytes alone: point to point, buffers as they lie, nothing pickled.
+
+No collective is called: `MPI_Allreduce` adds in an order of its own. Waits poll, so that each has a deadline.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from vkbackend.errors import DeviceLost, Timeout, UnsupportedFeature
+from vkbackend.meta.transport import Lane, Part, Transfers, Transport
+
+LEAVE_S = 10.0  # for the others to leave as well
+
+
+def require_mpi() -> None:
+    """Raise UnsupportedFeature where mpi4py is not installed."""
+    if importlib.util.find_spec("mpi4py") is None:
+        raise UnsupportedFeature(
+            f"several hosts need mpi4py and an MPI, which {sys.prefix} does not have; run "
+            "`pip install 'vkbackend[hosts]'`, or `bash tools/setup.sh --hosts` in a checkout"
+        )
+
+
+class MPITransport(Transport):
+    """One process per host, started by an MPI launcher."""
+
+    def __init__(self) -> None:
+        require_mpi()
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+
+        # Beats are sent by a thread of their own.
+        if not MPI.Is_initialized() and MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:
+            raise UnsupportedFeature(
+                "this MPI allows no calls of several threads; use that of the extra hosts"
+            )
+        self.mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = self.comm.rank, self.comm.size
+        super().__init__()
+
+    @property
+    def library(self) -> str:
+        """The MPI's name and version, which must be the same on all hosts."""
+        return " ".join(str(self.mpi.Get_library_version()).split("\n")[0].split())
+
+    def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
+        self._count(lane, len(data))
+        try:
+            request = self.comm.Isend([data, self.mpi.BYTE], dest=host, tag=lane)
+            self.wait(request.Test, f"{what or lane.name.lower()} to reach {self.names[host]}")
+        except self.mpi.Exception as error:
+            raise self._gone(error) from None
+
+    def beat(self, host: int) -> None:
+        try:
+            self.comm.Isend([b"", self.mpi.BYTE], dest=host, tag=Lane.BEAT).Free()
+        except self.mpi.Exception as error:
+            raise self._gone(error) from None
+
+    def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
+        status = self.mpi.Status()
+        try:
+            if not self.comm.Iprobe(source=host, tag=lane, status=status):
+                return None
+            nbytes = status.Get_count(self.mpi.BYTE)
+            if nbytes > most:
+                raise self.too_long(host, lane, nbytes, most)
+            data = bytearray(nbytes)
+            request = self.comm.Irecv([data, self.mpi.BYTE], source=host, tag=lane)
+            self.wait(request.Test, f"a {lane.name.lower()} of {self.names[host]}")
+        except self.mpi.Exception as error:
+            raise self._gone(error) from None
+        return bytes(data)
+
+    def transfers(self, sent: Sequence[Part], received: Sequence[Part], what: str) -> Transfers:
+        return _Persistent(self, sent, received, what)
+
+    def _gone(self, error: Exception) -> DeviceLost:
+        return DeviceLost(f"a host of the group is gone: {self.lost or error}; start the group again")
+
+    def close(self) -> None:
+        """Leave the group; where the others do not come, without them."""
+        if self.mpi.Is_finalized():
+            return
+        self.meet("the end of the group", LEAVE_S)
+        for host in self.others:  # MPI complains of what nobody took
+            while self.poll(host, Lane.BEAT, 0) is not None:
+                pass
+        with suppress(self.mpi.Exception):
+            self.mpi.Finalize()
+
+
+class _Persistent(Transfers):
+    """Persistent requests: MPI prepares each once."""
+
+    def __init__(
+        self, transport: MPITransport, sent: Sequence[Part], received: Sequence[Part], what: str
+    ) -> None:
+        comm, byte = transport.comm, transport.mpi.BYTE
+        self._transport, self._what = transport, what
+        self._sizes = [part.nbytes for _, part in sent]
+        self._hosts = [host for host, _ in (*received, *sent)]
+        self._requests: list[Any] = [
+            comm.Recv_init([part, byte], source=host, tag=Lane.SLOT) for host, part in received
+        ] + [comm.Send_init([part, byte], dest=host, tag=Lane.SLOT) for host, part in sent]
+
+    def run(self) -> None:
+        if not self._requests:
+            return
+        transport, mpi, requests = self._transport, self._transport.mpi, self._requests
+        transport.n_messages += len(self._sizes)
+        transport.n_bytes += sum(self._sizes)
+        try:
+            mpi.Prequest.Startall(requests)
+            transport.wait(lambda: mpi.Request.Testall(requests), self._what)
+        except Timeout as error:
+            late = {h for h, request in zip(self._hosts, requests, strict=True) if not request.Test()}
+            names = ", ".join(transport.names[h] for h in sorted(late))
+            raise Timeout(f"{names} did not answer: {error}") from None
+        except mpi.Exception as error:
+            raise transport._gone(error) from None
+
+    def close(self) -> None:
+        if self._transport.lost:
+            return  # one that is on its way cannot be freed
+        for request in self._requests:
+            request.Free()
+        self._requests = []

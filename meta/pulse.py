@@ -1,0 +1,53 @@
+"""Whether the hosts of a group are alive: each tells host 0, and host 0 tells each, also while nothing is
+asked. A thread of its own does, so that a host that compiles or loads for minutes still does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from vkbackend import env
+from vkbackend.errors import VkbackendError
+from vkbackend.meta.transport import Lane, Transport
+
+BEAT_S = 0.5
+MAX_FAILURE_NBYTES = 4096  # of a host's last words
+
+
+class Pulse:
+    """Sets `transport.lost` when a host is silent for `silence_s` or says that it failed, and calls `on_lost`
+    once, in its thread."""
+
+    def __init__(self, transport: Transport, silence_s: float | None = None) -> None:
+        self._transport = transport
+        self._silence_s = env.silence_s() if silence_s is None else silence_s
+        self.on_lost: Callable[[], None] = lambda: None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="vkbackend-pulse", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        transport = self._transport
+        peers = [0] if transport.rank else transport.others
+        heard = dict.fromkeys(peers, time.monotonic())
+        while not transport.lost:
+            try:
+                for host in peers:
+                    transport.beat(host)
+                    while transport.poll(host, Lane.BEAT, 0) is not None:
+                        heard[host] = time.monotonic()
+                    if (words := transport.poll(host, Lane.FAILURE, MAX_FAILURE_NBYTES)) is not None:
+                        transport.lost = f"{transport.names[host]} failed: {words.decode(errors='replace')}"
+                    elif (silent := time.monotonic() - heard[host]) > self._silence_s:
+                        transport.lost = f"{transport.names[host]} has said nothing for {silent:.0f} s"
+            except VkbackendError as error:
+                transport.lost = str(error)
+            if self._ended.wait(BEAT_S):
+                return
+        self.on_lost()
+
+    def close(self) -> None:
+        self._ended.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2 * BEAT_S)

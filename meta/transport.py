@@ -1,0 +1,206 @@
+"""Bytes between the hosts of a group, every wait with a deadline; and the twin of a network in one process.
+
+A transport moves bytes and never adds. Messages between two hosts on one lane arrive in the order in which
+they were sent. A host that is lost ends every wait with DeviceLost, which names it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from vkbackend import env
+from vkbackend.errors import DeviceLost, Timeout
+
+SPIN_S = 0.02  # a wait yields the processor this long, then sleeps: polling takes cores from software devices
+SLEEP_S = 1e-3
+
+
+class Lane(IntEnum):
+    """What a message is about; each lane keeps its order alone."""
+
+    CALL = 1  # what host 0 wants of another
+    REPLY = 2
+    SLOT = 3  # shares of a reduce
+    OUTPUT = 4  # logits and candidates
+    MEET = 5
+    BEAT = 6
+    FAILURE = 7
+
+
+Part = tuple[int, np.ndarray]  # (host, bytes that lie at the same address for good)
+
+
+class Transfers(ABC):
+    """Bytes that are sent and received again and again, always between the same addresses."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Do it once. Raises DeviceLost, Timeout."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forget them; none may be on its way."""
+
+
+class Transport(ABC):
+    """This host, number `rank` of `size`, as the others reach it; host 0 leads. `n_messages` and `n_bytes`
+    count what it sent, beats left out."""
+
+    rank: int
+    size: int
+
+    def __init__(self) -> None:
+        self.names = [f"host {rank}" for rank in range(self.size)]
+        self.lost = ""  # what ended the group
+        self.n_messages = self.n_bytes = 0
+
+    @property
+    def others(self) -> list[int]:
+        return [host for host in range(self.size) if host != self.rank]
+
+    @abstractmethod
+    def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
+        """Send a message. Raises DeviceLost, Timeout."""
+
+    @abstractmethod
+    def beat(self, host: int) -> None:
+        """Send an empty message on the lane of beats, and wait for nothing."""
+
+    @abstractmethod
+    def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
+        """A message of at most `most` bytes, if one has come; DeviceLost for a longer one."""
+
+    @abstractmethod
+    def transfers(self, sent: Sequence[Part], received: Sequence[Part], what: str) -> Transfers:
+        """Parts that will be moved together on the lane of slots. Both sides name them in the same order."""
+
+    def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
+        """Leave the group in order; the others do the same."""
+
+    def receive(self, host: int, lane: Lane, most: int, what: str, timeout_s: float | None = None) -> bytes:
+        """The next message; `timeout_s`: by default that of a device's work. Raises DeviceLost, Timeout."""
+        found: list[bytes] = []
+
+        def came() -> bool:
+            if (message := self.poll(host, lane, most)) is not None:
+                found.append(message)
+            return bool(found)
+
+        self.wait(came, f"{what} of {self.names[host]}", timeout_s)
+        return found[0]
+
+    def wait(self, done: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
+        """Until `done()`. Raises DeviceLost where a host is lost, Timeout behind the deadline."""
+        began, limit = 0.0, 0.0
+        while not done():
+            now = time.monotonic()
+            if not began:
+                began, limit = now, env.timeout_s() if timeout_s is None else timeout_s
+            if self.lost:
+                raise DeviceLost(f"{self.lost}; start the group again")
+            if now - began > limit:
+                raise Timeout(
+                    f"{self.names[self.rank]} waited {now - began:.0f} s for {what}; close the model and "
+                    "start the group again (VKBACKEND_TIMEOUT sets the limit in seconds)"
+                )
+            if now - began > SPIN_S:
+                time.sleep(SLEEP_S)
+            else:
+                os.sched_yield()
+
+    def meet(self, what: str, timeout_s: float) -> None:
+        """Wait until every host has come here."""
+        if self.rank:
+            self.send(0, Lane.MEET, b"")
+            self.receive(0, Lane.MEET, 0, what, timeout_s)
+            return
+        for host in self.others:
+            self.receive(host, Lane.MEET, 0, what, timeout_s)
+        for host in self.others:
+            self.send(host, Lane.MEET, b"")
+
+    def too_long(self, host: int, lane: Lane, nbytes: int, most: int) -> DeviceLost:
+        return DeviceLost(
+            f"{self.names[host]} sent a {lane.name.lower()} of {nbytes} bytes where at most {most} may come; "
+            "use the same version of vkbackend on all hosts"
+        )
+
+    def _count(self, lane: Lane, nbytes: int) -> None:
+        if lane is not Lane.BEAT:
+            self.n_messages += 1
+            self.n_bytes += nbytes
+
+
+# ---- the twin ----
+
+
+class _Mail:
+    """Messages on their way between threads, by (sender, receiver, lane)."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.boxes: dict[tuple[int, int, Lane], deque[bytes]] = {}
+
+    def put(self, sender: int, receiver: int, lane: Lane, data: bytes) -> None:
+        with self.lock:
+            self.boxes.setdefault((sender, receiver, lane), deque()).append(data)
+
+    def take(self, sender: int, receiver: int, lane: Lane) -> bytes | None:
+        with self.lock:
+            box = self.boxes.get((sender, receiver, lane))
+            return box.popleft() if box else None
+
+
+class TwinTransport(Transport):
+    """Hosts that are threads of one process."""
+
+    def __init__(self, rank: int, size: int, mail: _Mail) -> None:
+        self.rank, self.size, self._mail = rank, size, mail
+        super().__init__()
+
+    @classmethod
+    def group(cls, size: int) -> list[TwinTransport]:
+        mail = _Mail()
+        return [cls(rank, size, mail) for rank in range(size)]
+
+    def send(self, host: int, lane: Lane, data: bytes, what: str = "") -> None:
+        self._count(lane, len(data))
+        self._mail.put(self.rank, host, lane, bytes(data))
+
+    def beat(self, host: int) -> None:
+        self._mail.put(self.rank, host, Lane.BEAT, b"")
+
+    def poll(self, host: int, lane: Lane, most: int) -> bytes | None:
+        data = self._mail.take(host, self.rank, lane)
+        if data is not None and len(data) > most:
+            raise self.too_long(host, lane, len(data), most)
+        return data
+
+    def transfers(self, sent: Sequence[Part], received: Sequence[Part], what: str) -> Transfers:
+        return _TwinTransfers(self, sent, received, what)
+
+
+class _TwinTransfers(Transfers):
+    def __init__(
+        self, transport: TwinTransport, sent: Sequence[Part], received: Sequence[Part], what: str
+    ) -> None:
+        self._transport, self._sent, self._received, self._what = transport, sent, received, what
+
+    def run(self) -> None:
+        transport = self._transport
+        for host, part in self._sent:
+            transport.send(host, Lane.SLOT, part.tobytes())
+        for host, part in self._received:
+            data = transport.receive(host, Lane.SLOT, part.nbytes, self._what)
+            part[:] = np.frombuffer(data, np.uint8)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,142 @@
+"""A host of a group that follows: it loads what host 0 names and does what host 0 says, until the end.
+
+Every call is checked against what is loaded before anything happens. A host that cannot go on says why in its
+last words, and the group ends.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vkbackend.buffer import View
+from vkbackend.errors import DeviceLost
+from vkbackend.models.engine import host_messages as say
+from vkbackend.models.engine.host_group import JOIN_S, Group
+from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
+from vkbackend.recording import Recording
+from vkbackend.step import Mix, Run
+
+IDLE_S = 1e9  # between two calls; beats say that host 0 is alive
+
+
+def follow(group: Group, model: str | None = None) -> None:
+    """Follow host 0 to the end. `model`: where this host has the file, if not where host 0 has it. Raises
+    what ended it otherwise."""
+    try:
+        call = group.expect(say.Open | say.Measure, JOIN_S)
+        while isinstance(call, say.Measure):
+            _measure(group, call)
+            call = group.next_call(IDLE_S)
+        if isinstance(call, say.End):
+            return
+        given = json.loads(call.options)
+        if model is not None:
+            folder = Path(model).parent
+            vectors = [(str(folder / Path(path).name), scale) for path, scale in given["control_vectors"]]
+            given |= {"path": model, "control_vectors": vectors}
+        runner = Runner(Options(**given), group=group, interleave=call.interleave)
+        try:
+            while not isinstance(call := group.next_call(IDLE_S), say.End):
+                obey(group, runner, call)
+        finally:
+            runner.close()
+    except Exception as error:
+        if not group.transport.lost:
+            group.fail(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _measure(group: Group, call: say.Measure) -> None:
+    options = Options("-", devices=tuple(call.devices))
+    for device in group.join(options, lambda own: open_devices(own) if own else [], speeds=True):
+        device.close()
+    group.reply(say.encode(say.Place(group.where)))
+    group.measure(call.sizes)
+
+
+def obey(group: Group, runner: Runner, call: Any) -> None:
+    """Do one call. Raises DeviceLost for one that does not fit what is loaded."""
+    mesh = runner.mesh
+    if isinstance(call, say.Step):
+        _step(runner, call)
+    elif isinstance(call, say.Record):
+        _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
+        _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
+        kind = msgspec.structs.asdict(call) | {"mix": Mix(call.mix)}
+        mesh.recorded_step(**kind)
+        group.met()
+    elif isinstance(call, say.Write):
+        data = np.frombuffer(call.data, np.uint8)
+        view = _range(group, runner, call.device, call.name, call.offset, len(data), call)
+        mesh.devices[call.device].write(view, data)
+    elif isinstance(call, say.Read):
+        view = _range(group, runner, call.device, call.name, call.offset, call.nbytes, call)
+        group.reply(mesh.devices[call.device].read(view).tobytes())
+    elif isinstance(call, say.CopyRanges):
+        recording = Recording("copies")
+        for c in call.copies:
+            source = _range(group, runner, call.device, c.name, c.source, c.nbytes, call)
+            target = _range(group, runner, call.device, c.name, c.target, c.nbytes, call)
+            recording.copy(source, target, c.name)
+        mesh.devices[call.device].run(recording)
+    elif isinstance(call, say.AskMemory):
+        own = {d: row for d, row in enumerate(runner.memory()) if group.hosts.is_here(d)}
+        group.reply(say.encode(say.MemoryReport(own)))
+    else:
+        _require(False, call)
+
+
+def _step(runner: Runner, call: say.Step) -> None:
+    n_rows = len(call.tokens)
+    _require(n_rows <= runner.n_ubatch and len(call.outputs) <= runner.max_outputs, call)
+    _require(max(call.tokens) < runner.n_vocab and all(i < n_rows for i in call.outputs), call)
+    _require(call.top_k in (0, 1, runner.max_top_k) and (not call.top_k or bool(call.outputs)), call)
+    at = 0
+    n_cells = runner.n_state_cells
+    for run in call.runs:
+        _require(run.slot < runner.n_slots and run.first_row == at, call)
+        _require(run.first_pos + run.n_rows <= runner.n_ctx, call)
+        _require(-1 <= run.read < n_cells and -1 <= run.written < n_cells, call)
+        at += run.n_rows
+    _require(at == n_rows, call)
+    masks = None
+    if call.masks is not None:
+        words = -(-runner.n_vocab // 32)
+        _require(call.top_k > 0 and len(call.masks) == 4 * words * len(call.outputs), call)
+        masks = np.frombuffer(call.masks, np.uint32).reshape(-1, words)
+    tables = None
+    if call.rope is not None:
+        widths = runner.rope_widths
+        _require(call.rope.keys() == widths.keys(), call)
+        _require(all(len(rows) == 4 * n_rows * widths[name] for name, rows in call.rope.items()), call)
+        tables = {name: np.frombuffer(rows, np.float32) for name, rows in call.rope.items()}
+    runs = [
+        Run(r.slot, r.first_row, r.n_rows, r.first_pos, (r.read, r.written) if r.written >= 0 else None)
+        for r in call.runs
+    ]
+    runner.compute(call.tokens, runs, call.outputs, call.top_k, masks, call.summed, tables)
+
+
+def _range(group: Group, runner: Runner, device: int, name: str, offset: int, nbytes: int, call: Any) -> View:
+    """Bytes of a cache or table that this host's device has."""
+    store = runner.mesh.stores.get(name)
+    _require(store is not None and device < len(group.hosts.of) and group.hosts.is_here(device), call)
+    assert store is not None
+    pieces = store.pieces[device]
+    _require(bool(pieces) and offset % 4 == 0 and 0 < nbytes and nbytes % 4 == 0, call)
+    whole = pieces[0][1]
+    _require(offset >= whole.offset and offset + nbytes <= whole.end, call)
+    return replace(whole, offset=offset, shape=(nbytes // 4,), dtype="u32")
+
+
+def _require(fits: bool, call: Any) -> None:
+    if not fits:
+        raise DeviceLost(f"host 0 asked for a {type(call).__name__.lower()} that does not fit what is loaded")

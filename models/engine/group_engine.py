@@ -1,0 +1,45 @@
+"""The engine of a group of hosts, as hosting.py has others: its process is that of host 0."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vkbackend.errors import DeviceLost
+from vkbackend.models.engine.channel import Channel
+from vkbackend.models.engine.hostfile import read_hostfile
+from vkbackend.models.engine.hosting import Child, RemoteEngine
+from vkbackend.models.engine.launch import GroupProcess
+from vkbackend.models.options import Options
+
+
+class GroupEngine(RemoteEngine):
+    """Starts the hosts of `options.hostfile`. Raises what `RemoteEngine` does; errors name the host."""
+
+    def __init__(self, options: Options, channel: Channel) -> None:
+        assert options.hostfile is not None
+        self._hosts = read_hostfile(options.hostfile)
+        super().__init__(options, channel)
+
+    def _start(self, options: Options, open_: Any) -> tuple[Child, Connection]:
+        vectors = tuple((os.path.abspath(path), scale) for path, scale in options.control_vectors)
+        shared = replace(
+            options,
+            path=os.path.abspath(options.path),
+            control_vectors=vectors,
+            devices=self._hosts.places,
+            hostfile=None,
+        )
+        self._group = GroupProcess(self._hosts)
+        conn = self._group.start()
+        conn.send(shared)
+        return self._group, conn
+
+    def _death(self, what: str) -> DeviceLost:
+        self._group.join(1)
+        return DeviceLost(
+            f"the group of hosts ended while it was expected {what}: {self._group.last_words()}; open the "
+            "model again, which starts it anew"
+        )

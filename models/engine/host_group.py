@@ -1,0 +1,411 @@
+"""The group of hosts that run one model, as a runner on any of them sees it.
+
+Host 0 decides and tells; the others load the same model and do as they are told (following.py). Every host
+opens its own devices and has stand-ins for the others'. Before anything is loaded all compare what must be
+equal; a difference is a PlanError that names the host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import vkbackend
+from vkbackend import env
+from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, VkbackendError
+from vkbackend.limits import Limits, MatrixUnits
+from vkbackend.meta.elsewhere import Card, Elsewhere, HeapCard, PhysicalCard
+from vkbackend.meta.exchange_times import measure_exchanges, times_of
+from vkbackend.meta.gather import PIECE_NBYTES
+from vkbackend.meta.hosts import Hosts
+from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.pulse import Pulse
+from vkbackend.meta.sizing import StepKind
+from vkbackend.meta.speed import measure_speed
+from vkbackend.meta.transport import Lane, Transport
+from vkbackend.models.engine import host_messages as say
+from vkbackend.models.options import Options
+from vkbackend.rope import RopeTable
+from vkbackend.runtime import Device
+from vkbackend.step import Run
+
+JOIN_S = 120.0  # for a host to open its devices and to read the model's header
+RECORD_S = 900.0  # to record and compile a step, while beats say that a host is alive
+MAX_CARDS_NBYTES = 1 << 20
+N_MEASURED = 30  # exchanges of each size
+
+
+def place_of(word: str, n_hosts: int) -> tuple[int, str]:
+    """(host, device there) of a device of a group, which is written HOST/DEVICE."""
+    host, slash, device = word.partition("/")
+    if not (slash and device and host.isascii() and host.isdecimal() and int(host) < n_hosts):
+        raise InvalidArgument(
+            f"device {word!r}: of a group of {n_hosts} hosts write HOST/DEVICE, such as 0/0"
+        )
+    return int(host), device
+
+
+class Group:
+    """`pulse`: whether beats tell that the others are alive (between threads they need none). `where`: the
+    interface and ports of this host, as text."""
+
+    def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
+        self.transport, self.hosts, self.where = transport, Hosts(transport, ()), where
+        self.pulse = Pulse(transport) if pulse else None
+        self.host_free: dict[int, int | None] = {}  # bytes that other hosts could give
+        self.sends_tables = self._ended = False
+
+    @property
+    def leads(self) -> bool:
+        return self.transport.rank == 0
+
+    @property
+    def names(self) -> list[str]:
+        return self.transport.names
+
+    # ---- saying ----
+
+    def tell(self, call: Any) -> None:
+        """Let every other host do it."""
+        data = say.encode(call)
+        for host in self.transport.others:
+            self.transport.send(host, Lane.CALL, data)
+
+    def ask(self, host: int, call: Any, most: int, timeout_s: float | None = None) -> bytes:
+        self.transport.send(host, Lane.CALL, say.encode(call))
+        return self.transport.receive(host, Lane.REPLY, most, "an answer", timeout_s)
+
+    def reply(self, data: bytes) -> None:
+        self.transport.send(0, Lane.REPLY, data)
+
+    def next_call(self, timeout_s: float) -> Any:
+        data = self.transport.receive(0, Lane.CALL, say.MAX_CALL_NBYTES, "the next call", timeout_s)
+        return say.decode(data, say.Call, self.names[0])
+
+    def expect(self, type_: Any, timeout_s: float) -> Any:
+        """The next call, which must be of that type."""
+        call = self.next_call(timeout_s)
+        if isinstance(call, say.End):
+            raise DeviceLost("host 0 gave up; its own message says why")
+        if not isinstance(call, type_):
+            raise DeviceLost(f"{self.names[0]} said {type(call).__name__}, which nobody expects now")
+        return call
+
+    # ---- joining ----
+
+    def open(self, options: Options, interleave: bool | None) -> None:
+        """Host 0: let the others begin to load."""
+        given = {f.name: getattr(options, f.name) for f in fields(options)}
+        self.tell(say.Open(json.dumps(given).encode(), interleave))
+
+    def join(
+        self, options: Options, open_devices: Callable[[Sequence[str]], list[Device]], *, speeds: bool
+    ) -> list[Device]:
+        """All devices of the group in order: this host's, opened, and stand-ins; with `speeds` all are
+        measured, and the network."""
+        rank, n_hosts = self.transport.rank, self.transport.size
+        places = [place_of(word, n_hosts) for word in options.devices or ()]
+        own = open_devices([device for host, device in places if host == rank])
+        numbers = [d for d, (host, _) in enumerate(places) if host == rank]
+        mine = {d: _card_data(device, speeds) for d, device in zip(numbers, own, strict=True)}
+        try:
+            cards = self._exchange_cards(say.Cards(mine, _host_free()))
+            missing = [d for d, (host, _) in enumerate(places) if host != rank and d not in cards]
+            if missing:
+                raise PlanError(f"nobody has device {options.devices[missing[0]]}")  # type: ignore[index]
+        except BaseException:
+            for device in own:
+                device.close()
+            raise
+        times = measure_exchanges(self.transport) if speeds else {}
+        here = iter(own)
+        self.hosts = Hosts(self.transport, [host for host, _ in places])
+        devices: list[Device] = []
+        for d, (host, _) in enumerate(places):
+            if host == rank:
+                devices.append(next(here))
+                continue
+            card = card_of(self.names[host], cards[d])
+            devices.append(Elsewhere(d, self.names[host], card, times.get(host)))
+        return devices
+
+    def _exchange_cards(self, mine: say.Cards) -> dict[int, say.CardData]:
+        """The devices of all hosts, through host 0."""
+        if not self.leads:
+            self.reply(say.encode(mine))
+            whole = say.decode(
+                self.transport.receive(0, Lane.REPLY, MAX_CARDS_NBYTES, "all devices", JOIN_S),
+                say.Cards,
+                self.names[0],
+            )
+            return dict(whole.devices)
+        found = dict(mine.devices)
+        for host in self.transport.others:
+            data = self.transport.receive(host, Lane.REPLY, MAX_CARDS_NBYTES, "the devices", JOIN_S)
+            cards = say.decode(data, say.Cards, self.names[host])
+            found |= cards.devices
+            self.host_free[host] = cards.host_free
+        for host in self.transport.others:
+            self.transport.send(host, Lane.REPLY, say.encode(say.Cards(found)))
+        return found
+
+    def settle(self, options: Options) -> Options:
+        """Host 0's shares and layers, for all."""
+        if self.leads:
+            shares = options.shares
+            layers = options.n_gpu_layers
+            assert layers != "auto"
+            self.tell(say.Settle(list(shares) if shares else None, layers))
+            return options
+        settled = self.expect(say.Settle, RECORD_S)
+        split = tuple(settled.tensor_split) if settled.tensor_split else None
+        return replace(options, tensor_split=split, n_gpu_layers=settled.n_gpu_layers)
+
+    def compare(
+        self,
+        model: str,
+        options: Options,
+        plan: str,
+        limits: Sequence[Limits],
+        sizes: object,
+        ropes: Mapping[str, RopeTable],
+    ) -> None:
+        """Hold what must be equal on all hosts against host 0's: version, settings, the model's fingerprint,
+        options, the plan, what devices can do, sizes of steps. Cos and sin may differ, as processors do; host
+        0 then sends its own. Raises PlanError, which names the host and what differs."""
+        local = ("path", "control_vectors")  # files lie where they lie
+        given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
+        likeness = say.Likeness(
+            vkbackend.__version__,
+            settings(),
+            model[:64],
+            hash_of(sorted(given.items())),
+            plan=hash_of(plan),
+            limits=hash_of([_limits_data(one) for one in limits]),
+            sizes=hash_of(sizes),
+            tables=tables_hash(ropes, options.n_ctx),
+        )
+        if not self.leads:
+            self.reply(say.encode(likeness))
+            self.expect(say.Settle, RECORD_S)
+            return
+        for host in self.transport.others:
+            data = self.transport.receive(host, Lane.REPLY, MAX_CARDS_NBYTES, "the plan", RECORD_S)
+            other = say.decode(data, say.Likeness, self.names[host])
+            for field in msgspec.structs.fields(say.Likeness):
+                name, here, there = field.name, getattr(likeness, field.name), getattr(other, field.name)
+                if here == there:
+                    continue
+                if name == "tables":  # processors round cos and sin differently
+                    env.log(1, f"{self.names[host]} has other rows of cos and sin; host 0 sends its own")
+                    self.sends_tables = True
+                    continue
+                raise PlanError(
+                    f"{self.names[host]} differs in its {name}: {there}, and {self.names[0]} has {here}; "
+                    "use the same version, settings and model on all hosts"
+                )
+        self.tell(say.Settle(None, None))  # go on
+
+    def measure(self, sizes: Sequence[int]) -> dict[int, list[float]]:
+        """By host the median seconds of exchanges of each size with host 0, which asks for it; every host
+        calls it."""
+        found = {}
+        for host in [0] if self.transport.rank else self.transport.others:
+            times = [times_of(self.transport, host, nbytes, N_MEASURED) for nbytes in sizes]
+            found[host] = [float(np.median(one)) for one in times]
+        return found
+
+    # ---- at work ----
+
+    def loaded(self, mesh: Mesh) -> None:
+        """Every host has loaded its part; host 0 reaches the devices of the others from now on."""
+        self._same_provider(mesh)
+        self.transport.meet("the others to load the model", RECORD_S)
+        if self.leads:
+            mesh.beside = self._beside
+            for device in mesh.devices:
+                if isinstance(device, Elsewhere):
+                    device.link = self
+
+    def _same_provider(self, mesh: Mesh) -> None:
+        """What a host's devices refuse only shows when they are tried, and changes how often hosts meet."""
+        if not self.leads:
+            self.reply(mesh.provider_name.encode())
+            return
+        for host in self.transport.others:
+            name = self.transport.receive(host, Lane.REPLY, 64, "its provider", RECORD_S)
+            if (there := name.decode(errors="replace")) != (here := mesh.provider_name):
+                raise PlanError(
+                    f"{self.names[host]} reduces by {there!r} and {self.names[0]} by {here!r}; "
+                    "name one that both have: --reduce-provider host-sum"
+                )
+
+    @contextmanager
+    def _beside(self, kind: StepKind) -> Iterator[None]:
+        self.tell(say.Record(*kind[:4], int(kind.mix or 0), *kind[5:]))
+        yield
+        self.met()
+
+    def met(self) -> None:
+        """Behind a step that was recorded, which takes each host as long as its compilers do."""
+        self.transport.meet("the others to record a step", RECORD_S)
+
+    def step(
+        self,
+        tokens: Sequence[int],
+        runs: Sequence[Run],
+        outputs: Sequence[int],
+        top_k: int,
+        masks: np.ndarray | None,
+        summed: bool,
+        tables: Mapping[str, np.ndarray] | None,
+    ) -> None:
+        """Let the others run a micro-batch."""
+        told = [
+            say.RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1))) for r in runs
+        ]
+        rows = {name: table.tobytes() for name, table in tables.items()} if tables else None
+        packed = None if masks is None else np.ascontiguousarray(masks).tobytes()
+        self.tell(say.Step(list(tokens), told, list(outputs), top_k, packed, summed, rows))
+
+    def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None:
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        for at in range(0, raw.size, PIECE_NBYTES):
+            call = say.Write(device, name, offset + at, raw[at : at + PIECE_NBYTES].tobytes())
+            self.transport.send(self.hosts.of[device], Lane.CALL, say.encode(call))
+
+    def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray:
+        host, out = self.hosts.of[device], np.empty(nbytes, np.uint8)
+        for at in range(0, nbytes, PIECE_NBYTES):
+            n = min(PIECE_NBYTES, nbytes - at)
+            data = self.ask(host, say.Read(device, name, offset + at, n), say.MAX_REPLY_NBYTES)
+            if len(data) != n:
+                raise DeviceLost(f"{self.names[host]} gave {len(data)} bytes of {name}, {n} were asked for")
+            out[at : at + n] = np.frombuffer(data, np.uint8)
+        return out
+
+    def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
+        for at in range(0, len(copies), say.MAX_COPIES):
+            part = [say.CopyData(*one) for one in copies[at : at + say.MAX_COPIES]]
+            host = self.hosts.of[device]
+            self.transport.send(host, Lane.CALL, say.encode(say.CopyRanges(device, part)))
+
+    def memory(self) -> dict[int, dict[str, Any]]:
+        """What the other hosts say of their devices."""
+        found: dict[int, dict[str, Any]] = {}
+        for host in self.transport.others:
+            data = self.ask(host, say.AskMemory(), say.MAX_REPLY_NBYTES)
+            found |= say.decode(data, say.MemoryReport, self.names[host]).devices
+        return found
+
+    # ---- ends ----
+
+    def on_lost(self, tell: Callable[[VkbackendError], None]) -> None:
+        """Call `tell` when a host is lost, whatever happens meanwhile."""
+        if self.pulse:
+            self.pulse.on_lost = lambda: tell(DeviceLost(f"{self.transport.lost}; open the model again"))
+
+    def fail(self, words: str) -> None:
+        """Tell the others that this host cannot go on."""
+        for host in [0] if self.transport.rank else self.transport.others:
+            self.transport.send(host, Lane.FAILURE, words.encode()[:4000])
+
+    def leave(self) -> None:
+        """Go, in order with the others."""
+        if self.pulse:
+            self.pulse.close()
+        self.transport.close()
+
+    def close(self) -> None:
+        """Host 0: let the others end, once. Where the group is broken already, nothing more is said."""
+        if self.leads and not self.transport.lost and not self._ended:
+            self._ended = True
+            self.tell(say.End())
+
+
+# ---- cards ----
+
+
+def _card_data(device: Device, speeds: bool) -> say.CardData:
+    info = device.physical
+    physical = None
+    if info:
+        heaps = [say.HeapData(h.nbytes, h.device_local, h.budget) for h in info.heaps]
+        ids = info.name[:256], info.uuid, info.vendor, info.driver[:256], info.driver_version[:256]
+        physical = say.PhysicalData(*ids, info.is_cpu, heaps)
+    speed = measure_speed(device) if speeds else None
+    return say.CardData(
+        device.name,
+        _limits_data(device.limits),
+        device.imports_pages,
+        device.has_codebooks,
+        device.free_nbytes(),
+        physical,
+        (speed.weights, speed.host) if speed else None,
+    )
+
+
+def _limits_data(limits: Limits) -> say.LimitsData:
+    told = {f.name: getattr(limits, f.name) for f in fields(Limits)}
+    told |= {
+        "choices": [(row, list(ops)) for row, ops in limits.choices],
+        "matrix_units": tuple(limits.matrix_units),
+        "features": sorted(limits.features),
+    }
+    return say.LimitsData(**told)
+
+
+def card_of(host: str, data: say.CardData) -> Card:
+    """What came as a card, as the plan reads it; hosts may have devices of one UUID."""
+    told = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
+    told |= {
+        "max_groups": tuple(data.limits.max_groups),
+        "choices": tuple((row, tuple(ops)) for row, ops in data.limits.choices),
+        "matrix_units": MatrixUnits(*data.limits.matrix_units),
+        "features": frozenset(data.limits.features),
+    }
+    physical = None
+    if p := data.physical:
+        heaps = tuple(HeapCard(h.nbytes, h.device_local, h.budget) for h in p.heaps)
+        physical = PhysicalCard(
+            p.name, f"{host}/{p.uuid}", p.vendor, p.driver, p.driver_version, p.is_cpu, heaps
+        )
+    return Card(
+        data.name, Limits(**told), data.imports_pages, data.has_codebooks, data.free, physical, data.speed
+    )
+
+
+def _host_free() -> int | None:
+    from vkbackend.models.placement.fit import host_free_nbytes
+
+    return host_free_nbytes()
+
+
+# ---- likeness ----
+
+
+def settings() -> str:
+    """What of the environment changes the recorded steps."""
+    words = {"fuse": env.fusing(), "exact": env.exact(), "floor": env.floor(), "off": sorted(env.disabled())}
+    return json.dumps(words)
+
+
+def hash_of(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def tables_hash(ropes: Mapping[str, RopeTable], n_ctx: int) -> str:
+    """Of the rows of cos and sin of all positions."""
+    digest = hashlib.sha256()
+    for name in sorted(ropes):
+        for begin in range(0, n_ctx, 4096):
+            rows = ropes[name].rows(np.arange(begin, min(begin + 4096, n_ctx)))
+            digest.update(np.ascontiguousarray(rows).data)
+    return digest.hexdigest()[:16]

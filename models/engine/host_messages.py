@@ -1,0 +1,233 @@
+"""What host 0 of a group says to the others, and what they answer: typed, bounded, nothing unpickled.
+
+msgpack, decoded into exactly these types; whatever does not fit is a DeviceLost that names the host. What the
+values mean (devices, names, ranges) is checked by who acts on them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from vkbackend.errors import DeviceLost
+from vkbackend.meta.gather import PIECE_NBYTES
+from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
+from vkbackend.step import MAX_ROWS, MAX_RUNS
+
+MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # masks of all rows, or a piece of a state
+MAX_REPLY_NBYTES = PIECE_NBYTES + (1 << 16)
+MAX_OPTIONS_NBYTES = 1 << 20
+MAX_COPIES = 1 << 16
+
+U32 = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+U63 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Device = Annotated[int, Meta(ge=0, lt=MAX_SLOTS)]
+Name = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Piece = Annotated[bytes, Meta(max_length=PIECE_NBYTES + 4096)]
+Rate = Annotated[float, Meta(gt=0)]
+Floats = Annotated[bytes, Meta(max_length=1 << 22)]
+
+
+class _Call(Struct, forbid_unknown_fields=True, tag=True):
+    pass
+
+
+class Open(_Call):
+    """Load the model: the fields of `Options` as JSON; `interleave` as the runner's."""
+
+    options: Annotated[bytes, Meta(max_length=MAX_OPTIONS_NBYTES)]
+    interleave: bool | None
+
+
+class Measure(_Call):
+    """Before anything is opened: tell of the devices with their speeds, then exchange so many bytes; answered
+    by Place as well."""
+
+    devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
+    sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
+
+
+class Settle(_Call):
+    """What host 0 decided for all: shares and layers on the devices."""
+
+    tensor_split: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(max_length=MAX_SLOTS)] | None
+    n_gpu_layers: U32 | None
+
+
+class Record(_Call):
+    """Record a step: the fields of `StepKind`."""
+
+    n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
+    n_outputs: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
+    halves: bool
+    mix: Annotated[int, Meta(ge=1, le=3)]
+    masked: bool
+    summed: bool
+
+
+class RunData(Struct, array_like=True, forbid_unknown_fields=True):
+    slot: Annotated[int, Meta(ge=0, lt=MAX_RUNS)]
+    first_row: Annotated[int, Meta(ge=0, lt=MAX_ROWS)]
+    n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
+    first_pos: U32
+    read: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1  # recurrent states; -1: those of the slot's number
+    written: Annotated[int, Meta(ge=-1, lt=1 << 16)] = -1
+
+
+class Step(_Call):
+    tokens: Annotated[list[U32], Meta(min_length=1, max_length=MAX_ROWS)]
+    runs: Annotated[list[RunData], Meta(min_length=1, max_length=MAX_RUNS)]
+    outputs: Annotated[list[Annotated[int, Meta(ge=0, lt=MAX_ROWS)]], Meta(max_length=MAX_ROWS)]
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)] = 0
+    masks: Annotated[bytes, Meta(max_length=2 * PIECE_NBYTES)] | None = None
+    summed: bool = False
+    rope: Annotated[dict[Name, Floats], Meta(max_length=16)] | None = None
+
+
+class Write(_Call):
+    """Bytes of a cache or a table on a device."""
+
+    device: Device
+    name: Name
+    offset: U63
+    data: Piece
+
+
+class Read(_Call):
+    """Answered by the bytes themselves."""
+
+    device: Device
+    name: Name
+    offset: U63
+    nbytes: Annotated[int, Meta(ge=1, le=PIECE_NBYTES)]
+
+
+class CopyData(Struct, array_like=True, forbid_unknown_fields=True):
+    name: Name
+    source: U63
+    target: U63
+    nbytes: U63
+
+
+class CopyRanges(_Call):
+    device: Device
+    copies: Annotated[list[CopyData], Meta(min_length=1, max_length=MAX_COPIES)]
+
+
+class AskMemory(_Call):
+    """Answered by MemoryReport."""
+
+
+class End(_Call):
+    """Release everything and leave."""
+
+
+Call = Open | Measure | Settle | Record | Step | Write | Read | CopyRanges | AskMemory | End
+
+
+# ---- answers ----
+
+
+class LimitsData(Struct, forbid_unknown_fields=True):
+    """`Limits`, field by field."""
+
+    max_invocations: U32
+    max_shared_nbytes: U32
+    max_groups: tuple[U32, U32, U32]
+    storage_align: U32
+    uniform_align: U32
+    max_storage_range: U63
+    max_allocation_nbytes: U63
+    host_import_align: U32
+    subgroup_size: U32
+    is_cpu: bool
+    choices: Annotated[list[tuple[Name, Annotated[list[Name], Meta(max_length=64)]]], Meta(max_length=256)]
+    matrix_units: tuple[Name, U32, U32, U32, U32]
+    features: Annotated[list[Name], Meta(max_length=256)]
+
+
+class HeapData(Struct, array_like=True, forbid_unknown_fields=True):
+    nbytes: U63
+    device_local: bool
+    budget: U63
+
+
+class PhysicalData(Struct, forbid_unknown_fields=True):
+    name: Name
+    uuid: Name
+    vendor: Name
+    driver: Name
+    driver_version: Name
+    is_cpu: bool
+    heaps: Annotated[list[HeapData], Meta(min_length=1, max_length=16)]
+
+
+class CardData(Struct, forbid_unknown_fields=True):
+    name: Name
+    limits: LimitsData
+    imports_pages: bool
+    has_codebooks: bool
+    free: U63 | None
+    physical: PhysicalData | None
+    speed: tuple[Rate, Rate] | None
+
+
+class Cards(Struct, forbid_unknown_fields=True):
+    """The devices of a host, by their number in the group; what its memory could still give."""
+
+    devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
+    host_free: U63 | None = None
+
+
+class Place(Struct, forbid_unknown_fields=True):
+    """Which interface a host uses, on which ports it listens."""
+
+    where: Text
+
+
+class Likeness(Struct, forbid_unknown_fields=True):
+    """What must be equal on all hosts before anything is loaded."""
+
+    version: Name
+    settings: Text
+    model: Name
+    options: Text
+    plan: Name
+    limits: Name
+    sizes: Name
+    tables: Name  # of cos and sin
+
+
+MemoryRow = Annotated[dict[Name, U63 | Name | None], Meta(max_length=32)]
+
+
+class MemoryReport(Struct, forbid_unknown_fields=True):
+    """By device what `Runner.memory` says of it."""
+
+    devices: Annotated[dict[Device, MemoryRow], Meta(max_length=MAX_SLOTS)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Any, Any] = {}
+
+
+def encode(message: object) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(data: bytes, type_: Any, sender: str) -> Any:
+    """The message; raises DeviceLost for anything that is none of that type."""
+    decoder = _decoders.get(type_)
+    if decoder is None:
+        decoder = _decoders[type_] = msgspec.msgpack.Decoder(type_)
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DeviceLost(
+            f"{sender} sent what is no message of this version ({error}); use the same version of vkbackend "
+            "on all hosts"
+        ) from None

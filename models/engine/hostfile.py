@@ -1,0 +1,146 @@
+"""The hosts of a group as a file names them: a line for each, host 0 (this machine) first.
+
+    # address    its devices   what else differs there
+    10.0.0.1     dev=0,1
+    10.0.0.2     dev=0         model=/data/model.gguf  interface=eth1
+
+Lines of settings alone hold for the group: `launcher=` ssh (default), manual (a command is printed for each
+host) or a program that is called as ssh is; `secret=` a file that all hosts have, else one is made for each
+group; `pass=` variables of the environment that the others get as well; `public=yes` where addresses are not
+private.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.ops import MAX_SLOTS
+
+MAX_NBYTES = 1 << 16
+OWN, COMMON = ("dev", "model", "interface", "python"), ("launcher", "secret", "pass", "public")
+SHARED = ipaddress.ip_network("100.64.0.0/10")  # of carriers, and of many VPNs
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    address: str
+    devices: tuple[str, ...]
+    model: str | None = None
+    interface: str | None = None
+    python: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFile:
+    hosts: tuple[HostLine, ...]
+    launcher: str = "ssh"
+    secret: str | None = None
+    passed: tuple[str, ...] = ()  # names of variables
+    addresses: tuple[str, ...] = field(default=())  # of the hosts, as numbers
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All devices, written HOST/DEVICE."""
+        return tuple(f"{n}/{device}" for n, host in enumerate(self.hosts) for device in host.devices)
+
+
+def read_hostfile(path: str) -> HostFile:
+    """Raises InvalidArgument for what cannot be used, and for addresses that are not private unless the file
+    says `public=yes`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MAX_NBYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"hostfile {path}: cannot be read: {error}; name a text file of hosts"
+        ) from None
+    if len(text) > MAX_NBYTES:
+        raise InvalidArgument(
+            f"hostfile {path}: longer than {MAX_NBYTES} characters; it has a line for each host"
+        )
+    return parse_hosts(text, path)
+
+
+def parse_hosts(text: str, path: str) -> HostFile:
+    hosts: list[HostLine] = []
+    common: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"hostfile {path}, line {number}"
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise InvalidArgument(f"{where}: {error}") from None
+        if not words:
+            continue
+        if "=" in words[0]:
+            common |= _settings(words, COMMON, where)
+            continue
+        address, given = words[0], _settings(words[1:], OWN, where)
+        if address.startswith("-"):
+            raise InvalidArgument(f"{where}: {address!r} is no address")
+        devices = tuple(filter(None, given.pop("dev", "0").split(",")))
+        hosts.append(HostLine(address, devices, **given))
+    n_devices = sum(len(host.devices) for host in hosts)
+    if len(hosts) < 2 or not 0 < n_devices <= MAX_SLOTS:
+        raise InvalidArgument(
+            f"hostfile {path}: {len(hosts)} hosts with {n_devices} devices; name two hosts or more, with at "
+            f"most {MAX_SLOTS} devices (dev=0,1) in all"
+        )
+    if (public := common.get("public", "no")) not in ("yes", "no"):
+        raise InvalidArgument(f"hostfile {path}: public={public!r}: there are yes and no")
+    addresses = tuple(_resolved(host.address) for host in hosts)
+    for host, address in zip(hosts, addresses, strict=True):
+        if public == "no" and not is_private(address):
+            raise InvalidArgument(
+                f"hostfile {path}: {host.address} ({address}) is no private address, and MPI neither "
+                "encrypts nor authenticates what it sends; use a private network or WireGuard, or say "
+                "public=yes"
+            )
+    launcher, secret = common.get("launcher", "ssh"), common.get("secret")
+    passed = tuple(filter(None, common.get("pass", "").split(",")))
+    return HostFile(tuple(hosts), launcher, secret, passed, addresses)
+
+
+def is_private(address: str) -> bool:
+    number = ipaddress.ip_address(address)
+    return (number.is_private and not number.is_unspecified) or (number.version == 4 and number in SHARED)
+
+
+def secret_of(path: str) -> bytes:
+    """The secret in a file that nobody else may read. Raises InvalidArgument."""
+    try:
+        file = Path(path)
+        if (mode := file.stat().st_mode & 0o077) or not 16 <= file.stat().st_size <= 4096:
+            what = "others may read it" if mode else "it has not 16 to 4096 bytes"
+            raise InvalidArgument(
+                f"secret {path}: {what}; make it with `umask 077; head -c 32 /dev/urandom > FILE`"
+            )
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(
+            f"secret {path}: cannot be read: {error}; every host needs the same file"
+        ) from None
+
+
+def _settings(words: list[str], known: tuple[str, ...], where: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not value or name not in known or name in found:
+            raise InvalidArgument(f"{where}: {word!r} is none of {', '.join(f'{name}=' for name in known)}")
+        found[name] = value
+    return found
+
+
+def _resolved(address: str) -> str:
+    try:
+        return str(socket.getaddrinfo(address, None, proto=socket.IPPROTO_TCP)[0][4][0]).partition("%")[0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgument(
+            f"host {address!r} has no address: {error}; give one, or a name that resolves"
+        ) from None

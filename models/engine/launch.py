@@ -1,0 +1,208 @@
+"""A group of hosts as a child of this process: `mpiexec` starts a process on each host; that of host 0 has
+the engine, and talks to us through a socket in a folder that only this user can enter.
+
+It has the methods of a `multiprocessing.Process` that hosting.py needs. When it ends, by itself or because we
+end it, nothing of it is left on any host: MPI's process manager ends the others with the first that ends, and
+a follower that hears nothing ends itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from vkbackend import env
+from vkbackend.errors import DeviceLost, InvalidArgument, Timeout
+from vkbackend.meta.mpi import require_mpi
+from vkbackend.models.engine.hostfile import HostFile, HostLine, secret_of
+from vkbackend.models.engine.interfaces import interface_of
+
+START_S = 60.0  # for the launcher to start host 0's process, which then says what it waits for
+KILL_S = 3.0  # for the process manager to end everything before it is ended itself
+SECRET = "VKBACKEND_GROUP_SECRET"  # for this group alone, where the hosts share no file
+# What of our environment the other processes get: each host's drivers are its own business.
+PASSED = ("VKBACKEND_", "DEBUG", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
+_MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
+_ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
+
+
+class GroupProcess:
+    """`start` begins; `conn` is then the pipe to the engine on host 0."""
+
+    def __init__(self, hosts: HostFile) -> None:
+        require_mpi()
+        self._hosts, self._folder = hosts, Path(tempfile.mkdtemp(prefix="vkbackend-group-"))
+        self._process: subprocess.Popen[str] | None = None
+        self._said: deque[str] = deque(maxlen=50)
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> Connection:
+        """Raises InvalidArgument, DeviceLost and Timeout where host 0's process does not come up."""
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(self._folder / "engine"))
+            listener.listen(1)
+            environment = self.environment()
+            self._process = subprocess.Popen(
+                self.command(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is the caller's
+            )
+            self._reader = threading.Thread(target=self._listen, name="vkbackend-mpiexec", daemon=True)
+            self._reader.start()
+            return self._accept(listener)
+        except BaseException:
+            self.kill()
+            self.close()
+            raise
+        finally:
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> Connection:
+        listener.settimeout(0.2)
+        manual = self._hosts.launcher == "manual"
+        deadline = time.monotonic() + (1e9 if manual else START_S)  # a person types the commands
+        while True:
+            with suppress(TimeoutError):
+                return Connection(listener.accept()[0].detach())
+            if not self.is_alive():
+                raise DeviceLost(f"the group did not start: {self.last_words()}")
+            if time.monotonic() > deadline:
+                raise Timeout(
+                    f"host 0's process did not come up within {START_S:.0f} s: {self.last_words()}; see that "
+                    "each host can be reached by ssh without a password, or use launcher=manual"
+                )
+
+    def environment(self) -> dict[str, str]:
+        """That of `mpiexec`, with a secret where the hosts share no file of one."""
+        environment = dict(os.environ)
+        if self._hosts.secret is None:
+            environment[SECRET] = secrets.token_hex(32)
+        else:
+            secret_of(self._hosts.secret)
+        return environment
+
+    def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
+        """`mpiexec` and what it starts on each host; on host 0 the module and the words `leads`, or the
+        process of an engine."""
+        hosts = self._hosts
+        beside = Path(sys.executable).parent / "mpiexec"
+        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+        if not mpiexec:
+            raise InvalidArgument("there is no mpiexec; install the extra hosts, or an MPICH of your system")
+        interface = hosts.hosts[0].interface or interface_of(hosts.addresses[0])
+        if interface is None:
+            raise InvalidArgument(
+                f"the first line of the hostfile is this machine, and it has no address {hosts.addresses[0]}"
+            )
+        launcher = ["-launcher", "manual"] if hosts.launcher == "manual" else ["-launcher", "ssh"]
+        if hosts.launcher not in ("ssh", "manual"):
+            launcher += ["-launcher-exec", hosts.launcher]
+        passed = [name for name in environment if name.startswith(PASSED) or name in hosts.passed]
+        words = [mpiexec, *launcher, "-iface", interface.split(",")[-1], "-genvlist", ",".join(passed)]
+        words += ["-hosts", ",".join(hosts.addresses)]
+        for number, host in enumerate(hosts.hosts):
+            words += [":"] if number else []
+            words += ["-n", "1", "-wdir", "/" if number else os.getcwd()]
+            words += self._rank(number, host, [] if number else leads)
+        return words
+
+    def _rank(self, number: int, host: HostLine, leads: Sequence[str]) -> list[str]:
+        module, *rest = leads or ["vkbackend.models.engine.rank"]
+        words = [host.python or sys.executable, "-m", module]
+        words += ["--names", ",".join(one.address for one in self._hosts.hosts)]
+        words += ["--address", self._hosts.addresses[number]]
+        for flag, value in (
+            ("--interface", host.interface),
+            ("--secret", self._hosts.secret),
+            ("--engine", None if number or leads else str(self._folder)),
+            ("--model", host.model),
+        ):
+            words += [flag, value] if value else []
+        return words + rest
+
+    def _listen(self) -> None:
+        """What the process manager and all hosts print goes to stderr, and the last lines into errors."""
+        assert self._process is not None and self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.append(line.rstrip())
+            if self._hosts.launcher == "manual" and line.startswith("HYDRA_LAUNCH"):
+                command = line.partition(": ")[2].strip()
+                if command:
+                    print(f"run on the next host:\n  {command}", file=sys.stderr, flush=True)
+                continue
+            if env.debug() or not line.startswith(
+                ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typ")
+            ):
+                sys.stderr.write(line)
+
+    def last_words(self) -> str:
+        """Which host ended first, or the last line that any printed."""
+        if self._reader is not None:
+            self._reader.join(1.0)
+        for line in self._said:
+            if found := _ENDED.search(line):
+                address = found[1]
+                known = dict(zip(self._hosts.addresses, self._hosts.hosts, strict=True))
+                name = known[address].address if address in known else address
+                number = self._hosts.addresses.index(address) if address in known else "?"
+                return f"the process of host {number} ({name}) ended first"
+        said = [line for line in self._said if line.strip(" =")]
+        return said[-1] if said else "nothing was said"
+
+    # ---- as a multiprocessing.Process ----
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll() if self._process else None
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._process:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """The process manager ends everything when it is asked to; one that does not is ended itself, whose
+        helpers on the hosts then end what they started."""
+        if not self.is_alive():
+            return
+        assert self._process is not None
+        self._process.terminate()
+        self.join(KILL_S)
+        if self.is_alive():
+            self._process.kill()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._process and self._process.stdout and self._reader:
+            self._reader.join(KILL_S)
+            if not self._reader.is_alive():
+                self._process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

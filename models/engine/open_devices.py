@@ -1,0 +1,56 @@
+"""Devices by the words that users have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vkbackend import env
+from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.open_device import open_device
+from vkbackend.ops import MAX_SLOTS
+from vkbackend.runtime import Device
+from vkbackend.twins.device import NumpyDevice
+
+
+def open_devices(
+    specs: Sequence[str | int] | None, runtime: str | None = None, *, exact: bool = False
+) -> list[Device]:
+    """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
+
+    `runtime` is the one that drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host
+    itself, running the ops' numpy twins. With `exact` they run ops of F32 activations alone. Raises
+    InvalidArgument, UnsupportedFeature.
+    """
+    env.disabled()  # refuses unknown names, whatever drives the devices
+    if specs is not None and not len(specs):
+        raise InvalidArgument(
+            "the device list is empty; give at least one device, or none at all for the best one"
+        )
+    wanted: list[str | int] = [0] if specs is None else list(specs)
+    if len(wanted) > MAX_SLOTS:
+        raise InvalidArgument(f"{len(wanted)} devices were given; at most {MAX_SLOTS} can share one model")
+    opened: list[Device] = []
+    try:
+        for n, spec in enumerate(wanted):
+            if spec == "numpy":
+                opened.append(NumpyDevice(f"numpy.{n}" if len(wanted) > 1 else "numpy"))
+                continue
+            opened.append(_open_vulkan(spec, n if wanted.count(spec) > 1 else None, runtime))
+    except BaseException:
+        for device in opened:
+            device.close()
+        raise
+    for device in opened if exact else ():
+        device.limits = device.limits.exact()
+    return opened
+
+
+def _open_vulkan(spec: str | int, copy: int | None, runtime: str | None) -> Device:
+    # Imported here: a machine without a Vulkan loader can still run on numpy.
+    from vkbackend.vulkan.instance import devices, no_device_message, select
+
+    present = devices()
+    if not present:
+        raise UnsupportedFeature(no_device_message())
+    info = select(spec, present)
+    return open_device(info, f"Vulkan{info.index}" + ("" if copy is None else f".{copy}"), runtime)

@@ -1,0 +1,125 @@
+"""The process of one host in a group, which an MPI launcher starts: `python -m vkbackend.models.engine.rank`.
+
+That of host 0 has the engine; its caller is at the other end of a socket, on the same machine and of the same
+user. The others follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from vkbackend import env
+from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.meta.mpi import MPITransport
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.following import follow
+from vkbackend.models.engine.greeting import greet
+from vkbackend.models.engine.host_group import Group
+from vkbackend.models.engine.hostfile import secret_of
+from vkbackend.models.engine.hosting import serve
+from vkbackend.models.engine.interfaces import interface_of, listening_ports
+from vkbackend.models.engine.launch import SECRET
+from vkbackend.models.engine.messages import Progress
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
+
+END_S = 5.0  # for a process whose group is lost to end by itself
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for flag in ("--names", "--address", "--interface", "--secret", "--engine", "--model"):
+        parser.add_argument(flag)
+
+
+def arrive(args: argparse.Namespace) -> Group:
+    """This process in its group, in which all know the secret."""
+    secret = secret_of(args.secret) if args.secret else bytes.fromhex(os.environ.pop(SECRET, ""))
+    if len(secret) < 16:
+        raise InvalidArgument("this process belongs to a group and got no secret; start the group again")
+    interface = args.interface or interface_of(args.address)
+    force_interface(interface, args.address)
+    transport = MPITransport()
+    transport.names = [f"host {n} ({name})" for n, name in enumerate(args.names.split(","))]
+    where = f"{interface}, listens on {', '.join(listening_ports())}"
+    env.log(1, f"{transport.names[transport.rank]}: {transport.library} on {where}")
+    greet(transport, secret)
+    return Group(transport, where=where)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="One host of a group; started by `vkbackend hosts run`.")
+    add_arguments(parser)
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides
+    group = arrive(args)
+    if group.leads:
+        _lead(group, args.engine)
+    else:
+        group.on_lost(lambda _: _end_soon())
+        try:
+            follow(group, args.model)
+        except Exception:
+            # The process manager ends all with the first that ends: host 0 first hears why.
+            time.sleep(END_S)
+            raise
+    group.leave()
+    return 0
+
+
+def force_interface(interface: str | None, address: str) -> None:
+    """Let MPI use that interface alone: by itself it may pick any, Wi-Fi for one."""
+    if interface is None:
+        raise InvalidArgument(
+            f"this host has no address {address}; name it as the hostfile does, or its interface"
+        )
+    os.environ.setdefault("UCX_NET_DEVICES", interface)
+    os.environ.setdefault("FI_TCP_IFACE", interface.split(",")[-1])
+
+
+def _lead(group: Group, folder: str) -> None:
+    """Serve the caller's requests; ends when it does."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(Path(folder) / "engine"))
+        conn = Connection(caller.detach())
+    options: Options = conn.recv()
+
+    def open_(options: Options, progress: Progress | None) -> Engine:
+        return Engine(Runner(options, progress=progress, group=group))
+
+    serve(conn, options, open_, group.on_lost)
+
+
+def _end_soon() -> None:
+    """A follower whose group is lost ends by itself, wherever it waits."""
+    timer = threading.Timer(END_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def run(main: Callable[[], int] = main) -> None:
+    """`main`, after which nothing waits: MPI would, for hosts that are gone."""
+    code = 1
+    try:
+        code = main()
+    except VkbackendError as error:
+        print(f"vkbackend: {type(error).__name__}: {error}", file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,308 @@
+"""What comes from a network or a file: greetings, messages, hostfiles. What is wrong is a typed error."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracles.fixture import write
+from oracles.fixtures import build
+
+from vkbackend.errors import DeviceLost, InvalidArgument, VkbackendError
+from vkbackend.meta.pulse import Pulse
+from vkbackend.meta.transport import Lane, TwinTransport
+from vkbackend.models.engine import following, greeting, hostfile
+from vkbackend.models.engine import host_messages as say
+from vkbackend.models.engine.host_group import Group
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
+
+pytestmark = pytest.mark.no_vulkan
+
+GOOD = [
+    say.Step([1, 2], [say.RunData(0, 0, 2, 0)], [1]),
+    say.Step([1], [say.RunData(0, 0, 1, 0, 0, 1)], [0], 0, None, True, {"rope": b"1234"}),
+    say.Record(8, 1, 0, False, 1, False, False),
+    say.Write(1, "cells.4", 0, b"1234"),
+    say.Read(1, "cache_k_l0", 0, 64),
+    say.CopyRanges(1, [say.CopyData("cache_k_l0", 0, 256, 64)]),
+    say.AskMemory(),
+    say.Settle([1.0, 2.0], 3),
+    say.Measure(["0/0"], [4096]),
+    say.Open(b"{}", None),
+    say.End(),
+]
+
+
+@pytest.mark.parametrize("message", GOOD, ids=lambda m: type(m).__name__)
+def test_messages_come_as_they_went(message: Any) -> None:
+    assert say.decode(say.encode(message), say.Call, "host 0") == message
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_no_message(data: bytes) -> None:
+    for type_ in (say.Call, say.Cards, say.Likeness, say.MemoryReport):
+        try:
+            say.decode(data, type_, "host 1")
+        except DeviceLost as error:
+            assert "host 1" in str(error)
+
+
+WRONG = [
+    {"type": "Step", "tokens": [], "runs": [[0, 0, 1, 0]], "outputs": []},
+    {"type": "Step", "tokens": [1] * 513, "runs": [[0, 0, 1, 0]], "outputs": []},
+    {"type": "Step", "tokens": [-1], "runs": [[0, 0, 1, 0]], "outputs": []},
+    {"type": "Step", "tokens": [1], "runs": [[0, 0, 0, 0]], "outputs": []},
+    {"type": "Step", "tokens": [1], "runs": [[0, 0, 1, 0]], "outputs": [], "more": 1},
+    {"type": "Read", "device": 1, "name": "x", "offset": -4, "nbytes": 4},
+    {"type": "Read", "device": 99, "name": "x", "offset": 0, "nbytes": 4},
+    {"type": "Read", "device": 1, "name": "x" * 300, "offset": 0, "nbytes": 4},
+    {"type": "Read", "device": 1, "name": "x", "offset": 0, "nbytes": 1 << 40},
+    {"type": "Exec", "code": "1"},
+    {"type": "Settle", "tensor_split": [float("nan")], "n_gpu_layers": None},
+    [1, 2, 3],
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_what_is_out_of_bounds(wrong: Any) -> None:
+    with pytest.raises(DeviceLost, match="no message of this version"):
+        say.decode(say.encode(wrong), say.Call, "host 0")
+
+
+# ---- calls to a host that has a model ----
+
+
+class Follower:
+    """A runner on host 1 of two, whose host 0 is the test."""
+
+    def __init__(self, path: Path) -> None:
+        self.led, self.here = TwinTransport.group(2)
+        groups = Group(self.led, pulse=False), Group(self.here, pulse=False)
+        options = Options.of(path, devices=["0/numpy", "1/numpy"], tensor_split=[1, 1], n_ctx=64, n_slots=2)
+        made: list[Runner] = []
+        thread = threading.Thread(target=lambda: made.append(Runner(options, group=groups[0])), daemon=True)
+        thread.start()
+        groups[1].expect(say.Open, 30)
+        self.group, self.runner = groups[1], Runner(options, group=groups[1])
+        thread.join(30)
+
+    def obey(self, call: Any) -> None:
+        following.obey(self.group, self.runner, say.decode(say.encode(call), say.Call, "host 0"))
+
+
+@pytest.fixture(scope="module")
+def follower(tmp_path_factory: pytest.TempPathFactory) -> Follower:
+    return Follower(write(build("qwen35"), tmp_path_factory.mktemp("model") / "model.gguf"))
+
+
+RUN = say.RunData(0, 0, 1, 0, 0, 0)
+UNFIT = [
+    say.Step([128], [RUN], []),  # no such token
+    say.Step([1], [RUN], [1]),
+    say.Step([1, 2], [RUN], []),
+    say.Step([1], [say.RunData(2, 0, 1, 0, 0, 0)], []),
+    say.Step([1], [say.RunData(0, 1, 1, 0, 0, 0)], []),
+    say.Step([1], [say.RunData(0, 0, 1, 64, 0, 0)], []),
+    say.Step([1], [say.RunData(0, 0, 1, (1 << 32) - 1, 0, 0)], []),
+    say.Step([1], [say.RunData(0, 0, 1, 0, 99, 0)], []),
+    say.Step([1], [say.RunData(0, 0, 1, 0, 0, 99)], []),
+    say.Step([1], [RUN], [0], 7),
+    say.Step([1], [RUN], [0], 0, b"1234"),
+    say.Step([1], [RUN], [0], 0, None, False, {"other": b"1234"}),
+    say.Step([1] * 200, [say.RunData(0, 0, 200, 0, 0, 0)], []),
+    say.Record(200, 0, 0, False, 1, False, False),
+    say.Record(1, 1, 9, False, 1, False, False),
+    say.Record(1, 1, 0, False, 1, True, False),
+    say.Read(0, "cells.4", 0, 4),  # another host's
+    say.Read(1, "nothing", 0, 4),
+    say.Read(1, "cells.4", 2, 4),
+    say.Read(1, "cells.4", 0, 6),
+    say.Read(1, "cells.4", 0, 1 << 20),
+    say.Read(1, "cells.4", 1 << 40, 4),
+    say.Write(1, "cells.4", 1 << 40, b"1234"),
+    say.Write(1, "cells.4", 0, b""),
+    say.CopyRanges(1, [say.CopyData("cells.4", 0, 1 << 30, 4)]),
+    say.Settle(None, None),
+    say.Open(b"{}", None),
+]
+
+
+@pytest.mark.parametrize("call", UNFIT, ids=str)
+def test_calls_that_do_not_fit(follower: Follower, call: Any) -> None:
+    with pytest.raises(DeviceLost, match="does not fit"):
+        follower.obey(call)
+
+
+small = st.integers(-2, 70) | st.sampled_from([0, 1, 4, 64, 1 << 31, (1 << 32) - 1, 1 << 62])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_random_calls(follower: Follower, data: st.DataObject) -> None:
+    """Of the right types with random values: done, or refused, and nothing else of the process changes. Steps
+    alone are left out that fit: they would wait for the test's devices."""
+    name = data.draw(st.sampled_from(["cells.4", "cache_k_l3", "state_conv_l0", "x"]))
+    draw = lambda: data.draw(small)  # noqa: E731
+    wanted = data.draw(st.sampled_from(["Read", "Write", "CopyRanges", "Step"]))
+    words: dict[str, Any] = {"type": wanted, "device": draw(), "name": name, "offset": draw()}
+    if wanted == "Read":
+        words["nbytes"] = draw()
+    elif wanted == "Write":
+        words["data"] = data.draw(st.binary(max_size=80))
+    elif wanted == "CopyRanges":
+        words = {"type": wanted, "device": draw(), "copies": [[name, draw(), draw(), draw()]]}
+    else:
+        run = [draw(), draw(), draw(), draw(), draw(), draw()]
+        words = {"type": wanted, "tokens": [draw(), draw(), 128], "runs": [run], "outputs": [draw()]}
+    device = follower.runner.mesh.devices[1]
+    counts = dict(device.counts)
+    try:
+        call = say.decode(say.encode(words), say.Call, "host 0")
+        following.obey(follower.group, follower.runner, call)
+    except DeviceLost:
+        pass
+    while follower.led.poll(1, Lane.REPLY, say.MAX_REPLY_NBYTES) is not None:
+        pass
+    assert dict(device.counts) == counts
+
+
+def test_a_message_that_is_too_long_is_not_taken() -> None:
+    led, follows = TwinTransport.group(2)
+    led.send(1, Lane.CALL, b"x" * 100)
+    with pytest.raises(DeviceLost, match="host 0 sent a call of 100 bytes where at most 99"):
+        follows.poll(0, Lane.CALL, 99)
+
+
+# ---- greetings ----
+
+
+def greet(first: bytes, second: bytes, tamper: Any = None) -> list[BaseException | None]:
+    """What each of two hosts gets from greeting the other."""
+    transports = TwinTransport.group(2)
+    if tamper:
+        tamper(transports)
+    found: list[BaseException | None] = [None, None]
+
+    def one(n: int, secret: bytes) -> None:
+        try:
+            greeting.greet(transports[n], secret)
+        except VkbackendError as error:
+            found[n] = error
+            transports[1 - n].lost = str(error)
+
+    threads = [threading.Thread(target=one, args=pair) for pair in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+def test_hosts_with_one_secret() -> None:
+    assert greet(b"s" * 32, b"s" * 32) == [None, None]
+
+
+def test_a_host_with_another_secret() -> None:
+    led, followed = greet(b"s" * 32, b"t" * 32)
+    assert "does not know the group's secret" in str(led) and followed is not None
+
+
+def test_a_greeting_that_is_sent_back() -> None:
+    """A host without the secret gives what it got; it knows nothing by that."""
+
+    def mirror(transports: list[TwinTransport]) -> None:
+        send = transports[1].send
+        transports[1].send = lambda host, lane, data, what="": send(host, lane, data[:32] + data[:32])  # type: ignore
+
+    led, _ = greet(b"s" * 32, b"t" * 32, mirror)
+    assert "does not know the group's secret" in str(led)
+
+
+def test_silence_and_last_words() -> None:
+    led, follows = TwinTransport.group(2)
+    lost = threading.Event()
+    pulse, other = Pulse(led, 1.0), Pulse(follows, 1.0)
+    pulse.on_lost = lost.set
+    assert not lost.wait(1.6)
+    other.close()
+    assert lost.wait(10) and "host 1 has said nothing for 1 s" in led.lost
+    with pytest.raises(DeviceLost, match="host 1 has said nothing"):
+        led.wait(lambda: False, "something")
+    led, follows = TwinTransport.group(2)
+    Group(follows, pulse=False).fail("GGUFError: no file")
+    pulse = Pulse(led, 30.0)
+    pulse._thread.join(10)
+    assert led.lost == "host 1 failed: GGUFError: no file"
+
+
+# ---- hostfiles ----
+
+
+def test_a_hostfile() -> None:
+    text = """# two machines
+    launcher=manual secret=/etc/secret pass=A,B
+    127.0.0.1 dev=0,1
+    10.0.0.2 dev=numpy model="/data/a model.gguf" interface=eth1  # slower
+    """
+    found = hostfile.parse_hosts(text, "hosts")
+    assert found.places == ("0/0", "0/1", "1/numpy") and found.addresses == ("127.0.0.1", "10.0.0.2")
+    assert (found.launcher, found.secret, found.passed) == ("manual", "/etc/secret", ("A", "B"))
+    assert found.hosts[1].model == "/data/a model.gguf" and found.hosts[1].interface == "eth1"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("10.0.0.1 dev=0", "two hosts or more"),
+        ("10.0.0.1\n10.0.0.2 dev=" + ",".join("0" * 40), "devices"),
+        ("10.0.0.1\n10.0.0.2 devices=0", "line 2: 'devices=0' is none of dev="),
+        ("10.0.0.1\n10.0.0.2 dev=0 dev=1", "line 2"),
+        ("10.0.0.1\n10.0.0.2 'dev=0", "line 2"),
+        ("launch=ssh\n10.0.0.1\n10.0.0.2", "launcher="),
+        ("10.0.0.1\n8.8.8.8", "no private address"),
+        ("10.0.0.1\n0.0.0.0", "no private address"),
+        ("10.0.0.1\n-oProxyCommand", "no address"),
+        ("public=maybe\n10.0.0.1\n10.0.0.2", "public"),
+    ],
+)
+def test_hostfiles_that_are_none(text: str, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        hostfile.parse_hosts(text, "hosts")
+
+
+def test_public_addresses_where_the_file_says_so() -> None:
+    assert hostfile.parse_hosts("public=yes\n8.8.8.8\n10.0.0.2", "hosts").addresses[0] == "8.8.8.8"
+    assert hostfile.is_private("100.100.1.1") and hostfile.is_private("fd00::1")
+
+
+def test_secrets_that_others_may_read(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"x" * 32)
+    path.chmod(0o644)
+    with pytest.raises(InvalidArgument, match="others may read it"):
+        hostfile.secret_of(str(path))
+    path.chmod(0o600)
+    assert hostfile.secret_of(str(path)) == b"x" * 32
+    path.write_bytes(b"short")
+    with pytest.raises(InvalidArgument, match="16 to 4096"):
+        hostfile.secret_of(str(path))
+
+
+def test_a_hostfile_stands_for_the_devices() -> None:
+    assert Options.of("m.gguf", hostfile="hosts", tensor_split=[3, 1]).hostfile == "hosts"
+    with pytest.raises(InvalidArgument, match="which devices each host has"):
+        Options.of("m.gguf", hostfile="hosts", devices=["0"])
+
+
+def test_no_limit_of_a_message_is_below_what_is_sent() -> None:
+    """Masks of all rows of a vocabulary of 262,144 fit a call."""
+    masks = np.zeros((512, 262_144 // 32), np.uint32).tobytes()
+    call = say.Step([1], [RUN], [0], 1, masks)
+    data = say.encode(call)
+    assert len(data) <= say.MAX_CALL_NBYTES and say.decode(data, say.Call, "host 0") == call

@@ -1,0 +1,191 @@
+"""Hosts that are processes in network namespaces which the tests make: equal logits, states that go to one
+host, and every way to lose a host. Nothing leaves the namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import namespaces
+import pytest
+from oracles.fixture import write
+from oracles.fixtures import build
+from places import SUPPORT
+
+pytest.importorskip("mpi4py")
+pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
+
+SILENCE_S = 3
+LIMIT_S = 60.0  # which only a hang reaches
+OPTIONS = {"n_ctx": 64, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
+PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
+    with namespaces.hosts(3, tmp_path_factory.mktemp("net")) as found:
+        yield found
+
+
+class Caller:
+    """tests/support/host_caller.py on host 0."""
+
+    def __init__(self, net: namespaces.Net, folder: Path, **wanted: Any) -> None:
+        # Between processes of one machine MPI would use shared memory.
+        more = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "VKBACKEND_SILENCE": str(SILENCE_S)}
+        words = json.dumps({"options": OPTIONS, "prompt": PROMPT} | wanted)
+        self.process = subprocess.Popen(
+            net.command(0, sys.executable, str(SUPPORT / "host_caller.py"), words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | more | {"VKBACKEND_TIMEOUT": "20"},
+            cwd=folder,
+            bufsize=0,  # else lines would wait where select does not see them
+        )
+
+    def heard(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], LIMIT_S)[0], "nothing was said"
+        line = self.process.stdout.readline()
+        assert line, f"ended with {self.process.wait(LIMIT_S)}"
+        return json.loads(line)
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def wait_until(what: Any, seconds: float = LIMIT_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
+
+
+CASES = [  # architecture, devices of each host, options
+    ("llama", ["0", "1"], {}),
+    ("qwen3moe", ["0,1", "0"], {"tensor_split": [3, 1, 2]}),
+    ("qwen35", ["numpy", "numpy"], {}),
+    ("llama", ["0", "0", "numpy"], {"split_mode": "layer", "tensor_split": [1, 1, 1]}),
+]
+WIDE = [
+    ("gpt-oss", ["1", "0", "0"], {"reduce_provider": "host-sum", "tensor_split": [1, 5, 2]}),
+    ("gemma3", ["1", "1,0"], {"reduce_type": "bf16", "tensor_split": [1, 1, 1]}),
+    ("llama", ["0", "1", "0"], {"tensor_split": [1, 0, 3]}),
+    ("qwen35", ["0", "1"], {}),
+]
+
+
+def check_equal(net: namespaces.Net, tmp_path: Path, cases: list[Any]) -> None:
+    models = []
+    for n, (name, devices, options) in enumerate(cases):
+        hostfile = net.hostfile(tmp_path / f"hosts{n}", devices)
+        every = ",".join(devices).split(",")
+        options = {"tensor_split": [1] * len(every)} | options
+        path = str(write(build(name), tmp_path / f"{n}.gguf"))
+        given = {"path": path, "hostfile": str(hostfile), "devices": every, "options": options}
+        models.append(given | {"state": str(tmp_path / f"state{n}")})
+    caller = Caller(net, tmp_path, when="equal", models=models)
+    for name, _, options in cases:
+        heard = caller.heard()
+        assert heard["same"] and heard["state"], (name, options)
+        assert len(heard["told"]) == len(heard["devices"])
+        assert any(word.startswith("host 1 (10.") for word in heard["told"] + heard["devices"]) or options
+    assert caller.process.wait(LIMIT_S) == 0
+    caller.close()
+    wait_until(lambda: not net.processes())
+
+
+def test_logits_and_states_are_those_of_one_host(net: namespaces.Net, tmp_path: Path) -> None:
+    check_equal(net, tmp_path, CASES)
+
+
+@pytest.mark.wide
+def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
+    check_equal(net, tmp_path, WIDE)
+
+
+# ---- hosts that are lost ----
+
+
+def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
+    """A signal to a host's process: a typed error in time, nothing is left, a new group gives the tokens."""
+    path = str(write(build("llama"), tmp_path / "model.gguf"))
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
+    caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)
+    try:
+        tokens = caller.heard().get("tokens")
+        if when == "load":
+            wait_until(lambda: len(net.ranks()) == 3)
+        else:
+            assert caller.heard() == {"at": when}
+            time.sleep(0.3)
+        struck_at = time.monotonic()
+        os.kill(net.ranks()[host], number)
+        if when == "idle":  # nothing is asked, and still everything ends
+            wait_until(lambda: not net.ranks(), SILENCE_S + 20)
+            caller.go_on()
+        error = caller.heard()
+        assert error["error"] in ("DeviceLost", "Timeout"), error
+        assert time.monotonic() - struck_at < SILENCE_S + 25
+        if host and number == signal.SIGKILL:
+            assert f"host {host} ({net.address(host)})" in error["words"], error
+        wait_until(lambda: set(net.processes()) == {caller.process.pid}, 20)
+        caller.go_on()
+        again = caller.heard()["again"]
+        assert tokens in (None, again) and len(again) == 8
+        assert caller.process.wait(LIMIT_S) == 0
+    finally:
+        caller.close()
+
+
+def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
+    """Both sides end by themselves, also the one that nobody can reach any more."""
+    path = str(write(build("llama"), tmp_path / "model.gguf"))
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
+    caller = Caller(net, tmp_path, when="step", path=path, hostfile=hostfile, again=hostfile)
+    try:
+        tokens = caller.heard()["tokens"]
+        assert caller.heard() == {"at": "step"}
+        net.cut(1)
+        error = caller.heard()
+        assert error["error"] in ("DeviceLost", "Timeout") and net.address(1) in error["words"], error
+        wait_until(lambda: set(net.processes()) == {caller.process.pid}, SILENCE_S + 20)
+        net.mend(1)
+        caller.go_on()
+        assert caller.heard()["again"] == tokens
+    finally:
+        net.mend(1)
+        caller.close()
+
+
+STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
+          for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
+SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP), ("step", 1, signal.SIGSTOP)]
+
+
+@pytest.mark.parametrize(("when", "host", "number"), SOME)
+def test_a_struck_host(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
+    struck(net, tmp_path, when, host, number)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("when", "host", "number"), [one for one in STRUCK if one not in SOME])
+def test_more_struck_hosts(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
+    struck(net, tmp_path, when, host, number)

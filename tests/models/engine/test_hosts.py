@@ -1,0 +1,285 @@
+"""Several hosts as threads of one process: the logits, states and candidates of one host with all devices,
+what travels for them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles.fixture import write
+from oracles.fixtures import build
+from runners import load_runner
+from safetensors import safe_open
+from tiny_models import Tiny, write_tiny
+from twins import twin_runner
+
+from vkbackend.errors import DeviceLost, InvalidArgument, PlanError
+from vkbackend.meta import reduce as reduces
+from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.host_group import Group, place_of
+from vkbackend.models.engine.messages import CopySlot, Generate
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.engine.saved_state import SlotContent
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.step import Run
+
+pytestmark = pytest.mark.no_vulkan
+
+TOKENS = np.random.default_rng(3).integers(3, 120, 300).tolist()
+OPTIONS: dict[str, Any] = {"n_ctx": 192, "n_slots": 2, "n_ubatch": 128, "reduce_type": "f32"}
+
+
+def here(places: list[str]) -> list[str]:
+    """The same devices on one host."""
+    return [place.partition("/")[2] for place in places]
+
+
+def logits(runner: Runner) -> np.ndarray:
+    """Of two prompts in one step, of a token for each, and of one alone."""
+    out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
+    for i in range(2):
+        runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]
+        out.append(runner.step(TOKENS[80 + i : 82 + i], runs, [0, 1]).copy())
+    out.append(runner.step([7], [Run(1, 0, 1, 32)], [0]).copy())
+    return np.concatenate(out)
+
+
+def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
+    """`interleave`: in halves, on one host as over several."""
+    options = OPTIONS | options
+    one = load_runner(path, devices=here(places), interleave=interleave, **options)
+    want = logits(one)
+    one.close()
+    n_hosts = 1 + max(int(place[0]) for place in places)
+    with twin_runner(path, places, n_hosts, interleave, **options) as runner:
+        assert np.array_equal(logits(runner), want) and np.isfinite(want).all()
+
+
+TWO, THREE = ["0/numpy", "1/numpy"], ["0/numpy", "1/numpy", "1/numpy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "options"),
+    [
+        ("llama", TWO, {}),
+        ("llama", THREE, {"tensor_split": [1, 5, 2], "reduce_provider": "host-sum"}),
+        ("llama", ["1/numpy", "0/numpy", "2/numpy"], {"tensor_split": [3, 0, 2]}),
+        ("llama", TWO, {"interleave": True}),
+        ("llama", TWO, {"reduce_type": "bf16"}),
+        ("llama", THREE, {"reduce_type": "f16", "reduce_provider": "scatter"}),
+        ("llama", [*TWO, "2/numpy"], {"split_mode": "layer"}),
+        ("qwen3moe", THREE, {}),
+        ("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"}),
+        ("qwen35", TWO, {}),
+        ("gpt-oss", [*THREE, "0/numpy"], {"reduce_provider": "scatter"}),
+    ],
+    ids=str,
+)
+def test_logits_are_those_of_one_host(tmp_path: Path, name: str, places: list[str], options: Any) -> None:
+    check(write(build(name), tmp_path / "model.gguf"), places, **options)
+
+
+def test_large_sums_are_scattered_over_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
+    check(write_tiny(tmp_path / "model.gguf", Tiny("llama")), ["0/numpy", "0/numpy", "1/numpy", "1/numpy"])
+
+
+def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a host would compute others, here by itself."""
+    path = write(build("llama"), tmp_path / "model.gguf")
+    with monkeypatch.context() as patch:
+        from vkbackend.models.engine import host_group
+
+        numbers = iter(range(100))
+        patch.setattr(host_group, "tables_hash", lambda *_: str(next(numbers)))
+        sent: list[Any] = []
+        real = Group.step
+        patch.setattr(Group, "step", lambda self, *args: (sent.append(args[-1]), real(self, *args))[1])
+        check(path, TWO, interleave=True)
+    assert sent and all(tables is not None for tables in sent)
+
+
+def travelled(runner: Runner, n_rows: int = 1) -> list[tuple[int, int]]:
+    """(messages, bytes) that each of two hosts sent in a step of a kind that was recorded before."""
+
+    def step(at: int) -> None:
+        runner.step(TOKENS[:n_rows], [Run(0, 0, n_rows, at)], [n_rows - 1])
+
+    step(0)
+    transports = runner.group.transports  # type: ignore[union-attr]
+    before = [(t.n_messages, t.n_bytes) for t in transports]
+    step(n_rows)
+    step(2 * n_rows)
+    return [
+        ((t.n_messages - m) // 2, (t.n_bytes - n) // 2) for t, (m, n) in zip(transports, before, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("places", [TWO, THREE])
+def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
+    """Two sums per layer, each a slot of every device, a call and its logits; nothing else."""
+    tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192)
+    path = write_tiny(tmp_path / "model.gguf", tiny)
+    with twin_runner(path, places, 2, **OPTIONS) as runner:
+        (led, led_nbytes), (followed, followed_nbytes) = travelled(runner)
+    n_there, slot = len(places) - 1, 4 * tiny.n_embd
+    assert led == 2 * tiny.n_layer + 1 and led_nbytes - 2 * tiny.n_layer * slot < 100  # the call
+    logits_nbytes = 4 * tiny.n_vocab * n_there // len(places)
+    assert followed == n_there * (2 * tiny.n_layer + 1)
+    assert abs(followed_nbytes - n_there * 2 * tiny.n_layer * slot - logits_nbytes) <= 4 * 32
+
+
+def test_what_travels_in_a_pipeline(tmp_path: Path) -> None:
+    """Only the residual, once, to the host that goes on; the logits come from the last."""
+    tiny = Tiny("llama")
+    path = write_tiny(tmp_path / "model.gguf", tiny)
+    with twin_runner(path, TWO, 2, split_mode="layer", **OPTIONS) as runner:
+        (led, led_nbytes), (followed, followed_nbytes) = travelled(runner)
+    assert led == 2 and 4 * tiny.n_embd < led_nbytes < 4 * tiny.n_embd + 100
+    assert (followed, followed_nbytes) == (1, 4 * tiny.n_vocab)
+
+
+def test_candidates_masks_and_sums(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_vocab=5000, n_layer=1))
+    masks = np.random.default_rng(0).integers(0, 1 << 32, (2, -(-5000 // 32)), np.uint32)
+
+    def found(runner: Runner) -> list[np.ndarray]:
+        assert runner.max_top_k
+        runs = [Run(0, 0, 3, 0), Run(1, 3, 1, 0)]
+        out = [*runner.step_top_k([5, 6, 7, 8], runs, [2, 3], 40, masks, True)]
+        out += runner.step_top_k([5, 6, 7, 8], runs, [2, 3], 1)[:2]
+        return [np.array(one) for one in out]
+
+    one = load_runner(path, devices=here(THREE), **OPTIONS)
+    want = found(one)
+    one.close()
+    with twin_runner(path, THREE, **OPTIONS) as runner:
+        assert all(np.array_equal(a, b) for a, b in zip(found(runner), want, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen35"])
+def test_states_go_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> None:
+    path = write(build(name), tmp_path / "model.gguf")
+    content = SlotContent(TOKENS[:50], 50)
+    files = [tmp_path / "hosts", tmp_path / "one"]
+
+    def after_loading(runner: Runner) -> np.ndarray:
+        loaded = SlotContent()
+        saved_state.load(runner, files[0], 1, loaded)
+        assert loaded.tokens == content.tokens
+        return runner.step([9], [Run(1, 0, 1, 50)], [0]).copy()
+
+    with twin_runner(path, THREE, **OPTIONS) as runner:
+        runner.step(TOKENS[:50], [Run(0, 0, 50, 0)], [49])
+        saved_state.save(runner, files[0], 0, content, 0, None)
+        want = runner.step([9], [Run(0, 0, 1, 50)], [0]).copy()
+    with twin_runner(path, THREE, **OPTIONS) as runner:
+        assert np.array_equal(after_loading(runner), want)
+    one = load_runner(path, devices=here(THREE), **OPTIONS)
+    one.step(TOKENS[:50], [Run(0, 0, 50, 0)], [49])
+    saved_state.save(one, files[1], 0, content, 0, None)
+    assert np.array_equal(after_loading(one), want)
+    one.close()
+    with safe_open(files[0], "numpy") as saved, safe_open(files[1], "numpy") as usual:
+        assert saved.metadata() == usual.metadata()  # with the checksums of all tensors
+
+
+def tokens_of(runner: Runner) -> list[list[int]]:
+    """Of requests that share a beginning, and of a slot that is copied."""
+    engine = Engine(runner)
+    out: dict[int, list[int]] = {}
+
+    def run(*requests: Any) -> None:
+        for request in requests:
+            engine.submit(request)
+        while engine.busy:
+            news = engine.step()
+            for id_, token in zip(news.ids, news.tokens, strict=True):
+                out.setdefault(id_, []).append(token)
+            for event in news.events:
+                assert event.error is None, event.error
+                out.setdefault(event.id, []).extend([] if event.token is None else [event.token])
+
+    greedy = SamplingParams(temperature=0)
+    run(Generate(1, tuple(TOKENS[:70]), 6, greedy))
+    run(Generate(2, (*TOKENS[:66], 5), 6, greedy), Generate(3, tuple(TOKENS[:70]), 6, greedy))
+    run(CopySlot(4, 0, 1))
+    run(Generate(5, (*TOKENS[:70], 5, 6), 6, greedy, slot=1))
+    assert runner.states or engine.stats()["prompt_tokens_cached"] >= 64
+    engine.close()
+    return [out[id_] for id_ in (1, 2, 3, 5)]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_shared_prefixes_and_copied_slots(tmp_path: Path, name: str) -> None:
+    path = write(build(name), tmp_path / "model.gguf")
+    one = load_runner(path, devices=here(THREE), **OPTIONS)
+    want = tokens_of(one)
+    with twin_runner(path, THREE, **OPTIONS) as runner:
+        assert tokens_of(runner) == want
+
+
+def test_memory_of_all_devices(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    one = load_runner(path, devices=here(THREE), **OPTIONS)
+    want = one.memory()
+    one.close()
+    with twin_runner(path, THREE, **OPTIONS) as runner:
+        got = runner.memory()
+    assert [row["device"] for row in got] == ["numpy", "host 1/numpy.0", "host 1/numpy.1"]
+    for key in ("weights", "kv", "scratch"):
+        assert [row[key] for row in got] == [row[key] for row in want]
+
+
+def test_steady_state_makes_nothing(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    with twin_runner(path, TWO, **OPTIONS) as runner:
+        for at in range(2):
+            runner.step([5], [Run(0, 0, 1, at)], [0])
+        provider = runner.mesh._provider
+        made = len(provider._exchanges), runner.n_recorded, [d.created for d in runner.mesh.devices]  # type: ignore
+        for at in range(2, 6):
+            runner.step([5], [Run(0, 0, 1, at)], [0])
+        now = len(provider._exchanges), runner.n_recorded, [d.created for d in runner.mesh.devices]  # type: ignore
+        assert now == made
+
+
+# ---- refusals ----
+
+
+def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal shapes, so only the handshake can tell."""
+    paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
+    with (
+        pytest.raises(PlanError, match="host 1 differs in its model"),
+        twin_runner(paths[0], TWO, models=[None, str(paths[1])], **OPTIONS),
+    ):
+        pass
+
+
+def test_other_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vkbackend.models.engine import host_group
+
+    words = iter(['{"fuse": true}', '{"fuse": false}'])
+    monkeypatch.setattr(host_group, "settings", lambda: next(words))
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    with pytest.raises(PlanError, match=r"differs in its settings.*fuse"), twin_runner(path, TWO, **OPTIONS):
+        pass
+
+
+def test_a_host_without_the_file_says_so(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
+    with (
+        pytest.raises(DeviceLost, match=r"GGUFError.*nowhere\.gguf"),
+        twin_runner(path, TWO, models=[None, str(tmp_path / "nowhere.gguf")], **OPTIONS),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("word", ["numpy", "2/numpy", "/0", "0/", "-1/0", "x/0", "٣/0"])
+def test_places_that_are_none(word: str) -> None:
+    with pytest.raises(InvalidArgument, match="HOST/DEVICE"):
+        place_of(word, 2)

@@ -1,0 +1,65 @@
+"""A program on host 0 that asks a group of hosts: it says what it did, a line of JSON at a time, and waits
+for a line where it is to be struck."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from vkbackend import LLM
+from vkbackend.errors import VkbackendError
+
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+def say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def main() -> None:
+    wanted = json.loads(sys.argv[1])
+    options, prompt = wanted["options"], wanted["prompt"]
+
+    def tokens(llm: LLM, n: int) -> list[int]:
+        return llm.generate(prompt, max_tokens=n, **GREEDY).tokens
+
+    if wanted["when"] == "equal":
+        for one in wanted["models"]:
+            with LLM(one["path"], hostfile=one["hostfile"], **options | one.get("options", {})) as llm:
+                names, group = llm.device_names, llm.logits(prompt)
+                llm.generate(prompt, max_tokens=2, slot=0, **GREEDY)
+                llm.save_state(one["state"], 0)
+                told = [row["device"] for row in llm.memory()]
+            with LLM(one["path"], devices=one["devices"], **options | one.get("options", {})) as llm:
+                same = bool((llm.logits(prompt) == group).all())
+                want = tokens(llm, 8)
+                loaded = llm.load_state(one["state"], 0)
+                more = llm.generate(loaded, max_tokens=6, slot=0, **GREEDY).tokens
+            say(same=same, state=loaded + more == prompt + want, devices=names, told=told)
+        return
+
+    began = time.monotonic()
+    try:
+        if wanted["when"] == "load":
+            say(at="load")
+        with LLM(wanted["path"], hostfile=wanted["hostfile"], **options) as llm:
+            say(at="open", tokens=tokens(llm, 8))
+            if wanted["when"] == "idle":
+                say(at="idle")
+                sys.stdin.readline()
+            began = time.monotonic()
+            if wanted["when"] == "step":
+                say(at="step")
+            while True:
+                tokens(llm, 64)
+    except VkbackendError as error:
+        say(error=type(error).__name__, words=str(error), seconds=time.monotonic() - began)
+    sys.stdin.readline()
+    with LLM(wanted["path"], hostfile=wanted["again"], **options) as llm:
+        say(again=tokens(llm, 8))
+
+
+if __name__ == "__main__":
+    main()

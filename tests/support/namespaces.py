@@ -1,0 +1,118 @@
+"""Hosts on one machine: network namespaces that a test makes and removes, each with an address of its own on
+a bridge that reaches nothing else, and a program that starts a command in one as ssh would on a host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+NET = "10.213.77"  # private, and in no route but these namespaces'
+LAUNCHER = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1; shift
+exec {ip} netns exec {prefix}${{host##*.}} sh -c "$*"
+"""
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=20)
+
+
+@cache
+def why_not() -> str:
+    """Why no namespace can be made here, or nothing."""
+    if not shutil.which("ip"):
+        return "there is no command ip (iproute2)"
+    name = f"vkprobe{os.getpid()}"
+    try:
+        run("ip", "netns", "add", name)
+        run("ip", "netns", "exec", name, "ip", "link", "add", "br0", "type", "bridge")
+    except (subprocess.SubprocessError, OSError) as error:
+        words = getattr(error, "stderr", b"") or str(error).encode()
+        return f"network namespaces are not permitted: {words.decode().strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return ""
+
+
+@dataclass
+class Net:
+    """`names[n]` is the namespace of host n, `launcher` what mpiexec calls in place of ssh."""
+
+    names: list[str]
+    launcher: Path
+
+    def address(self, host: int) -> str:
+        return f"{NET}.{host + 1}"
+
+    def hostfile(self, path: Path, devices: list[str], *more: str) -> Path:
+        lines = [f"{self.address(n)} dev={words}" for n, words in enumerate(devices)]
+        common = [f"launcher={self.launcher}", "pass=VK_DRIVER_FILES,VK_ICD_FILENAMES", *more]
+        path.write_text("\n".join([*common, *lines]) + "\n")
+        return path
+
+    def command(self, host: int, *words: str) -> list[str]:
+        return ["ip", "netns", "exec", self.names[host], *words]
+
+    def cut(self, host: int) -> None:
+        """Take the link of a host down."""
+        run("ip", "-n", self.names[host], "link", "set", "eth0", "down")
+
+    def mend(self, host: int) -> None:
+        run("ip", "-n", self.names[host], "link", "set", "eth0", "up")
+
+    def processes(self) -> dict[int, str]:
+        """What runs in the namespaces, by process id."""
+        found = {}
+        for name in self.names:
+            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+            for pid in map(int, pids.stdout.split()):
+                try:
+                    found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue
+        return found
+
+    def ranks(self) -> dict[int, int]:
+        """The process of each host's rank, by host."""
+        found = {}
+        for pid, words in self.processes().items():
+            if "models.engine.rank" in words and words.startswith(sys.executable):
+                address = words.partition("--address ")[2].split()[0]
+                found[int(address.rpartition(".")[2]) - 1] = pid
+        return found
+
+
+@contextmanager
+def hosts(n: int, folder: Path) -> Iterator[Net]:
+    """Namespaces of n hosts, gone afterwards with all that runs in them. Host 0's also has the bridge."""
+    prefix = f"vk{os.getpid() % 100_000}x"
+    net = Net([f"{prefix}{number + 1}" for number in range(n)], folder / "launch")
+    net.launcher.write_text(LAUNCHER.format(ip=shutil.which("ip"), prefix=prefix))
+    net.launcher.chmod(0o755)
+    try:
+        for number, name in enumerate(net.names):
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+            if number == 0:  # MPI leaves a bridge itself alone
+                run("ip", "-n", name, "link", "add", "bridge", "type", "bridge")
+                run("ip", "-n", name, "link", "set", "bridge", "up")
+            port = f"port{number}"
+            run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port,
+                "netns", net.names[0])  # fmt: skip
+            run("ip", "-n", net.names[0], "link", "set", port, "master", "bridge", "up")
+            run("ip", "-n", name, "addr", "add", f"{net.address(number)}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+        yield net
+    finally:
+        for pid in net.processes():
+            subprocess.run(["kill", "-9", str(pid)], capture_output=True, check=False)
+        for name in net.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

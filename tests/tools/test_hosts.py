@@ -1,0 +1,140 @@
+"""`vkbackend hosts`: what is refused, the advice as the model of docs/hosts.md has it, and both commands over
+namespaces that the test makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import namespaces
+import pytest
+from places import ROOT
+
+from vkbackend.tools import cli
+from vkbackend.tools.measure.host_advice import HostRates, advice, break_even_s, placements
+
+DEMO = ROOT / "models" / "demo" / "demo.gguf"
+
+
+@pytest.mark.no_vulkan
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--hostfile", "none", "--", "generate"], "hostfile none: cannot be read"),
+        (["run", "--hostfile", "none", "--", "export", "-m", "x"], "got 'export'"),
+        (["run", "--hostfile", "none"], "got 'nothing'"),
+        (["check", "--hostfile", "none", "--", "generate"], "takes no command"),
+    ],
+)
+def test_refusals(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["hosts", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.no_vulkan
+def test_commands_in_the_process_of_host_0_say_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "-m", str(DEMO), "--hostfile", str(tmp_path)]) == 2
+    assert "vkbackend hosts run --hostfile FILE -- COMMAND" in capsys.readouterr().err
+
+
+# ---- the advice ----
+
+GB = 1e9
+DENSE_70B = 39 * GB, 80  # bytes at 4.5 bits, layers
+ONE_500 = [HostRates(350 * GB, None)] * 2
+
+
+@pytest.mark.no_vulkan
+def test_break_even_is_that_of_the_table() -> None:
+    """70B over two hosts of one card of 500 GB/s, of which 70% are reached."""
+    assert 1e6 * break_even_s(int(DENSE_70B[0]), 80, ONE_500) == pytest.approx(323, rel=0.05)
+
+
+@pytest.mark.no_vulkan
+def test_advice_follows_the_network() -> None:
+    nbytes, layers = int(DENSE_70B[0]), DENSE_70B[1]
+    small = [HostRates(350 * GB, int(24 * GB))] * 2
+    assert advice(nbytes, layers, small, 60e-6).startswith("tensor parallel over all hosts")
+    assert advice(nbytes, layers, small, 600e-6).startswith("whole layers on each host")
+    large = [HostRates(350 * GB, int(80 * GB))] * 2
+    assert "run one server on each" in advice(nbytes, layers, large, 600e-6)
+    assert "one sooner answer" in advice(nbytes, layers, large, 60e-6)
+
+
+@pytest.mark.no_vulkan
+def test_placements_that_are_possible() -> None:
+    nbytes, layers = int(DENSE_70B[0]), DENSE_70B[1]
+    tight = [HostRates(350 * GB, int(24 * GB))] * 2
+    names = [one.name for one in placements(nbytes, layers, tight, 60e-6, 60e-6)]
+    assert names == ["tensor", "layer"]
+    every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)
+    assert [one.name for one in every] == ["replicas", "tensor", "layer"]
+    assert [one.n_exchanges for one in every] == [0, 160, 1]
+    assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)  # tokens/s: 25 GbE in the table
+
+
+# ---- over namespaces ----
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[namespaces.Net]:
+    pytest.importorskip("mpi4py")
+    if why := namespaces.why_not():
+        pytest.skip(why)
+    with namespaces.hosts(2, tmp_path_factory.mktemp("net")) as found:
+        yield found
+
+
+def called(net: namespaces.Net, *words: str) -> str:
+    command = str(Path(sys.executable).parent / "vkbackend")
+    found = subprocess.run(
+        net.command(0, command, "hosts", *words),
+        env=os.environ | {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert not net.processes()
+    return found.stdout
+
+
+def exchange_us(text: str) -> float:
+    """Of 16 KiB."""
+    return float(next(line for line in text.splitlines() if "16.0 KiB" in line).split("KiB")[1].split()[0])
+
+
+def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
+    """What it says depends on the exchange that it measures: over a link that waits 10 ms each way, and over
+    one that does not."""
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
+    quick = called(net, "check", "--hostfile", hostfile, "-m", str(DEMO))
+    assert "host 1 (10.213.77.2)" in quick and "eth0, listens on" in quick and "10.213.77.1:" in quick
+    slow_words = ["tc", "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "10ms"]
+    if subprocess.run(net.command(1, *slow_words), capture_output=True, check=False).returncode:
+        pytest.skip("the kernel delays no packets (sch_netem)")
+    slow = called(net, "check", "--hostfile", hostfile, "-m", str(DEMO))
+    assert exchange_us(slow) >= 10_000 > exchange_us(quick)
+
+
+def test_bench_in_the_process_of_host_0(net: namespaces.Net, tmp_path: Path) -> None:
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
+    words = ["bench", "-m", str(DEMO), "-p", "4", "-n", "2", "-r", "1", "-ts", "1,1"]
+    assert "tg" in called(net, "run", "--hostfile", hostfile, "--", *words)
+
+
+def test_generate(net: namespaces.Net, tmp_path: Path) -> None:
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
+    words = ["generate", "-m", str(DEMO), "-p", "Once", "-n", "4", "--temp", "0", "-ts", "1,1"]
+    over = called(net, "run", "--hostfile", hostfile, "--", *words)
+    alone = subprocess.run(
+        [sys.executable, "-m", "vkbackend", *words, "-dev", "numpy,numpy"], capture_output=True, text=True,
+        timeout=100, check=True,
+    )  # fmt: skip
+    assert over == alone.stdout

@@ -1,0 +1,111 @@
+"""The process of host 0 where a command works in it: `vkbackend hosts run` and `hosts check` start it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from vkbackend.errors import VkbackendError
+from vkbackend.meta.speed import measure_speed
+from vkbackend.meta.transport import Lane
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine import host_messages as say
+from vkbackend.models.engine.host_group import JOIN_S, Group
+from vkbackend.models.engine.hostfile import HostFile, read_hostfile
+from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.engine.rank import add_arguments, arrive
+from vkbackend.models.engine.rank import run as run_rank
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.options import Options
+from vkbackend.runtime import Device
+from vkbackend.tools import cli
+from vkbackend.tools.console import console, size, table
+from vkbackend.tools.flags import runner
+from vkbackend.tools.measure.host_advice import HostRates, advice, placements
+
+SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+EXCHANGE_NBYTES = 16 << 10  # a row of 4,096 floats: what a layer's sum has for one token
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Host 0 of a group; started by `vkbackend hosts`.")
+    add_arguments(parser)
+    parser.add_argument("--hostfile", required=True)
+    parser.add_argument("words", nargs="+")
+    args = parser.parse_args()
+    group, hosts = arrive(args), read_hostfile(args.hostfile)
+    group.on_lost(_end)
+    if args.words[0] == "check":
+        code = check(group, hosts, args.words[2] if len(args.words) > 2 else None)
+    else:
+        runner.group, runner.places = group, hosts.places
+        code = cli.main(args.words)
+    group.close()
+    group.leave()
+    return code
+
+
+def _end(error: VkbackendError) -> None:
+    """A host is lost: nothing that waits for it goes on."""
+    print(f"vkbackend: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def check(group: Group, hosts: HostFile, model: str | None) -> int:
+    """Show what the hosts are and what exchanges take."""
+    out = console()
+    group.tell(say.Measure(list(hosts.places), list(SIZES)))
+    options = Options("-", devices=hosts.places)
+    devices = group.join(options, lambda own: open_devices(own) if own else [], speeds=True)
+    places = [group.where]
+    for host in group.transport.others:
+        data = group.transport.receive(host, Lane.REPLY, say.MAX_REPLY_NBYTES, "its interface", JOIN_S)
+        places.append(say.decode(data, say.Place, group.names[host]).where)
+    rates = [_rates(host, group, devices) for host in range(group.transport.size)]
+    rows = [
+        (name, where, ", ".join(d.name for d in _of(n, group, devices)), f"{rates[n].rate / 1e9:.1f}")
+        for n, (name, where) in enumerate(zip(group.names, places, strict=True))
+    ]
+    out.print(table("hosts", ("host", "interface and ports", "devices", "GB/s"), rows))
+    times = group.measure(SIZES)
+    rows = [
+        (group.names[host], size(nbytes), f"{1e6 * s:.0f}", f"{nbytes / s / 1e9:.2f}")
+        for host, seconds in times.items()
+        for nbytes, s in zip(SIZES, seconds, strict=True)
+    ]
+    out.print(table("exchanges with host 0", ("host", "bytes", "us", "GB/s each way"), rows))
+    if model:
+        exchange = max(seconds[SIZES.index(EXCHANGE_NBYTES)] for seconds in times.values())
+        _advise(model, rates, exchange)
+    for device in devices:
+        device.close()
+    return 0
+
+
+def _of(host: int, group: Group, devices: list[Device]) -> list[Device]:
+    return [device for d, device in enumerate(devices) if group.hosts.of[d] == host]
+
+
+def _rates(host: int, group: Group, devices: list[Device]) -> HostRates:
+    own = _of(host, group, devices)
+    free = [device.free_nbytes() for device in own]
+    known = [nbytes for nbytes in free if nbytes is not None]
+    whole = sum(known) if len(known) == len(free) else None
+    return HostRates(sum(measure_speed(device).weights for device in own), whole)
+
+
+def _advise(path: str, rates: list[HostRates], exchange_s: float) -> None:
+    out = console()
+    with GGUF.open(path) as gguf:
+        model = load_model(gguf)
+        nbytes = sum(gguf.data(name).nbytes for name in gguf.tensors)
+    at_work = [one for one in rates if one.rate]
+    found = placements(nbytes, model.n_layer, at_work, exchange_s, exchange_s)
+    rows = [(one.name, f"{1 / one.seconds:.1f}", str(one.n_exchanges)) for one in found]
+    out.print(table("one sequence", ("placement", "tokens/s at most", "exchanges"), rows))
+    out.print(advice(nbytes, model.n_layer, at_work, exchange_s))
+
+
+if __name__ == "__main__":
+    run_rank(main)

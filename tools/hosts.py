@@ -1,0 +1,62 @@
+"""`vkbackend hosts`: several hosts as one. The hostfile has a line for each, this machine first.
+
+`hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep or perplexity over all
+hosts' devices. `hosts check --hostfile FILE` starts a process on each and shows the interface and ports it
+uses, its devices and their speed, and how long exchanges of each size take; with -m what placements of that
+model would give. docs/hosts.md says how to set two machines up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.engine.hostfile import read_hostfile
+from vkbackend.models.engine.launch import GroupProcess
+
+CHILD = ("generate", "chat", "serve")  # the hosts are a child of these
+INSIDE = ("bench", "sweep", "perplexity")  # these are host 0's process
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("action", choices=("run", "check"), help="run a command, or check hosts and network")
+    add("--hostfile", metavar="FILE", required=True, help="the hosts, a line for each, this machine first")
+    add("-m", "--model", metavar="FILE", help="check: the model to advise on")
+    parser.set_defaults(words=[])  # those behind --
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "check":
+        if args.words:
+            raise InvalidArgument(f"hosts check takes no command, got {args.words[0]!r}")
+        more = ["-m", os.path.abspath(args.model)] if args.model else []
+        return _inside(args.hostfile, ["check", *more])
+    command = args.words[0] if args.words else ""
+    if args.model or command not in CHILD + INSIDE:
+        raise InvalidArgument(
+            f"hosts run runs {', '.join(CHILD + INSIDE)}, got {command or 'nothing'!r}; write "
+            "`vkbackend hosts run --hostfile FILE -- generate -m MODEL ...`"
+        )
+    if command in INSIDE:
+        return _inside(args.hostfile, args.words)
+    read_hostfile(args.hostfile)  # what is wrong with it is said first
+    words = [command, "--hostfile", os.path.abspath(args.hostfile), *args.words[1:]]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "vkbackend", *words])
+
+
+def _inside(hostfile: str, words: list[str]) -> int:
+    """Run a command in the process of host 0, and wait for it."""
+    group = GroupProcess(read_hostfile(hostfile))
+    environment = group.environment()
+    leads = ["vkbackend.tools.host_command", "--hostfile", os.path.abspath(hostfile), "--", *words]
+    try:
+        return subprocess.run(group.command(environment, leads), env=environment, check=False).returncode
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        group.close()
