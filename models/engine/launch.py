@@ -148,7 +148,7 @@ class GroupProcess:
             if self._hosts.launcher == "manual" and line.startswith("HYDRA_LAUNCH"):
                 command = line.partition(": ")[2].strip()
                 if command:
-                    print(f"run on the next host:\n  {command}", file=sys.stderr, flush=True)
+                    env.log(0, f"run on the next host:\n  {command}")
                 continue
             if env.debug() or not line.startswith(
                 ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typ")

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -111,10 +112,8 @@ def run(main: Callable[[], int] = main) -> None:
     try:
         code = main()
     except VkbackendError as error:
-        print(f"vkbackend: {type(error).__name__}: {error}", file=sys.stderr)
+        env.log(0, f"{type(error).__name__}: {error}")
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -123,6 +123,7 @@ def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
     assert exchange_us(slow) >= 10_000 > exchange_us(quick)
 
 
+@pytest.mark.wide
 def test_bench_in_the_process_of_host_0(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     words = ["bench", "-m", str(DEMO), "-p", "4", "-n", "2", "-r", "1", "-ts", "1,1"]

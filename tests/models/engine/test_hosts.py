@@ -64,13 +64,13 @@ TWO, THREE = ["0/numpy", "1/numpy"], ["0/numpy", "1/numpy", "1/numpy"]
 @pytest.mark.parametrize(
     ("name", "places", "options"),
     [
-        ("llama", TWO, {}),
+        pytest.param("llama", TWO, {}, marks=pytest.mark.wide),
         ("llama", THREE, {"tensor_split": [1, 5, 2], "reduce_provider": "host-sum"}),
         ("llama", ["1/numpy", "0/numpy", "2/numpy"], {"tensor_split": [3, 0, 2]}),
         ("llama", TWO, {"interleave": True}),
         ("llama", TWO, {"reduce_type": "bf16"}),
         ("llama", THREE, {"reduce_type": "f16", "reduce_provider": "scatter"}),
-        ("llama", [*TWO, "2/numpy"], {"split_mode": "layer"}),
+        pytest.param("llama", [*TWO, "2/numpy"], {"split_mode": "layer"}, marks=pytest.mark.wide),
         ("qwen3moe", THREE, {}),
         ("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"}),
         ("qwen35", TWO, {}),
