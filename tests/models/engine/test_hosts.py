@@ -74,7 +74,7 @@ TWO, THREE = ["0/numpy", "1/numpy"], ["0/numpy", "1/numpy", "1/numpy"]
         ("qwen3moe", THREE, {}),
         ("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"}),
         ("qwen35", TWO, {}),
-        ("gpt-oss", [*THREE, "0/numpy"], {"reduce_provider": "scatter"}),
+        pytest.param("gpt-oss", [*THREE, "0/numpy"], {"reduce_provider": "scatter"}, marks=pytest.mark.wide),
     ],
     ids=str,
 )
@@ -160,7 +160,7 @@ def test_candidates_masks_and_sums(tmp_path: Path) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(found(runner), want, strict=True))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen35"])
+@pytest.mark.parametrize("name", [pytest.param("gemma3", marks=pytest.mark.wide), "qwen35"])
 def test_states_go_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     content = SlotContent(TOKENS[:50], 50)
