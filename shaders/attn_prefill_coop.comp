@@ -1,25 +1,26 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As attn_prefill, on matrix units: q, k, v and the probabilities become halves, sums are floats. Each of SUBGROUPS
-// subgroups has M rows of the tile; all share a block of 32 keys, and then its V, in shared memory. A subgroup's scores
-// meet in shared memory as well, where PARTS invocations have a row: they scale, mask and find the maximum; the output
+// As attn_prefill, on matrix units: q, k, v and the probabilities become halves, sums are floats. A tile has ROW_GROUPS
+// times M rows, whose V_PARTS subgroups share out the keys of a block when they score it, and V's dimensions when they
+// sum it. Scores meet in shared memory, where a row's invocations scale and mask them and find the maximum; the output
 // stays in matrices, which a matrix of the rows' factors rescales. Workgroup (tile, head).
-// For a head of 128, 16 x 16 matrices and 4 subgroups: 41 KiB of shared memory, and 64 multiplications of matrices of 16
-// for 64 keys and 16 rows.
+// For heads of 128 and 4 groups of 16 rows: 43 KiB of shared memory, and 64 products of matrices of 16 for 64 keys and 16
+// rows.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // of the device's matrices: [M, K] by [K, N]
 layout(constant_id = 2) const uint UNIT_N = 16;
 layout(constant_id = 3) const uint UNIT_K = 16;
 layout(constant_id = 4) const uint LANES = 32; // invocations of a subgroup
-layout(constant_id = 5) const uint SUBGROUPS = 4;
-layout(constant_id = 6) const uint UNROLL = 1; // matrices of q in a round of the loop, and of probabilities
-layout(constant_id = 7) const uint HEAD_K = 64; // whole rounds
-layout(constant_id = 8) const uint HEAD_V = 64; // whole matrices
-layout(constant_id = 9) const uint HAS_SINKS = 0;
-layout(constant_id = 10) const uint K_TYPE = 1;
-layout(constant_id = 11) const uint V_TYPE = 1;
-layout(constant_id = 12) const uint HAS_SOFTCAP = 0;
+layout(constant_id = 5) const uint ROW_GROUPS = 4;
+layout(constant_id = 6) const uint V_PARTS = 1; // as many as leave a subgroup's part of the output in registers
+layout(constant_id = 7) const uint UNROLL = 1; // matrices of q in a round of the loop, and of probabilities
+layout(constant_id = 8) const uint HEAD_K = 64; // whole rounds
+layout(constant_id = 9) const uint HEAD_V = 64; // whole matrices for each of V_PARTS
+layout(constant_id = 10) const uint HAS_SINKS = 0;
+layout(constant_id = 11) const uint K_TYPE = 1;
+layout(constant_id = 12) const uint V_TYPE = 1;
+layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 #define M UNIT_M
 #define N UNIT_N
 #define K UNIT_K
@@ -37,7 +38,7 @@ layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
 layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
 layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 
-const uint TQ = M * SUBGROUPS; // rows of a tile
+const uint TQ = M * ROW_GROUPS; // rows of a tile
 #define STEP_BINDING 6
 #include "lib/step.glsl"
 #include "lib/cells.glsl"
@@ -47,7 +48,9 @@ const uint TQ = M * SUBGROUPS; // rows of a tile
 
 const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
-const uint PARTS = LANES / M; // invocations of a row
+const uint PARTS = V_PARTS * (LANES / M); // invocations of a row
+const uint FK = CELL_BLOCK / N / V_PARTS; // matrices of scores of a subgroup
+const uint FV = HEAD_V / N / V_PARTS; // and of its output
 const uint EACH = CELL_BLOCK / PARTS; // keys of an invocation
 const uint BATCH = 4; // quads that an invocation reads before it stores one
 // Rows in QUADs, an odd number of 16 bytes apart: eight of them begin at different banks.
@@ -61,7 +64,7 @@ const uint S_STRIDE = CELL_BLOCK + 4; // floats
 shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
 shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], then V as [dimension][key]
 shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
-shared float s_tile[TQ * S_STRIDE]; // [row][key]; then a subgroup's matrix of factors, or of results, [row][N]
+shared float s_tile[TQ * S_STRIDE]; // [row][key]; then a matrix of factors, or of results, [row][N] of each subgroup
 shared float part_of[LOCAL];
 
 QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
@@ -125,18 +128,21 @@ void main() {
         q_tile[e / K_QUADS * Q_STRIDE + e % K_QUADS] = half_quad(vec4(q[at], q[at + 1], q[at + 2], q[at + 3]));
     }
 
-    const uint own = gl_SubgroupID * M; // where this subgroup's rows begin
-    const uint row = gl_SubgroupInvocationID % M;
-    const uint part = gl_SubgroupInvocationID / M;
-    const uint row_pos = tile.first_pos + own + row;
+    const uint v_part = gl_SubgroupID % V_PARTS;
+    const uint own = gl_SubgroupID / V_PARTS * M; // where the rows of this subgroup begin
     const uint own_q = own * Q_STRIDE; // and in the tiles
     const uint own_p = own * P_STRIDE;
-    const uint scores = own * S_STRIDE;
-    const uint parts = gl_SubgroupID * LANES + row; // and what the PARTS of this row say, M apart
+    const uint own_s = own * S_STRIDE;
+    const uint staged = own_s + v_part * M * N; // where its factors are, and its results
+    const uint row = gl_SubgroupInvocationID % M;
+    const uint lane_part = gl_SubgroupInvocationID / M;
+    const uint part = v_part * (LANES / M) + lane_part;
+    const uint row_pos = tile.first_pos + own + row;
+    const uint parts = gl_SubgroupID / V_PARTS * PARTS * M + row; // what the PARTS of this row say, M apart
     float m = NEG_LARGE;
     float l = 0.0; // of the keys of this invocation
-    MATRIX_SUM sum[HEAD_V / N];
-    [[unroll]] for (uint g = 0; g < HEAD_V / N; ++g) sum[g] = MATRIX_SUM(0.0);
+    MATRIX_SUM sum[FV];
+    [[unroll]] for (uint g = 0; g < FV; ++g) sum[g] = MATRIX_SUM(0.0);
     MATRIX_SUM factors;
 
     for (uint block = first_key / CELL_BLOCK; block * CELL_BLOCK < n_keys; ++block) {
@@ -148,22 +154,22 @@ void main() {
         barrier(); // V of the block before was multiplied
         read_k(cell, kv_head, first_valid, n_valid);
         barrier();
-        MATRIX_SUM score[CELL_BLOCK / N];
-        [[unroll]] for (uint g = 0; g < CELL_BLOCK / N; ++g) score[g] = MATRIX_SUM(0.0);
+        MATRIX_SUM score[FK];
+        [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
         // The bounds of this loop and of V's are no constants, or drivers unroll all of it and take minutes to compile.
         for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
             [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
                 const uint at = first + u * K / 4;
                 MATRIX_A rows;
                 LOAD_ROWS(rows, q_tile, at, Q_STRIDE);
-                [[unroll]] for (uint g = 0; g < CELL_BLOCK / N; ++g) {
+                [[unroll]] for (uint g = 0; g < FK; ++g) {
                     MATRIX_B columns;
-                    LOAD_COLUMNS(columns, kv_tile, g * N * K_STRIDE + at - own_q, K_STRIDE);
+                    LOAD_COLUMNS(columns, kv_tile, (v_part * FK + g) * N * K_STRIDE + at - own_q, K_STRIDE);
                     score[g] = MULTIPLY_ADD(rows, columns, score[g]);
                 }
             }
         }
-        [[unroll]] for (uint g = 0; g < CELL_BLOCK / N; ++g) STORE_ROWS(score[g], s_tile, scores + g * N, S_STRIDE);
+        [[unroll]] for (uint g = 0; g < FK; ++g) STORE_ROWS(score[g], s_tile, own_s + (v_part * FK + g) * N, S_STRIDE);
         barrier();
 
         read_v(cell, kv_head, first_valid, n_valid);
@@ -174,12 +180,12 @@ void main() {
             // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
             const uint key_pos = block_pos + part * EACH + i;
             const bool masked = key_pos > row_pos || key_pos < first_key || (window > 0 && row_pos - key_pos >= window);
-            s[i] = s_tile[scores + row * S_STRIDE + part * EACH + i] * scale;
+            s[i] = s_tile[own_s + row * S_STRIDE + part * EACH + i] * scale;
             if (HAS_SOFTCAP != 0) s[i] = soft_cap(s[i], softcap);
             s[i] = masked ? NEG_LARGE : s[i];
             top = max(top, s[i]);
         }
-        part_of[gl_SubgroupID * LANES + gl_SubgroupInvocationID] = top;
+        part_of[parts + part * M] = top;
         barrier();
 
         float m_new = m;
@@ -192,19 +198,19 @@ void main() {
             l += (p.x + p.y) + (p.z + p.w);
             p_tile[own_p + row * P_STRIDE + (part * EACH + i) / 4] = quad_of(p);
         }
-        [[unroll]] for (uint c = part; c < N; c += PARTS) s_tile[scores + row * N + c] = rescale;
+        [[unroll]] for (uint c = 0; c < N; c += LANES / M) s_tile[staged + row * N + c + lane_part] = rescale;
         barrier();
 
-        LOAD_ROWS(factors, s_tile, scores, N);
-        [[unroll]] for (uint g = 0; g < HEAD_V / N; ++g) SCALE_BY(sum[g], factors);
+        LOAD_ROWS(factors, s_tile, staged, N);
+        [[unroll]] for (uint g = 0; g < FV; ++g) SCALE_BY(sum[g], factors);
         for (uint first = own_p; first < own_p + CELL_BLOCK / 4; first += UNROLL * K / 4) {
             [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
                 const uint at = first + u * K / 4;
                 MATRIX_A rows;
                 LOAD_ROWS(rows, p_tile, at, P_STRIDE);
-                [[unroll]] for (uint g = 0; g < HEAD_V / N; ++g) {
+                [[unroll]] for (uint g = 0; g < FV; ++g) {
                     MATRIX_B columns;
-                    LOAD_COLUMNS(columns, kv_tile, g * N * P_STRIDE + at - own_p, P_STRIDE);
+                    LOAD_COLUMNS(columns, kv_tile, (v_part * FV + g) * N * P_STRIDE + at - own_p, P_STRIDE);
                     sum[g] = MULTIPLY_ADD(rows, columns, sum[g]);
                 }
             }
@@ -212,7 +218,7 @@ void main() {
     }
 
     barrier();
-    part_of[gl_SubgroupID * LANES + gl_SubgroupInvocationID] = l;
+    part_of[parts + part * M] = l;
     barrier();
     l = 0.0;
     [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts + i * M];
@@ -223,12 +229,13 @@ void main() {
         factor = exp(m - m_all) / (l * exp(m - m_all) + exp(sink - m_all));
     }
     // Which value an invocation holds is the driver's matter: they go through shared memory to get factors and bounds.
-    [[unroll]] for (uint g = 0; g < HEAD_V / N; ++g) {
-        STORE_ROWS(sum[g], s_tile, scores, N);
+    [[unroll]] for (uint g = 0; g < FV; ++g) {
+        STORE_ROWS(sum[g], s_tile, staged, N);
         barrier();
-        [[unroll]] for (uint c = part; c < N; c += PARTS) {
-            const uint at = y_off + ((tile.first_row + own + row) * n_heads + head) * HEAD_V + g * N + c;
-            if (own + row < tile.n) y[at] = s_tile[scores + row * N + c] * factor;
+        [[unroll]] for (uint c = 0; c < N; c += LANES / M) { // a count that ANV knows, or it keeps all sums in memory
+            const uint d = (v_part * FV + g) * N + c + lane_part;
+            const uint at = y_off + ((tile.first_row + own + row) * n_heads + head) * HEAD_V + d;
+            if (own + row < tile.n) y[at] = s_tile[staged + row * N + c + lane_part] * factor;
         }
         barrier();
     }

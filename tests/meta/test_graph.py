@@ -196,7 +196,8 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
     features = frozenset(OPS["attn_prefill_coop"].needs)
     limits = Limits(max_invocations=1024, max_shared_nbytes=1 << 15, features=features)
-    monkeypatch.setattr("vkbackend.models.engine.runner.NumpyDevice", lambda name: NullDevice(name, limits))
+    device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
+    monkeypatch.setattr(device_class, lambda name: NullDevice(name, limits))
     with opened(models, 1, "stories-w256-Q4_K") as runner:  # heads of 32
         runner.step(TOKENS, [Run(1, 0, len(TOKENS), 0)], [4])
         (device,) = runner.mesh.devices

@@ -297,7 +297,7 @@ def quick() -> list[Case]:
         AttnPrefillCoop(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
         AttnPrefillCoop(((0, 5, 70),), 3, 1, 128, 128),
         AttnPrefillCoop(((0, 60, 9),), 2, 1, 32, 96, 7, "q8_0", "q4_0"),
-        AttnPrefillCoop(((0, 31, 40),), 2, 1, 256, 80, 0, "f32", "bf16"),
+        AttnPrefillCoop(((0, 31, 40),), 2, 1, 256, 64, 0, "f32", "bf16"),
         AttnPrefillCoop(_RUNS, 7, 3, 32, 16, group=4, q_first=3),
         AttnPrefillCoop(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
         AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),

@@ -103,27 +103,36 @@ def _tile(limits: Limits, head_k: int) -> _Tile:
 
 
 def tile_of_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> _Tile | None:
-    """The tile of attn_prefill_coop: as many subgroups as there are rows for and shared memory, four at most.
-    None where the device lacks matrix units, or its matrices do not divide heads, keys or subgroups."""
+    """The tile of attn_prefill_coop: as many groups of rows as there are rows for and shared memory, four at
+    most. None where the device lacks matrix units, or its matrices do not divide heads, keys or subgroups."""
     units = limits.matrix_units
-    able = (
-        limits.features.issuperset(SPECS["attn_prefill_coop"].needs) and max(head_k, head_v) <= MAX_UNIT_HEAD
-    )
-    whole = not (head_k % units.k or head_v % units.n or CELL_BLOCK % units.n or CELL_BLOCK % units.k)
-    parts = units.lanes // units.m  # invocations of a row, of four keys at least each
-    if not (able and whole and parts * units.m == units.lanes and 1 <= parts <= CELL_BLOCK // 4):
+    if (
+        not limits.features.issuperset(SPECS["attn_prefill_coop"].needs)
+        or max(head_k, head_v) > MAX_UNIT_HEAD
+    ):
         return None
-    for subgroups in (4, 2, 1):
-        rows, local = units.m * subgroups, units.lanes * subgroups
+    if head_k % units.k or head_v % units.n or CELL_BLOCK % units.n or CELL_BLOCK % units.k:
+        return None
+    # Registers of a subgroup's part of the output; subgroups of up to 16 lanes have half as many (Intel).
+    most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
+    parts = next((n for n in (1, 2, 4) if head_v // units.n // n * each <= most), 0)
+    in_row = parts * (units.lanes // units.m)  # invocations of a row, of four keys at least each
+    whole = parts and not (
+        head_v // units.n % parts or CELL_BLOCK // units.n % parts or units.lanes % units.m
+    )
+    if not whole or not 1 <= in_row <= CELL_BLOCK // 4 or units.n % (units.lanes // units.m):
+        return None
+    for groups in (4, 2, 1):
+        rows, local = units.m * groups, units.lanes * groups * parts
         halves = rows * (head_k + 8 + CELL_BLOCK + 8)
         halves += max(CELL_BLOCK * (head_k + 8), head_v * (CELL_BLOCK + 8))
         nbytes = 2 * halves + 4 * rows * (CELL_BLOCK + 4) + 4 * local
         fits = nbytes <= limits.max_shared_nbytes and local <= limits.max_invocations
-        if fits and (subgroups == 1 or rows < 2 * n_rows):
+        if fits and (groups == 1 or rows < 2 * n_rows):
             consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
-            consts |= {"LANES": units.lanes, "SUBGROUPS": subgroups}
-            unroll = 2 if not limits.is_cpu and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0 else 1
-            return _Tile(rows, {**consts, "UNROLL": unroll})
+            consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts}
+            twice = units.lanes > 8 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
+            return _Tile(rows, {**consts, "UNROLL": 1 + twice})
     return None
 
 

@@ -99,7 +99,8 @@ SPECS: dict[str, OpSpec] = {
             "attn_prefill_coop",
             "q:r k:r v:r cells:r sinks:r y:w",
             "n_heads n_kv group q_first n_rows blocks_per_slot window scale:f softcap:f",
-            "UNIT_M UNIT_N UNIT_K LANES SUBGROUPS UNROLL HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP",
+            "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL "
+            "HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP",
             step=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_prefill",
