@@ -92,6 +92,7 @@ class Elsewhere(HostDevice):
         super().__init__(f"{host}/{card.name}", card.limits)
         self.index, self.host, self.card, self.exchange = index, host, card, exchange
         self.imports_pages, self.has_codebooks = card.imports_pages, card.has_codebooks
+        self.host_free: int | None = None  # bytes that its host's memory could still give
         self.queue: Queue = _Idle()
         self.link: Link | None = None
 

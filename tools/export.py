@@ -19,7 +19,7 @@ from vkbackend.tools.console import byte_progress, console, printable, size
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
-from vkbackend.tools.flags.runner import tell_runner
+from vkbackend.tools.flags.runner import refuse_hostfile, tell_runner
 from vkbackend.tools.measure.synthetic import Synthetic
 
 
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> None:
         with byte_progress(err, "loading", keep=True) as progress:
             # The smallest context there is: only the weights are wanted.
             options = options_of(args, args.model, n_ctx=1, n_ubatch=1)
+            refuse_hostfile(options)
             runner = Runner(options, source, progress=progress)
         try:
             tell_runner(runner, err)

@@ -8,16 +8,12 @@ import sys
 
 from vkbackend.errors import VkbackendError
 from vkbackend.meta.speed import measure_speed
-from vkbackend.meta.transport import Lane
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine import host_messages as say
-from vkbackend.models.engine.host_group import JOIN_S, Group
+from vkbackend.models.engine.host_group import Group
 from vkbackend.models.engine.hostfile import HostFile, read_hostfile
-from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.rank import add_arguments, arrive
 from vkbackend.models.engine.rank import run as run_rank
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Options
 from vkbackend.runtime import Device
 from vkbackend.tools import cli
 from vkbackend.tools.console import console, size, table
@@ -55,20 +51,13 @@ def _end(error: VkbackendError) -> None:
 def check(group: Group, hosts: HostFile, model: str | None) -> int:
     """Show what the hosts are and what exchanges take."""
     out = console()
-    group.tell(say.Measure(list(hosts.places), list(SIZES)))
-    options = Options("-", devices=hosts.places)
-    devices = group.join(options, lambda own: open_devices(own) if own else [], speeds=True)
-    places = [group.where]
-    for host in group.transport.others:
-        data = group.transport.receive(host, Lane.REPLY, say.MAX_REPLY_NBYTES, "its interface", JOIN_S)
-        places.append(say.decode(data, say.Place, group.names[host]).where)
+    devices, where, times = group.survey(hosts.places, SIZES)
     rates = [_rates(host, group, devices) for host in range(group.transport.size)]
     rows = [
-        (name, where, ", ".join(d.name for d in _of(n, group, devices)), f"{rates[n].rate / 1e9:.1f}")
-        for n, (name, where) in enumerate(zip(group.names, places, strict=True))
+        (name, where[n], ", ".join(d.name for d in _of(n, group, devices)), f"{rates[n].rate / 1e9:.1f}")
+        for n, name in enumerate(group.names)
     ]
     out.print(table("hosts", ("host", "interface and ports", "devices", "GB/s"), rows))
-    times = group.measure(SIZES)
     rows = [
         (group.names[host], size(nbytes), f"{1e6 * s:.0f}", f"{nbytes / s / 1e9:.2f}")
         for host, seconds in times.items()

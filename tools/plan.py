@@ -23,7 +23,7 @@ from vkbackend.models.architectures.base import Model
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Options, with_a_share
+from vkbackend.models.options import Keywords, Options, with_a_share
 from vkbackend.models.placement.cost import (
     cost_function,
     cost_of,
@@ -38,6 +38,7 @@ from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemise
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
+from vkbackend.tools.flags import runner
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
@@ -112,13 +113,18 @@ class Report:
 
 def report(args: argparse.Namespace) -> Report:
     """Plan the model on the devices; raises what loading it there would raise, but for memory."""
-    options = options_of(args, args.model)
+    given = Keywords(devices=runner.places) if runner.group else Keywords()
+    options = options_of(args, args.model, **given)
+    runner.refuse_hostfile(options)
     with GGUF.open(options.path) as gguf:
         model = load_model(gguf)
         types = check_weights(gguf, model)
         model.in_file = weights_in_file(gguf, model)
         options = with_a_share(replace(options, n_ctx=options.n_ctx or model.n_ctx_train))
-        devices = open_devices(options.devices, options.runtime, exact=options.exact or env.exact())
+        if runner.group:
+            devices = runner.group.survey(options.devices or (), ()).devices
+        else:
+            devices = open_devices(options.devices, options.runtime, exact=options.exact or env.exact())
         try:
             found = _report(model, types, devices, options)
             return replace(found, notes=tuple(notes(gguf, model, options.n_ctx)))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from vkbackend.meta.sizing import StepKind
 from vkbackend.meta.speed import measure_speed
 from vkbackend.meta.transport import Lane, Transport
 from vkbackend.models.engine import host_messages as say
+from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
@@ -50,6 +51,15 @@ def place_of(word: str, n_hosts: int) -> tuple[int, str]:
             f"device {word!r}: of a group of {n_hosts} hosts write HOST/DEVICE, such as 0/0"
         )
     return int(host), device
+
+
+class Survey(NamedTuple):
+    """Devices of all hosts, which are the caller's to close; interface and ports by host; by host the median
+    seconds of exchanges of each size with host 0."""
+
+    devices: list[Device]
+    where: list[str]
+    times: dict[int, list[float]]
 
 
 class Group:
@@ -133,7 +143,9 @@ class Group:
                 devices.append(next(here))
                 continue
             card = card_of(self.names[host], cards[d])
-            devices.append(Elsewhere(d, self.names[host], card, times.get(host)))
+            stand_in = Elsewhere(d, self.names[host], card, times.get(host))
+            stand_in.host_free = self.host_free.get(host)
+            devices.append(stand_in)
         return devices
 
     def _exchange_cards(self, mine: say.Cards) -> dict[int, say.CardData]:
@@ -212,6 +224,18 @@ class Group:
                     "use the same version, settings and model on all hosts"
                 )
         self.tell(say.Settle(None, None))  # go on
+
+    def survey(self, places: Sequence[str], sizes: Sequence[int]) -> Survey:
+        """Host 0, before anything is opened: the devices at `places`, measured, and what exchanges of these
+        sizes take."""
+        self.tell(say.Measure(list(places), list(sizes)))
+        options = Options("-", devices=tuple(places))
+        devices = self.join(options, lambda own: open_devices(own) if own else [], speeds=True)
+        where = [self.where]
+        for host in self.transport.others:
+            data = self.transport.receive(host, Lane.REPLY, MAX_CARDS_NBYTES, "the interface", JOIN_S)
+            where.append(say.decode(data, say.Place, self.names[host]).where)
+        return Survey(devices, where, self.measure(sizes))
 
     def measure(self, sizes: Sequence[int]) -> dict[int, list[float]]:
         """By host the median seconds of exchanges of each size with host 0, which asks for it; every host

@@ -99,6 +99,7 @@ class GroupProcess:
             environment[SECRET] = secrets.token_hex(32)
         else:
             secret_of(self._hosts.secret)
+        environment["VKBACKEND_LAST"] = ""  # mpiexec of MPICH 5.0.2 never passes the last variable on
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
@@ -143,13 +144,13 @@ class GroupProcess:
     def _listen(self) -> None:
         """What the process manager and all hosts print goes to stderr, and the last lines into errors."""
         assert self._process is not None and self._process.stdout is not None
+        to_type = iter(self._hosts.hosts)
         for line in self._process.stdout:
-            self._said.append(line.rstrip())
             if self._hosts.launcher == "manual" and line.startswith("HYDRA_LAUNCH"):
-                command = line.partition(": ")[2].strip()
-                if command:
-                    env.log(0, f"run on the next host:\n  {command}")
+                if command := line.partition(": ")[2].strip():
+                    env.log(0, f"run on {next(to_type).address}:\n  {command}")
                 continue
+            self._said.append(line.rstrip())
             if env.debug() or not line.startswith(
                 ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typ")
             ):

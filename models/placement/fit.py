@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vkbackend.errors import OutOfDeviceMemory, VkbackendError
+from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.models.architectures.base import Model
 from vkbackend.models.options import Options
@@ -60,11 +61,19 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
     return budgets
 
 
-def host_budget(n_devices: int) -> list[Budget]:
-    """The budget for what all devices keep in host memory, where the host says what is free."""
-    if (free := host_free_nbytes()) is None:
-        return []
-    return [Budget("host memory", int(free * (1 - RESERVE)), tuple(range(n_devices)), homes=ON_HOST)]
+def host_budgets(devices: Sequence[Device]) -> list[Budget]:
+    """The budget for what the devices of each host keep in its memory, where it says what is free."""
+    members: dict[str, list[int]] = {}
+    for d, device in enumerate(devices):
+        members.setdefault(device.host, []).append(d)
+    budgets = []
+    for host, own in members.items():
+        stand_in = devices[own[0]]
+        free = stand_in.host_free if isinstance(stand_in, Elsewhere) else host_free_nbytes()
+        if free is not None:
+            name = f"memory of {host}" if host else "host memory"
+            budgets.append(Budget(name, int(free * (1 - RESERVE)), tuple(own), homes=ON_HOST))
+    return budgets
 
 
 def host_free_nbytes() -> int | None:
@@ -103,7 +112,7 @@ def unreadable(sizes: Sequence[Held], budgets: Sequence[Budget]) -> tuple[Budget
 
 def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int) -> None:
     """Raise OutOfDeviceMemory with the numbers and the smallest change that would fit."""
-    budgets = budgets_of(devices) + host_budget(len(devices))
+    budgets = budgets_of(devices) + host_budgets(devices)
     planned = sizes_of(options)
     found = shortfall(planned, budgets)
     if found is None:

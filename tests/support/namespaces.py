@@ -1,5 +1,6 @@
 """Hosts on one machine: network namespaces that a test makes and removes, each with an address of its own on
-a bridge that reaches nothing else, and a program that starts a command in one as ssh would on a host."""
+a bridge that reaches nothing else, and a program that starts a command in one as ssh would on a host: with
+an environment of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ NET = "10.213.77"  # private, and in no route but these namespaces'
 LAUNCHER = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
-exec {ip} netns exec {prefix}${{host##*.}} sh -c "$*"
+exec env -i HOME="$HOME" PATH="$PATH" {ip} netns exec {prefix}${{host##*.}} sh -c "$*"
 """
 
 

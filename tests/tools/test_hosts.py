@@ -3,9 +3,12 @@ namespaces that the test makes."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +42,7 @@ def test_commands_in_the_process_of_host_0_say_how(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "-m", str(DEMO), "--hostfile", str(tmp_path)]) == 2
-    assert "vkbackend hosts run --hostfile FILE -- COMMAND" in capsys.readouterr().err
+    assert f"vkbackend hosts run --hostfile {tmp_path} -- COMMAND" in capsys.readouterr().err
 
 
 # ---- the advice ----
@@ -124,10 +127,93 @@ def test_check_sees_a_slow_network(net: namespaces.Net, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
+def test_plan(net: namespaces.Net, tmp_path: Path) -> None:
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy,numpy"]))
+    found = called(net, "run", "--hostfile", hostfile, "--", "plan", "-m", str(DEMO), "-ts", "2,1,1")
+    assert "host 1 (10.213.77.2)/numpy.1" in found and "reduces" in found
+
+
+@pytest.mark.wide
+def test_a_server_starts_a_new_group(net: namespaces.Net, tmp_path: Path) -> None:
+    hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
+    words = [
+        "hosts",
+        "run",
+        "--hostfile",
+        hostfile,
+        "--",
+        "serve",
+        "-m",
+        str(DEMO),
+        "-ts",
+        "1,1",
+        "--port",
+        "8099",
+    ]
+    server = subprocess.Popen(
+        net.command(0, str(Path(sys.executable).parent / "vkbackend"), *words),
+        env=os.environ | {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    body = '{"prompt": "Once upon", "max_tokens": 4, "temperature": 0}'
+    ask = ["curl", "-s", "-m", "20", "-d", body, "http://127.0.0.1:8099/v1/completions"]
+
+    def answer(seconds: float) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = subprocess.run(net.command(0, *ask), capture_output=True, text=True, check=False)
+            if '"text"' in found.stdout:
+                return str(json.loads(found.stdout)["choices"][0]["text"])
+            time.sleep(0.3)
+        raise AssertionError("no answer")
+
+    try:
+        want = answer(60)
+        os.kill(net.ranks()[1], signal.SIGKILL)
+        time.sleep(0.5)
+        assert answer(60) == want and len(net.ranks()) == 2
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+    finally:
+        server.kill()
+        server.wait()
+    deadline = time.monotonic() + 20
+    while net.processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not net.processes()
+
+
+@pytest.mark.wide
 def test_bench_in_the_process_of_host_0(net: namespaces.Net, tmp_path: Path) -> None:
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy"]))
     words = ["bench", "-m", str(DEMO), "-p", "4", "-n", "2", "-r", "1", "-ts", "1,1"]
     assert "tg" in called(net, "run", "--hostfile", hostfile, "--", *words)
+
+
+@pytest.mark.wide
+def test_commands_typed_by_hand(net: namespaces.Net, tmp_path: Path) -> None:
+    """launcher=manual says what to run where; nothing but the path of the programs is there before."""
+    hostfile = tmp_path / "hosts"
+    lines = [f"{net.address(n)} dev=numpy" for n in range(2)]
+    hostfile.write_text("\n".join(["launcher=manual", *lines]) + "\n")
+    words = ["generate", "-m", str(DEMO), "-p", "Once", "-n", "2", "-ts", "1,1"]
+    over = ["hosts", "run", "--hostfile", str(hostfile), "--", *words]
+    main = subprocess.Popen(
+        net.command(0, str(Path(sys.executable).parent / "vkbackend"), *over),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"},
+    )
+    typed = []
+    assert main.stderr is not None
+    for line in main.stderr:
+        if line.startswith("  /"):
+            command = net.command(len(typed), "sh", "-c", line.strip())
+            typed.append(subprocess.Popen(command, env={"PATH": os.environ["PATH"]}))
+    assert main.wait(60) == 0 and [one.wait(20) for one in typed] == [0, 0]
+    main.stderr.close()
 
 
 def test_generate(net: namespaces.Net, tmp_path: Path) -> None:

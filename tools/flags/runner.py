@@ -11,7 +11,7 @@ from rich.console import Console
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.models.options import Keywords
+from vkbackend.models.options import Keywords, Options
 from vkbackend.tools.console import byte_progress, console, tell_notes
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
@@ -57,6 +57,15 @@ def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:
     return found
 
 
+def refuse_hostfile(options: Options) -> None:
+    """Raise InvalidArgument where a command that opens devices itself is given a hostfile."""
+    if options.hostfile is not None:
+        raise InvalidArgument(
+            "this command works in the process of host 0: write "
+            f"`vkbackend hosts run --hostfile {options.hostfile} -- COMMAND ...`"
+        )
+
+
 def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords]) -> Runner:
     """The model on the devices that the flags name, their options but for those `changed`; progress, shares
     that were measured, and what of the file is not used, on stderr. Raises what loading raises."""
@@ -64,11 +73,7 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords
     if group is not None:
         changed["devices"] = places
     options = options_of(args, path, **changed)
-    if options.hostfile is not None:
-        raise InvalidArgument(
-            "this command works in the process of host 0: write "
-            "`vkbackend hosts run --hostfile FILE -- COMMAND ...`"
-        )
+    refuse_hostfile(options)
     with byte_progress(err, f"loading {path.name}", then="compiling shaders") as progress:
         runner = Runner(options, gguf, progress=progress, group=group)
     tell_runner(runner, err)

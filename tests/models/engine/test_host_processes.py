@@ -24,7 +24,7 @@ pytest.importorskip("mpi4py")
 pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
 
 SILENCE_S = 3
-LIMIT_S = 60.0  # which only a hang reaches
+LIMIT_S = 100.0  # which only a hang reaches; to start a group may take 60
 OPTIONS = {"n_ctx": 64, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
 
@@ -143,7 +143,8 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
             caller.go_on()
         error = caller.heard()
         assert error["error"] in ("DeviceLost", "Timeout"), error
-        assert time.monotonic() - struck_at < SILENCE_S + 25
+        limit = 70 if when == "load" else SILENCE_S + 25  # a host that never came up is waited for longer
+        assert time.monotonic() - struck_at < limit
         if host and number == signal.SIGKILL:
             assert f"host {host} ({net.address(host)})" in error["words"], error
         wait_until(lambda: set(net.processes()) == {caller.process.pid}, 20)

@@ -16,15 +16,19 @@ from tiny_models import Tiny, write_tiny
 from twins import twin_runner
 
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError
+from vkbackend.limits import Limits
 from vkbackend.meta import reduce as reduces
+from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.host_group import Group, place_of
 from vkbackend.models.engine.messages import CopySlot, Generate
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.engine.saved_state import SlotContent
+from vkbackend.models.placement import fit
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
+from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -283,3 +287,15 @@ def test_a_host_without_the_file_says_so(tmp_path: Path) -> None:
 def test_places_that_are_none(word: str) -> None:
     with pytest.raises(InvalidArgument, match="HOST/DEVICE"):
         place_of(word, 2)
+
+
+def test_host_memory_is_that_of_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "host_free_nbytes", lambda: 1000)
+    card = Card("numpy", Limits(), True, False, None, None)
+    there = [Elsewhere(n, f"host {n}", card) for n in (1, 2)]
+    there[0].host_free = 500
+    budgets = fit.host_budgets([NumpyDevice("numpy"), *there, NumpyDevice("numpy.1")])
+    assert [(b.name, b.nbytes, b.members) for b in budgets] == [
+        ("host memory", 980, (0, 3)),
+        ("memory of host 1", 490, (1,)),  # host 2 does not say
+    ]
