@@ -21,13 +21,14 @@ from vkbackend.meta.split import Ranges
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.ops.fusion import fuse
-from vkbackend.recording import Recording, interleave
+from vkbackend.recording import Copy, Dispatch, Recording, interleave
 from vkbackend.runtime import Device
 from vkbackend.schedule import by_depth
 from vkbackend.step import STEP_NBYTES, Mix
 from vkbackend.wire import wire_words
 
 Build = Callable[[Graph], None]
+SUMS = ("add_partials",)  # whose push constants say which device this is
 
 
 def bucket(n: int) -> int:
@@ -122,7 +123,7 @@ class StepKind(NamedTuple):
 Built = tuple[list[Recording], list[Reduce | None], dict[str, list[View | None]]]
 
 
-def build_step(
+def graphs_of(
     devices: Sequence[Device],
     inputs: Sequence[Inputs],
     provider: Provider | None,
@@ -130,12 +131,8 @@ def build_step(
     reduce_type: str,
     kind: StepKind,
     build: Build,
-) -> Built:
-    """(a recording per device, what each exchange reduces, values by label), commands in order of depth.
-
-    With halves the exchange of one is on its way while the other computes: their segments stand in turn, and
-    a segment needs the exchange before the last.
-    """
+) -> list[Graph]:
+    """The step as it is written, an op each: one graph, or with halves two."""
 
     def graph(inputs: Sequence[Inputs], n_rows: int, n_outputs: int, lane: int) -> Graph:
         made = Graph(
@@ -154,19 +151,42 @@ def build_step(
         )
         made.begin()
         build(made)
-        pairs = zip(made.recordings, devices, strict=True)
-        fused = [fuse(recording, device.limits) if env.fusing() else recording for recording, device in pairs]
-        made.recordings = [by_depth(recording) for recording in fused]
         return made
 
     if not kind.halves:
-        whole = graph(inputs, kind.n_rows, kind.n_outputs, 0)
-        return whole.recordings, list(whole.reduces), whole.values
+        return [graph(inputs, kind.n_rows, kind.n_outputs, 0)]
     n = kind.n_rows // 2
-    first = graph(inputs, n, 0, 0)
-    second = graph([second_half(one, kind.n_rows) for one in inputs], n, kind.n_outputs, 1)
-    pairs = zip(first.recordings, second.recordings, strict=True)
-    recordings = [interleave(*pair, "halves") for pair in pairs]
+    second = [second_half(one, kind.n_rows) for one in inputs]
+    return [graph(inputs, n, 0, 0), graph(second, n, kind.n_outputs, 1)]
+
+
+def ordered(graphs: Sequence[Graph], d: int) -> Recording:
+    """The recording of the d-th device: fused, by depth, the halves in turn."""
+    limits = graphs[0].devices[d].limits
+    fused = [fuse(one.recordings[d], limits) if env.fusing() else one.recordings[d] for one in graphs]
+    first, *rest = [by_depth(recording) for recording in fused]
+    return interleave(first, rest[0], "halves") if rest else first
+
+
+def build_step(
+    devices: Sequence[Device],
+    inputs: Sequence[Inputs],
+    provider: Provider | None,
+    active: Mapping[str, tuple[int, ...]],
+    reduce_type: str,
+    kind: StepKind,
+    build: Build,
+) -> Built:
+    """(a recording per device, what each exchange reduces, values by label), commands in order of depth.
+
+    With halves the exchange of one is on its way while the other computes: their segments stand in turn, and
+    a segment needs the exchange before the last.
+    """
+    graphs = graphs_of(devices, inputs, provider, active, reduce_type, kind, build)
+    recordings = [ordered(graphs, d) for d in range(len(devices))]
+    if not kind.halves:
+        return recordings, list(graphs[0].reduces), graphs[0].values
+    first, second = graphs
     turns = zip_longest([*first.reduces, None], [*second.reduces, None])
     reduces: list[Reduce | None] = [reduce for pair in turns for reduce in pair][:-1]
     values = first.values | {f"second half {name}": views for name, views in second.values.items()}
@@ -208,13 +228,38 @@ def measure(
     if shape.halves and shape.n_rows >= shape.halves:
         kinds.add(StepKind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
     for kind in kinds:
-        recordings, reduces, _ = build_step(devices, inputs, sizing, shape.active, reduce_type, kind, build)
-        for d, recording in enumerate(recordings):
-            arenas[d] = max(arenas[d], plan_scratch(recording, reuse)[1])
+        graphs = graphs_of(devices, inputs, sizing, shape.active, reduce_type, kind, build)
+        alike: dict[object, int] = {}  # devices of equal shares do the same: one of them is planned
+        for d, device in enumerate(devices):
+            key = (device.limits, *(form_of(one.recordings[d]) for one in graphs)) if n > 1 else None
+            if key not in alike:
+                alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
+            arenas[d] = max(arenas[d], alike[key])
         # A slot holds a share as it travels, and sums in f32.
-        words = max([words, *(max(r.elements, wire_words(r.wire, r.elements)) for r in reduces if r)])
+        reduces = [reduce for one in graphs for reduce in one.reduces if reduce]
+        words = max([words, *(max(r.elements, wire_words(r.wire, r.elements)) for r in reduces)])
     logits = tuple(shape.outputs_nbytes(d) for d in range(n))
     return StepSizes(tuple(arenas), params, logits, 4 * words)
+
+
+def form_of(recording: Recording) -> tuple[object, ...]:
+    """What commands do to which bytes, buffers numbered in order of appearance: recordings of one form are
+    fused, ordered and planned alike. Sums differ in whose share is whose alone, which no plan depends on."""
+    numbers: dict[object, int] = {}
+
+    def where(view: View) -> tuple[object, ...]:
+        return numbers.setdefault(view.buffer, len(numbers)), view.offset, view.shape, view.dtype
+
+    form: list[object] = []
+    for c in recording.commands:
+        if isinstance(c, Dispatch):
+            push = () if c.op in SUMS else c.push
+            form.append((c.op, c.variant, push, c.consts, c.groups, *map(where, c.args), c.step is None))
+        elif isinstance(c, Copy):
+            form.append((where(c.src), where(c.dst)))
+        else:
+            form.append(type(c))
+    return tuple(form)
 
 
 class Sizing(Provider):

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from vkbackend import env, ops
+from vkbackend import cache_folder, env, ops
 from vkbackend.buffer import Home, View
+from vkbackend.errors import OutOfDeviceMemory, Timeout
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.elsewhere import Elsewhere
@@ -59,6 +60,17 @@ def measure_speed(device: Device) -> Speed:
     env.log(1, f"{device.name}: measured {found.weights / 1e9:.3g} GB/s, host memory {found.host / 1e9:.3g}")
     remember(f"speed {key_of(device)}", [found.weights, found.host])
     return found
+
+
+def measure_gpus(devices: Sequence[Device]) -> None:
+    """Have the speeds of GPUs known before a model is loaded: a step of an unknown one is cut into as many
+    submissions as the slowest GPU needs. Not without a cache folder, where every start would measure; what a
+    full or failing device cannot tell stays unknown."""
+    gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
+    if gpus and cache_folder.writable():
+        for device in gpus:
+            with suppress(OutOfDeviceMemory, Timeout):
+                measure_speed(device)
 
 
 def measure_copy(device: Device) -> float:

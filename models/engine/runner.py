@@ -18,6 +18,7 @@ from vkbackend.meta.candidates import TopK
 from vkbackend.meta.graph import mix_of
 from vkbackend.meta.mesh import Mesh, Step
 from vkbackend.meta.sizing import StepShape, bucket
+from vkbackend.meta.speed import measure_gpus
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
@@ -67,8 +68,9 @@ class Runner:
     compiled. `keep_values`: every intermediate tensor of a step can be read behind it. `interleave`: whether
     large micro-batches are computed in two halves, one while the other is exchanged (None: between several
     physical devices). `group`: the hosts that run it together, this one among them; its devices are written
-    HOST/DEVICE. `options` are then what was loaded: the context's length, the shares and the layers on
-    the devices that were found. `prediction` says what measured devices are expected to take.
+    HOST/DEVICE. `devices`: open ones that stand for those of the options. `options` are then what was
+    loaded: the context's length, the shares and the layers on the devices that were found. `prediction` says
+    what measured devices are expected to take.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Runner:
         keep_values: bool = False,
         interleave: bool | None = None,
         group: Group | None = None,
+        devices: Sequence[Device] | None = None,
     ) -> None:
         runtime = runtime_of(options.runtime)  # refuses an unknown name before anything is read
         self._interleave, self.group = interleave, group
@@ -106,12 +109,14 @@ class Runner:
                     lambda own: open_devices(own, runtime, exact=exact) if own else [],
                     speeds=options.auto_split,
                 )
-            else:
+            elif devices is None:
                 devices = open_devices(options.devices, runtime, exact=exact)
             self.mesh = Mesh(devices, options, keep_values=keep_values, hosts=group.hosts if group else None)
             self.prediction: Prediction | None = None
             self._free_before = [device.free_nbytes() for device in self.mesh.devices]
             try:
+                if group is None:
+                    measure_gpus(self.mesh.devices)
                 leads = group is None or group.leads
                 if leads and options.auto_split and len(self.mesh.devices) > 1:
                     self.options = options = self._balanced(types, options)

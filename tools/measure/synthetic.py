@@ -62,6 +62,9 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
     "qwen3-30b-a3b": (
         "qwen3moe", 151_936, False, _mixture(128, 8, 768, **_dense(48, 2048, 32, 4, 128, 6144)),
     ),
+    "qwen3-235b-a22b": (
+        "qwen3moe", 151_936, False, _mixture(128, 8, 1536, **_dense(94, 4096, 64, 4, 128, 12_288)),
+    ),
 }  # fmt: skip
 
 
