@@ -9,12 +9,15 @@ import pytest
 from device_sets import MULTI, wide
 from runners import load_runner
 
+from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta import known_speed, speed
 from vkbackend.meta.known_speed import TRUSTED, Speed, key_of, pace_of, remember
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
 from vkbackend.recording import SLOW, Cut, Pace
 from vkbackend.runtime import Device
 from vkbackend.step import Run
+from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
 from vkbackend.twins.device import NumpyDevice
 
 TOKENS = list(range(3, 15))
@@ -80,3 +83,46 @@ def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str]
         found.append(n)
     slow, medium, fast = (np.array(n) for n in found)
     assert (slow > medium).all() and (medium > fast).all() and not fast.any(), found
+
+
+# ---- GPUs are measured before they load ----
+
+
+@pytest.mark.no_vulkan
+def test_a_gpu_is_measured_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of eight billion weights on one that nothing is known of, and on one of 800 GB/s."""
+    monkeypatch.setenv("VKBACKEND_CACHE", "off")
+    monkeypatch.setattr(speed, "measure_speed", lambda device: pytest.fail("measured at every start"))
+    unknown = cuts_of_a_prompt()
+    monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
+    asked = []
+
+    def measured(device: Device) -> None:
+        asked.append(device.name)
+        remember(f"speed {key_of(device)}", [8e11, 2e10])
+
+    monkeypatch.setattr(speed, "measure_speed", measured)
+    known = cuts_of_a_prompt()
+    assert asked == ["card0"] and unknown > 10 * known
+
+
+def cuts_of_a_prompt() -> int:
+    options = Options.of("x", n_ctx=4096, n_ubatch=512, use_mmap=False)
+    card = SimulatedDevice(0, 24 << 30)
+    runner = Runner(options, Hollow("llama-8b:Q4_K", 8, 4096), devices=[card])
+    try:
+        step = runner.mesh.recorded_step(512, 1)
+        return sum(isinstance(c, Cut) for c in step.executables[0].recording.commands)
+    finally:
+        runner.close()
+
+
+@pytest.mark.no_vulkan
+def test_what_cannot_be_measured_stays_unknown(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(device: Device) -> None:
+        raise OutOfDeviceMemory("full")
+
+    monkeypatch.setattr(speed, "measure_speed", full)
+    card = SimulatedDevice(0, 8 << 30)
+    speed.measure_gpus([card, NumpyDevice("a")])
+    assert pace_of(card) == SLOW

@@ -10,6 +10,8 @@ from vkbackend.limits import Limits
 from vkbackend.ops.spec import SPECS, OpSpec
 from vkbackend.recording import Dispatch, Recording
 
+MAX_GROUPS = 65_535  # on every axis: what Vulkan guarantees
+
 
 @dataclass(frozen=True)
 class Target:
@@ -48,6 +50,9 @@ class Target:
         assert tuple(push) == tuple(name for name, _ in spec.push), (spec.name, tuple(push))
         assert tuple(consts) == spec.consts and len(args) == len(spec.args), (spec.name, tuple(consts))
         assert (step is not None) == spec.step, spec.name
+        integers = [value for (_, kind), value in zip(spec.push, push.values(), strict=True) if kind != "f"]
+        assert all(0 <= value < 1 << 32 for value in integers), (spec.name, push)
+        assert all(0 < count <= MAX_GROUPS for count in groups), (spec.name, groups)
         self.recording.dispatch(
             Dispatch(
                 spec.name,
@@ -70,7 +75,7 @@ class Target:
 
     def fold(self, count: int) -> tuple[int, int]:
         """Workgroup counts in x and y that cover `count`, few enough for each axis."""
-        max_x = min(self.limits.max_groups[0], 65_535)
+        max_x = min(self.limits.max_groups[0], MAX_GROUPS)
         return (count, 1) if count <= max_x else (max_x, -(-count // max_x))
 
 
