@@ -1,0 +1,61 @@
+"""Simulated cards refuse what real ones refuse, and the study counts what was recorded on them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vkbackend.buffer import Home
+from vkbackend.errors import OutOfDeviceMemory
+from vkbackend.tools.measure import simulated, synthetic
+from vkbackend.tools.measure.simulated import ALLOCATION_NBYTES, SimulatedDevice
+from vkbackend.tools.studies import scale
+
+pytestmark = pytest.mark.no_vulkan
+GIB = 1 << 30
+
+
+def test_a_card_is_full_at_its_size() -> None:
+    card = SimulatedDevice(0, 8 * GIB)
+    card.buffer(ALLOCATION_NBYTES, Home.WEIGHTS, "a")
+    with pytest.raises(OutOfDeviceMemory, match="at once"):
+        card.buffer(ALLOCATION_NBYTES + 1, Home.WEIGHTS, "b")
+    card.buffer(4 * GIB - 4096, Home.KV, "c")
+    card.buffer(128 << 20, Home.KV, "d")  # what is left of it is the host's window
+    assert card.heaps[2] == 128 << 20 and card.allocations == 3
+    with pytest.raises(OutOfDeviceMemory, match="no heap"):
+        card.buffer(129 << 20, Home.KV, "e")
+    card.buffer(9 * GIB // 4, Home.HOST, "f")
+    assert card.heaps[1] == 9 * GIB // 4
+
+
+def test_allocations_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated, "MAX_ALLOCATIONS", 2)
+    card = SimulatedDevice(0, GIB)
+    for _ in range(2):
+        card.buffer(256, Home.KV, "a")
+    with pytest.raises(OutOfDeviceMemory, match="allocation 3"):
+        card.buffer(256, Home.KV, "a")
+
+
+def test_the_context_that_fits() -> None:
+    assert scale.context_in(8, 9 * GIB, GIB) == "-"
+    assert scale.context_in(24, 2 * GIB, GIB) == "128k"
+    assert scale.context_in(8, round(7.84 * GIB) - GIB // 2, GIB) == "64k"  # 2 % are the driver's
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ("llama", 4096, True, synthetic._dense(2, 256, 8, 4, 32, 768))
+    monkeypatch.setitem(synthetic.SHAPES, "tiny", shape)
+    monkeypatch.setattr(scale, "N_CTX", 1024)
+    found = scale.measure("tiny:F16", n)
+    host = dict(zip([*scale.HOST[:7], *"abcdefghi"], found.host, strict=True))
+    cards = dict(zip(scale.CARDS, found.cards, strict=True))
+    assert host["cards"] == cards["cards"] == n and host["token s"] > 0
+    assert 20 < host["a"] < host["b"] and host["c"] > 3 * host["a"], "dispatches, and descriptors of them"
+    assert host["g"] < min(host["e"], host["f"]), "some pipelines are of both steps"
+    assert host["i"] <= host["h"], "a faster card is given no more submissions"
+    weights = sum(info.nbytes for info in synthetic.Synthetic("tiny:F16").tensors.values())
+    assert cards["allocations"] < 40 and cards["weights GiB"] < 2 * weights / n / 2**30
+    assert cards["KV GiB of 128k"] == pytest.approx(2 * 2 * 2 * 1024 * 128 / n / 2**30, rel=0.05)
+    assert cards["context in 8 GiB"] == "1k"

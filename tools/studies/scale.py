@@ -1,0 +1,141 @@
+"""What large models ask of a host and its cards, without any card:
+`python -m vkbackend.tools.studies.scale`.
+
+Plans, lays out and records models of 8B, 70B and 235B on simulated devices (tools/measure/simulated.py) for
+1, 2, 4 and 8 of them, each in a process of its own, and prints two Markdown tables: what it takes the host,
+and what a card holds, with the context that then fits cards of 8, 16 and 24 GiB. Seconds are of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from vkbackend import env
+from vkbackend.buffer import Home
+from vkbackend.checks import number_of, whole_number
+from vkbackend.meta.mesh import Step
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
+from vkbackend.models.placement.cost import in_halves
+from vkbackend.models.placement.fit import RESERVE
+from vkbackend.recording import Cut, Dispatch, Pace, Recording, cut_long
+from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
+from vkbackend.tools.measure.turns import errors_told, table, variable
+
+MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
+COUNTS = (1, 2, 4, 8)
+MEMORY_GIB = (8, 16, 24)
+N_CTX, N_PROMPT = 131_072, 512
+ROOM_NBYTES = 1 << 40  # of each card here, so that all is laid out; what fits real ones is counted then
+MEASURED = Pace(400e9 / 4, 20e9 / 4)  # of a card that reads 400 GB/s, as known_speed.py trusts it
+
+HOST = (
+    *("model", "cards", "sizing s", "load s", "token s", "prompt s", "host MiB"),
+    *("dispatches, token", "prompt", "descriptors, token", "prompt", "pipelines, token", "prompt", "both"),
+    *("submissions of a prompt, unknown speed", "400 GB/s"),
+)
+CARDS = (
+    *("model", "cards", "allocations", "largest binding MiB", "weights GiB", "KV GiB of 128k"),
+    *("scratch MiB", "host pages MiB", *(f"context in {gib} GiB" for gib in MEMORY_GIB)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The lines of both tables for one model on a number of cards."""
+
+    host: tuple[object, ...]
+    cards: tuple[object, ...]
+
+
+def pipelines(step: Step) -> set[object]:
+    """The pipelines of the first device."""
+    commands = step.executables[0].recording.commands
+    return {(c.op, c.variant, c.consts) for c in commands if isinstance(c, Dispatch)}
+
+
+def counts(step: Step) -> tuple[int, int]:
+    """Dispatches, and descriptors of all of them, on the first device."""
+    found = [c for c in step.executables[0].recording.commands if isinstance(c, Dispatch)]
+    return len(found), sum(len(d.bound) + (d.step is not None) for d in found)
+
+
+def submissions(step: Step, pace: Pace) -> int:
+    """How many a device gets for a step, cut by that pace."""
+    recording = step.executables[0].recording
+    whole = Recording(recording.name, [c for c in recording.commands if not isinstance(c, Cut)])
+    cuts = sum(isinstance(c, Cut) for c in cut_long(whole, pace).commands)
+    return cuts + len(whole.segments())
+
+
+def context_in(memory_gib: int, fixed: int, kv: int) -> str:
+    """The context for which a card has room beside what is `fixed`, of one that takes `kv` for N_CTX."""
+    room = memory_gib * (1 << 30) * (1 - RESERVE) - fixed
+    n_ctx = min(N_CTX, int(room / kv * N_CTX)) // 1024
+    return f"{n_ctx}k" if n_ctx > 0 else "-"
+
+
+def measure(spec: str, n: int) -> Found:
+    """One model on n cards."""
+    devices = [SimulatedDevice(i, ROOM_NBYTES) for i in range(n)]
+    names = [device.name for device in devices]
+    options = Options.of(
+        spec, devices=names, n_ctx=N_CTX, n_ubatch=N_PROMPT, use_mmap=False, tensor_split=[1] * n
+    )
+    began = time.perf_counter()
+    with variable(env.CACHE, "off"):  # nothing is known of these cards, and nothing to be measured
+        runner = Runner(options, Hollow(spec), devices=devices)
+    whole_s, mesh = time.perf_counter() - began, runner.mesh
+    token, token_s = mesh.recorded_step(1, 1, runner.max_top_k), mesh.record_s
+    prompt = mesh.recorded_step(N_PROMPT, 1, runner.max_top_k, halves=in_halves(devices, options))
+    prompt_s = mesh.record_s - token_s
+    host_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    first, last = pipelines(token), pipelines(prompt)
+    (d_token, b_token), (d_prompt, b_prompt) = counts(token), counts(prompt)
+    sizing_s = whole_s - mesh.load_s - token_s
+    host: tuple[object, ...] = spec, n, sizing_s, mesh.load_s, token_s, prompt_s, host_mib
+    host += (d_token, d_prompt, b_token, b_prompt, len(first), len(last), len(first & last))
+    host += (submissions(prompt, Pace()), submissions(prompt, MEASURED))
+    most = max(devices, key=lambda device: device.heaps[0])
+    held = most.nbytes
+    pages = max(device.nbytes[home] for device in devices for home in (Home.HOST, Home.STAGING, Home.PAGES))
+    cards: tuple[object, ...] = spec, n, most.allocations, max(d.largest for d in devices) >> 20
+    cards += held[Home.WEIGHTS] / 2**30, held[Home.KV] / 2**30, held[Home.SCRATCH] >> 20, pages >> 20
+    fixed = held[Home.WEIGHTS] + held[Home.SCRATCH]
+    cards += tuple(context_in(gib, fixed, held[Home.KV]) for gib in MEMORY_GIB)
+    return Found(host, cards)
+
+
+def in_a_process(spec: str, n: int) -> Found:
+    """Host memory is that of this model alone."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(measure, spec, n).result()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="synthetic models (default: %(default)s)")
+    parser.add_argument("--cards", default=",".join(map(str, COUNTS)), help="numbers (default: %(default)s)")
+    args = parser.parse_args(argv)
+    with errors_told():
+        numbers = [whole_number("--cards", number_of(word), 1, 32) for word in args.cards.split(",")]
+        found = []
+        for spec in args.models.split(","):
+            for n in numbers:
+                sys.stderr.write(f"{spec} on {n}\n")
+                found.append(in_a_process(spec, n))
+        table(f"The host: contexts of {N_CTX}, prompts of {N_PROMPT}", HOST, [one.host for one in found])
+        table("The card that holds most", CARDS, [one.cards for one in found])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
