@@ -191,7 +191,7 @@ def test_a_wrong_op_is_told() -> None:
         part.run(next(name for name in part.cases() if name.startswith("MatDot(")))
     part.close()
     broken = good | {"failure": "wrong", "nmse": 3.0}
-    assert checks.Verify.wrong(broken) == "wrong"
+    assert checks.Verify.wrong(broken) == f"{Add(1)!r}: wrong"
     _, lines = checks.Verify.columns([{"device": "Vulkan0", **row} for row in (good, broken)])
     assert lines == [("Vulkan0", "add", 2, 1, "3", f"{good['allowed']:.2g}")]
 
@@ -316,7 +316,7 @@ def test_a_lost_device_is_opened_again(tmp_path: Path, monkeypatch: pytest.Monke
     words = ["gpu-report", "-dev", "0", "--parts", "verify", "--minutes", "2"]
     assert cli.main([*words, "-o", str(tmp_path)]) == 1
     [verified] = json.loads((tmp_path / f"{NAME}.json").read_text())["parts"]["verify"]
-    lost = [row for row in verified["rows"] if "VK_ERROR_DEVICE_LOST" in row["failure"]]
-    assert len(lost) == children.MAX_LOSSES and verified["done"] > 4 * len(lost)
+    lost = [row for row in verified["rows"] if "was lost" in row["failure"]]
+    assert len(lost) == children.MAX_LOSSES and verified["done"] > 4 * len(lost), verified["unfinished"]
     assert "given up" in verified["unfinished"]
     assert os.path.exists(tmp_path / f"{NAME}.md")

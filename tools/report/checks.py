@@ -49,6 +49,7 @@ class Verify(Part):
             raise LeftOut(f"the device lacks {', '.join(sorted(lacks))}")
         return [
             {
+                "case": case,
                 "shaders": list(one.shaders),
                 "nmse": one.error,
                 "allowed": asked.tolerance,
@@ -59,7 +60,7 @@ class Verify(Part):
 
     @classmethod
     def wrong(cls, row: Row) -> str:
-        return str(row["failure"])
+        return f"{row['case']}: {row['failure']}" if row["failure"] else ""
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
