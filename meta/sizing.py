@@ -211,35 +211,56 @@ class StepSizes:
 
 
 def measure(
-    devices: Sequence[Device], build: Build, shape: StepShape, reduce_type: str = "auto", reuse: bool = True
+    devices: Sequence[Device],
+    build: Build,
+    shape: StepShape,
+    reduce_type: str = "auto",
+    reuse: bool = True,
+    short: Build | None = None,
 ) -> StepSizes:
     """Sizes for all steps up to `shape`: planned for the kinds there are, few rows and many, one output row
-    and many. Of the devices only names and limits are read. `reuse`: values share memory."""
+    and many. Of the devices only names and limits are read. `reuse`: values share memory. `short` builds as
+    much of the step as repeats itself in the rest: where that takes as much as the whole for one kind, it
+    stands for the whole in the others."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
-    arenas, words = [ALIGN] * n, 0
-    kinds = set()
-    for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
-        most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
-        kinds |= {StepKind(rows, most), StepKind(rows, one)}
-        kinds |= {StepKind(rows, most, shape.top_k, mix=mix) for mix in Mix}
-        if shape.top_k:
-            kinds.add(StepKind(rows, most, shape.top_k, masked=True, summed=True))
-    if shape.halves and shape.n_rows >= shape.halves:
-        kinds.add(StepKind(shape.n_rows, min(shape.n_rows // 2, shape.n_outputs), shape.top_k, halves=True))
-    for kind in kinds:
+
+    def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
+        """(bytes of each arena, words of the largest slot)."""
         graphs = graphs_of(devices, inputs, sizing, shape.active, reduce_type, kind, build)
-        alike: dict[object, int] = {}  # devices of equal shares do the same: one of them is planned
+        arenas, alike = [], dict[object, int]()  # devices of equal shares do the same: one is planned
         for d, device in enumerate(devices):
             key = (device.limits, *(form_of(one.recordings[d]) for one in graphs)) if n > 1 else None
             if key not in alike:
                 alike[key] = plan_scratch(ordered(graphs, d), reuse)[1]
-            arenas[d] = max(arenas[d], alike[key])
+            arenas.append(max(ALIGN, alike[key]))
         # A slot holds a share as it travels, and sums in f32.
         reduces = [reduce for one in graphs for reduce in one.reduces if reduce]
-        words = max([words, *(max(r.elements, wire_words(r.wire, r.elements)) for r in reduces)])
+        return arenas, max((max(r.elements, wire_words(r.wire, r.elements)) for r in reduces), default=0)
+
+    first, *rest = step_kinds(shape)
+    found = [sizes(first, build)]
+    if short and sizes(first, short) == found[0]:
+        build = short
+    found += [sizes(kind, build) for kind in rest]
+    arenas = tuple(max(of_device) for of_device in zip(*(arenas for arenas, _ in found), strict=True))
     logits = tuple(shape.outputs_nbytes(d) for d in range(n))
-    return StepSizes(tuple(arenas), params, logits, 4 * words)
+    return StepSizes(arenas, params, logits, 4 * max(words for _, words in found))
+
+
+def step_kinds(shape: StepShape) -> list[StepKind]:
+    """The kinds of steps that differ in what they need, the largest first."""
+    kinds: list[StepKind] = []
+    for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
+        most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
+        kinds += [StepKind(rows, most, shape.top_k, mix=mix) for mix in reversed(Mix)]
+        kinds += [StepKind(rows, most), StepKind(rows, one)]
+        if shape.top_k:
+            kinds.append(StepKind(rows, most, shape.top_k, masked=True, summed=True))
+    if shape.halves and shape.n_rows >= shape.halves:
+        most = min(shape.n_rows // 2, shape.n_outputs)
+        kinds.append(StepKind(shape.n_rows, most, shape.top_k, halves=True))
+    return list(dict.fromkeys(kinds))
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:

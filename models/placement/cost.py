@@ -6,8 +6,10 @@ Feeds the automatic split and `vkbackend plan`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.limits import Limits
@@ -21,7 +23,7 @@ from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import LayerCache, LayerMemory, LayerState, Model, Weights
 from vkbackend.models.options import Options
-from vkbackend.models.placement.layout import Layout, lay_out, sizes, weight_nbytes
+from vkbackend.models.placement.layout import Layout, lay_out, layer_of, sizes, weight_nbytes
 from vkbackend.ops import MAX_TOP_K
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
@@ -120,7 +122,40 @@ def step_sizes(
 ) -> StepSizes:
     """What steps up to `shape` need besides weights and caches; `reuse`: values share memory."""
     devices, build = _traced(model, layout, limits)
-    return measure(devices, build, shape, options.reduce_type, reuse)
+    n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
+    short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
+    return measure(devices, build, shape, options.reduce_type, reuse, short)
+
+
+REPEATS = 3  # how often neighbours are traced: memory that is freed behind them is taken again by then
+
+
+def repeating(layers: Sequence[object]) -> int:
+    """How many of the first layers have all that there is: every pair of neighbours up to REPEATS times, and
+    a last one like the last of all."""
+    pairs = list(pairwise(layers))
+    missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
+    for n, pair in enumerate(pairs, 2):
+        missing[pair] -= 1
+        if layers[n - 1] == layers[-1] and not +missing:
+            return n
+    return len(layers)
+
+
+def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
+    """What makes layers alike: the shapes of what each device holds of their weights, and their caches."""
+    found: list[list[object]] = [[] for _ in layout.plans]
+    for load in layout.loads:
+        if (il := layer_of(load.name)) is not None:
+            shapes = tuple(
+                tuple(shape for _, shape in piece_shapes(load, d, piece_nbytes(device)))
+                for d, device in enumerate(devices)
+            )
+            found[il].append((load.name.partition(".")[2].partition(".")[2], load.dtype, shapes))
+    for plan in layout.memories():
+        found[plan.layer].append((type(plan), repr(plan.spec), [plan.nbytes(d) for d in range(len(devices))]))
+    owners = [None if owner is None else repr(found[owner]) for owner in layout.cache_owners]
+    return [(repr(own), owner) for own, owner in zip(found, owners, strict=True)]
 
 
 def trace_reduces(
@@ -139,10 +174,13 @@ def trace_reduces(
     return graph.reduces
 
 
-def _traced(model: Model, layout: Layout, limits: Sequence[Limits]) -> tuple[list[NullDevice], Build]:
+def _traced(
+    model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
+) -> tuple[list[NullDevice], Build]:
+    """Devices without memory, and what builds the step of the model, or of its first `n_layer` layers."""
     devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
     weights = Weights({load.name: _weight(load, devices) for load in layout.loads})
-    caches = _caches(layout)
+    caches = _caches(layout)[:n_layer]
     return devices, lambda graph: model.forward(graph, weights, caches)
 
 

@@ -7,10 +7,12 @@ from itertools import count
 import pytest
 
 from vkbackend.meta import sizing
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.sizing import StepSizes
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.options import Options
-from vkbackend.models.placement.cost import step_shape, step_sizes
+from vkbackend.models.placement import cost
+from vkbackend.models.placement.cost import REPEATS, repeating, step_shape, step_sizes
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.tools.measure import synthetic
 from vkbackend.tools.measure.simulated import LIMITS, Hollow
@@ -49,3 +51,45 @@ def test_alike_devices_are_planned_once(
     monkeypatch.setattr(sizing, "form_of", lambda recording: (next(numbers),))
     assert sizes_of(name, shares, halves) == found
     assert (n_found < len(planned)) == (len(set(shares)) < len(shares))
+
+
+def test_layers_that_repeat_are_found() -> None:
+    assert repeating("aaaaaaaa") == REPEATS + 1
+    assert repeating("abbbbbbb") == REPEATS + 2, "a first layer of its own"
+    assert repeating("bbbbbbba") == 8, "a last one of its own"
+    assert repeating("aabaabaabaabaab") == 12
+    assert repeating("abcdefgh") == 8 and repeating("a") == 1
+
+
+@pytest.fixture
+def deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen layers."""
+    for name, (arch, n_vocab, tied, values) in SHAPES.items():
+        monkeypatch.setitem(synthetic.SHAPES, name, (arch, n_vocab, tied, values | {"block_count": 16}))
+
+
+@pytest.mark.parametrize("shares", [(1,), (3, 1), (1, 1, 1)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_layers_that_repeat_stand_for_all(
+    name: str, shares: tuple[float, ...], deep: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Graph] = []
+    true = Graph.begin
+    monkeypatch.setattr(Graph, "begin", lambda graph: built.append(graph) or true(graph))
+    found, n_short = sizes_of(name, shares, halves=False), commands(built)
+    built.clear()
+    monkeypatch.setattr(cost, "repeating", len)
+    assert sizes_of(name, shares, halves=False) == found
+    assert commands(built) > 1.3 * n_short  # layers of uneven shares repeat by threes
+
+
+def commands(graphs: list[Graph]) -> int:
+    return sum(len(graph.recordings[0].commands) for graph in graphs)
+
+
+def test_layers_that_take_less_do_not_stand_for_all(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner that wants more for every command: then all kinds of steps are planned whole."""
+    monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
+    found = sizes_of("dense", (1,), halves=False)
+    monkeypatch.setattr(cost, "repeating", len)
+    assert sizes_of("dense", (1,), halves=False) == found
