@@ -40,6 +40,7 @@ from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix, Run, StepParams, cut_runs, n
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.host_group import Group
+    from vkbackend.runtime import Device
 
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 
