@@ -23,13 +23,15 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
+layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 #include "lib/coop_tile.glsl"
 
+uint row_at(uint i) { return row_start(min(group_index() * TM + i, n - 1), k); } // rows repeat beyond the last one
+
 void main() {
-    const uint thread = gl_LocalInvocationID.x;
     const uint first_i = group_index() * TM;
     if (first_i >= n) return;
     const uint first_r = gl_WorkGroupID.z * TN;
@@ -39,46 +41,38 @@ void main() {
     MATRIX_SUM sum[FM * FN];
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
 
+    uint w_at[W_ROUNDS], x_at[X_ROUNDS];
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_at(w_row_of(j));
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
+        x_at[j] = (x_off + min(first_r + x_row_of(j), n_rows - 1) * half_row_words(k)) / 4 + piece(j) % X_PIECES;
+    }
     for (uint slice = 0; slice < k; slice += TK) {
-        for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 neighbouring threads read a row's 32 elements
-            const uint i = e / (TK / 4);
-            const uint kk = 4 * (e % (TK / 4));
-            const vec4 value = dequant4_tail(row_start(min(first_i + i, n - 1), k), slice + kk, k);
-            w_tile[i * STRIDE + kk / 4] = quad_of(clamp(value, -65504.0, 65504.0));
-        }
-        for (uint e = thread; e < TN * (TK / 4); e += LOCAL) {
-            const uint r = first_r + e / (TK / 4);
-            const uint at = x_off + min(r, n_rows - 1) * half_row_words(k) + slice / 2 + 2 * (e % (TK / 4));
-            x_tile[e / (TK / 4) * STRIDE + e % (TK / 4)] = quad_of(uvec2(x[at], x[at + 1]));
-        }
+        hold_slice(w_at, x_at, slice, k);
         barrier();
-        for (uint kk = 0; kk < TK; kk += K) {
+        [[unroll]] for (uint kk = 0; kk < TK; kk += K) {
             MATRIX_A rows[FM];
             [[unroll]] for (uint f = 0; f < FM; ++f) LOAD_ROWS(rows[f], w_tile, (own_i + f * M) * STRIDE + kk / 4, STRIDE);
-            [[unroll]] for (uint g = 0; g < FN; ++g) {
-                MATRIX_B columns;
-                LOAD_COLUMNS(columns, x_tile, (own_r + g * N) * STRIDE + kk / 4, STRIDE);
-                [[unroll]] for (uint f = 0; f < FM; ++f) sum[f * FN + g] = MULTIPLY_ADD(rows[f], columns, sum[f * FN + g]);
-            }
+            MATRIX_B columns[FN];
+            [[unroll]] for (uint g = 0; g < FN; ++g) LOAD_COLUMNS(columns[g], x_tile, (own_r + g * N) * STRIDE + kk / 4, STRIDE);
+            [[unroll]] for (uint m = 0; m < FM * FN; ++m) sum[m] = MULTIPLY_ADD(rows[m % FM], columns[m / FM], sum[m]);
         }
         barrier();
     }
 
     // Which value a thread holds is the driver's own matter: they go through shared memory to get scale, bias and bounds.
     const uint begin = gl_SubgroupID * M * N;
-    [[unroll]] for (uint f = 0; f < FM; ++f) {
-        [[unroll]] for (uint g = 0; g < FN; ++g) {
-            STORE_COLUMNS(sum[f * FN + g], results, begin, M);
-            barrier();
-            for (uint e = gl_SubgroupInvocationID; e < M * N; e += LANES) {
-                const uint i = first_i + own_i + f * M + e % M;
-                const uint r = first_r + own_r + g * N + e / M;
-                if (i < n && r < n_rows) {
-                    const float scale = uintBitsToFloat(x[x_off + r * half_row_words(k) + half_words(k)]);
-                    y[y_off + r * y_stride + i] = scale * results[begin + e] + (has_bias != 0 ? b[b_off + i] : 0.0);
-                }
+    [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
+        STORE_COLUMNS(sum[m], results, begin, M);
+        subgroupBarrier();
+        [[unroll]] for (uint first = 0; first < M * N; first += LANES) { // else ANV keeps the loop around it, and sums in memory
+            const uint e = first + gl_SubgroupInvocationID;
+            const uint i = first_i + own_i + m % FM * M + e % M;
+            const uint r = first_r + own_r + m / FM * N + e / M;
+            if (i < n && r < n_rows && e < M * N) {
+                const float scale = uintBitsToFloat(x[x_off + r * half_row_words(k) + half_words(k)]);
+                y[y_off + r * y_stride + i] = scale * results[begin + e] + (has_bias != 0 ? b[b_off + i] : 0.0);
             }
-            barrier();
         }
+        subgroupBarrier();
     }
 }

@@ -22,6 +22,7 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
+layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
 layout(set = 0, binding = 2) readonly buffer Order { uint order[]; };
 layout(set = 0, binding = 3) readonly buffer Tiles { uint tiles[]; };
 layout(set = 0, binding = 4) readonly buffer Starts { uint starts[]; };
@@ -34,6 +35,10 @@ shared uint pairs[TN]; // TN is the tile of moe_group
 
 uint x_row(uint pair) { return x_off + (x_per_used != 0 ? pair : pair / n_used) * half_row_words(x_stride); }
 
+Expert expert; // of this workgroup
+
+uint row_at(uint i) { return expert_row(expert, min(group_index() * TM + i, expert.n - 1)); } // rows repeat beyond the last
+
 void main() {
     const uint thread = gl_LocalInvocationID.x;
     const uint tile = tiles_off + 3 * gl_WorkGroupID.z;
@@ -42,7 +47,7 @@ void main() {
     const uint n_pairs = tiles[tile + 2];
     if (e_id - first >= count || n_pairs == 0) return; // another piece of the stack has it
     const uint s = starts_off;
-    const Expert expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
+    expert = expert_of(starts[s + e_id], starts[s + e_id + 1], starts[s + first]);
     const uint first_i = group_index() * TM;
     if (first_i >= expert.n) return;
     for (uint e = thread; e < TN; e += LOCAL) pairs[e] = order[order_off + begin + min(e, n_pairs - 1)];
@@ -53,45 +58,37 @@ void main() {
     MATRIX_SUM sum[FM * FN];
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
 
+    uint w_at[W_ROUNDS], x_at[X_ROUNDS];
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_at(w_row_of(j));
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
+        x_at[j] = x_row(pairs[min(x_row_of(j), TN - 1)]) / 4 + piece(j) % X_PIECES;
+    }
     for (uint slice = 0; slice < expert.k; slice += TK) {
-        for (uint e = thread; e < TM * (TK / 4); e += LOCAL) { // 8 neighbouring threads read a row's 32 elements
-            const uint i = e / (TK / 4);
-            const uint kk = 4 * (e % (TK / 4));
-            const uint row = expert_row(expert, min(first_i + i, expert.n - 1));
-            const vec4 value = dequant4_tail(row, slice + kk, expert.k);
-            w_tile[i * STRIDE + kk / 4] = quad_of(clamp(value, -65504.0, 65504.0));
-        }
-        for (uint e = thread; e < TN * (TK / 4); e += LOCAL) {
-            const uint at = x_row(pairs[e / (TK / 4)]) + slice / 2 + 2 * (e % (TK / 4));
-            x_tile[e / (TK / 4) * STRIDE + e % (TK / 4)] = quad_of(uvec2(x[at], x[at + 1]));
-        }
+        hold_slice(w_at, x_at, slice, expert.k);
         barrier();
-        for (uint kk = 0; kk < TK; kk += K) {
+        [[unroll]] for (uint kk = 0; kk < TK; kk += K) {
             MATRIX_A rows[FM];
             [[unroll]] for (uint f = 0; f < FM; ++f) LOAD_ROWS(rows[f], w_tile, (own_i + f * M) * STRIDE + kk / 4, STRIDE);
-            [[unroll]] for (uint g = 0; g < FN; ++g) {
-                MATRIX_B columns;
-                LOAD_COLUMNS(columns, x_tile, (own_p + g * N) * STRIDE + kk / 4, STRIDE);
-                [[unroll]] for (uint f = 0; f < FM; ++f) sum[f * FN + g] = MULTIPLY_ADD(rows[f], columns, sum[f * FN + g]);
-            }
+            MATRIX_B columns[FN];
+            [[unroll]] for (uint g = 0; g < FN; ++g) LOAD_COLUMNS(columns[g], x_tile, (own_p + g * N) * STRIDE + kk / 4, STRIDE);
+            [[unroll]] for (uint m = 0; m < FM * FN; ++m) sum[m] = MULTIPLY_ADD(rows[m % FM], columns[m / FM], sum[m]);
         }
         barrier();
     }
 
     const uint own = gl_SubgroupID * M * N; // as in mat_mul_coop
-    [[unroll]] for (uint f = 0; f < FM; ++f) {
-        [[unroll]] for (uint g = 0; g < FN; ++g) {
-            STORE_COLUMNS(sum[f * FN + g], results, own, M);
-            barrier();
-            for (uint e = gl_SubgroupInvocationID; e < M * N; e += LANES) {
-                const uint i = first_i + own_i + f * M + e % M;
-                const uint p = own_p + g * N + e / M;
-                if (i < expert.n && p < n_pairs) {
-                    const float scale = uintBitsToFloat(x[x_row(pairs[p]) + half_words(x_stride)]);
-                    y[y_off + pairs[p] * y_stride + i] = scale * results[own + e];
-                }
+    [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
+        STORE_COLUMNS(sum[m], results, own, M);
+        subgroupBarrier();
+        [[unroll]] for (uint first = 0; first < M * N; first += LANES) { // else ANV keeps the loop around it, and sums in memory
+            const uint e = first + gl_SubgroupInvocationID;
+            const uint i = first_i + own_i + m % FM * M + e % M;
+            const uint p = own_p + m / FM * N + e / M;
+            if (i < expert.n && p < n_pairs && e < M * N) {
+                const float scale = uintBitsToFloat(x[x_row(pairs[p]) + half_words(x_stride)]);
+                y[y_off + pairs[p] * y_stride + i] = scale * results[own + e];
             }
-            barrier();
         }
+        subgroupBarrier();
     }
 }

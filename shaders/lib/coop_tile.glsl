@@ -1,5 +1,13 @@
 // A tile of a product on matrix units and its slices in shared memory. The including file declares M, N, of the device's
-// matrices, FM x FN of them for a subgroup, SM x SN subgroups, and includes lib/coop.glsl.
+// matrices, FM x FN of them for a subgroup, SM x SN subgroups, X4, and includes lib/coop.glsl and lib/dequant.glsl.
+//
+// A thread reads all that it has of a slice before it unpacks any of it: loads then are under way together, where a loop
+// of a few elements each waits for memory in every round. row_at(i), where row i of the tile starts in w, is declared in
+// front and defined behind.
+uint row_at(uint i);
+
+#define CODES_ONLY
+#include "lib/quants.glsl"
 
 const uint TM = M * FM * SM; // rows of w in a tile
 const uint TN = N * FN * SN; // rows of x
@@ -9,3 +17,111 @@ const uint STRIDE = TK / 4 + 2; // in QUADs: rows 80 bytes apart, eight of which
 shared QUAD w_tile[TM * STRIDE]; // [row of w][k]
 shared QUAD x_tile[TN * STRIDE]; // [row of x][k]
 shared float results[SM * SN * M * N]; // a matrix of each subgroup, by columns: [row of x][row of w]
+
+// ---- what a thread has of a slice: pieces of w and of x, one in each round ----
+
+#ifdef NO_CODES
+const uint PIECE = 8; // elements of w
+#else
+const uint PIECE = 16;
+#endif
+const uint W_PIECES = TK / PIECE; // of a row, which as many neighbouring threads have
+const uint W_ROUNDS = (TM * W_PIECES + LOCAL - 1) / LOCAL;
+const uint X_PIECES = TK / 8; // 16 bytes
+const uint X_ROUNDS = (TN * X_PIECES + LOCAL - 1) / LOCAL;
+
+uint piece(uint round) { return gl_LocalInvocationID.x + round * LOCAL; }
+
+uint w_row_of(uint round) { return piece(round) / W_PIECES; } // in the tile, which may end before
+
+uint x_row_of(uint round) { return piece(round) / X_PIECES; }
+
+// Magnitudes above 65,504 are cut to it: where codes are scaled, it is the scale that is cut, and low.
+vec4 cut(vec4 value) { return clamp(value, -65504.0, 65504.0); }
+
+#if defined(HAS_TAIL)
+const uint RAW = PIECE * BLOCK_NBYTES / 16; // of 16 bytes in a piece
+
+QUAD quad_at(uvec4 raw[RAW], uint j) { // elements 4 j.. of a piece
+#if defined(TYPE_F32)
+    return quad_of(cut(uintBitsToFloat(raw[j])));
+#elif defined(TYPE_F16)
+    return quad_of(j == 0 ? raw[0].xy : raw[0].zw); // halves already
+#else
+    const uvec2 pairs = j == 0 ? raw[0].xy : raw[0].zw;
+    return quad_of(cut(uintBitsToFloat(uvec4(pairs.x << 16, pairs.x, pairs.y << 16, pairs.y) & 0xFFFF0000u)));
+#endif
+}
+
+void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
+    if (n % 2 != 0 || k + TK > n) { // rows that are no words, and the last slice: seldom, so in little code
+        [[dont_unroll]] for (uint e = gl_LocalInvocationID.x; e < TM * TK / 4; e += LOCAL) {
+            const uint of = e / (TK / 4), first = k + 4 * (e % (TK / 4));
+            const uint start = row_at(of);
+            vec4 value = vec4(0.0);
+            [[unroll]] for (uint c = 0; c < 4; ++c) {
+                if (first + c < n) value[c] = dequant1(start, first + c);
+            }
+            w_tile[of * STRIDE + e % (TK / 4)] = quad_of(cut(value));
+        }
+        return;
+    }
+    uvec4 raw[W_ROUNDS][RAW];
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
+        [[unroll]] for (uint c = 0; c < RAW; ++c) {
+            const uint word = (w_at[j] + (k + piece(j) % W_PIECES * PIECE) * BLOCK_NBYTES) / 4 + 4 * c;
+            raw[j][c] = uvec4(w[word], w[word + 1], w[word + 2], w[word + 3]);
+        }
+    }
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
+        if (TM * W_PIECES % LOCAL != 0 && piece(j) >= TM * W_PIECES) continue;
+        const uint at = w_row_of(j) * STRIDE + piece(j) % W_PIECES * (PIECE / 4);
+        [[unroll]] for (uint c = 0; c < PIECE / 4; ++c) w_tile[at + c] = quad_at(raw[j], c);
+    }
+}
+#else
+void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
+        if (TM * W_PIECES % LOCAL != 0 && piece(j) >= TM * W_PIECES) continue;
+        const uint part = piece(j) % W_PIECES * PIECE;
+        const uint at = w_row_of(j) * STRIDE + part / 4;
+#ifdef NO_CODES
+        const mat2x4 both = dequant8(w_at[j], k + part);
+        [[unroll]] for (uint c = 0; c < 2; ++c) w_tile[at + c] = quad_of(cut(both[c]));
+#else
+        const Quants q = quants16(w_at[j], k, part);
+#ifdef HAS_LOW
+        const float scale = clamp(q.scale, -32752.0 / CODE_END, 32752.0 / CODE_END);
+        const float low = clamp(q.low, -32752.0, 32752.0);
+#else
+        const float scale = clamp(q.scale, -65504.0 / CODE_END, 65504.0 / CODE_END);
+        const float low = 0.0;
+#endif
+#ifdef SIGNED_CODES
+        const uvec4 codes = q.codes ^ 0x80808080u; // from 0 on
+        const float zero = low - float(CODE_END) * scale;
+#else
+        const uvec4 codes = q.codes;
+        const float zero = low - float(CODE_OFFSET) * scale;
+#endif
+        [[unroll]] for (uint c = 0; c < 4; ++c) {
+            w_tile[at + c] = quad_of(fma(vec4(codes4(codes[c], 0, 0xFFu)), vec4(scale), vec4(zero)));
+        }
+#endif
+    }
+}
+#endif
+
+// The slice from element k on of rows of n elements; w_at: where a thread's rows of w start, x_at: where its pieces of
+// the first slice of x are in x4.
+void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
+    uvec4 halves[X_ROUNDS];
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) halves[j] = x4[x_at[j] + k / 8];
+    hold_w(w_at, k, n);
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
+        if (TN * X_PIECES % LOCAL != 0 && piece(j) >= TN * X_PIECES) continue;
+        const uint at = x_row_of(j) * STRIDE + piece(j) % X_PIECES * 2;
+        x_tile[at] = quad_of(halves[j].xy);
+        x_tile[at + 1] = quad_of(halves[j].zw);
+    }
+}

@@ -70,6 +70,11 @@ vec4 decode4(uint b, uint k, uint part) {
 
 // ---- addresses and reads, the same for all ----
 
+// Whether rows of 2 bytes an element are whole words, which then need no joining: the including file may know.
+#ifndef WHOLE_WORDS
+#define WHOLE_WORDS false
+#endif
+
 #ifdef HOLD
 // Reads go to a copy in registers of HELD elements, at addresses that begin with 0 there: hold(address of the first)
 // fills it, reading every word once. In it, addresses are constants when loops are unrolled. The including file
@@ -115,7 +120,7 @@ uint joined(uint low, uint high, uint shift) {
 
 uint u32_at(uint at) {
     const uint low = word_at(at >> 2);
-    if (BLOCK_NBYTES % 4 == 0) return low;
+    if (BLOCK_NBYTES % 4 == 0 || (BLOCK_NBYTES == 2 && WHOLE_WORDS)) return low;
     return joined(low, word_at((at + 3) >> 2), 8 * (at & 3u));
 }
 

@@ -5,7 +5,10 @@
 //     Quants quants16(uint start, uint k, uint part)      elements k + part..k + part + 15 of a row
 //
 // k is a multiple of 32, part 0 or 16; where it is a constant, what two parts share is read and unpacked once. GROUP
-// elements share scale and low: 16 or 32.
+// elements share scale and low: 16 or 32. Codes are below CODE_END; those of SIGNED_CODES are in -CODE_END..CODE_END - 1.
+// With CODES_ONLY, for shaders that turn codes into floats, there are no dot products, and NO_CODES tells of formats
+// whose codes do not fit.
+#ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 
 // OpSDot of packed vectors: the sum of the products of four int8 each.
@@ -16,6 +19,7 @@ int dot16(uvec4 a, uvec4 b) {
     return dot4(int(a.x), int(b.x), 0) + dot4(int(a.y), int(b.y), 0) + dot4(int(a.z), int(b.z), 0) +
         dot4(int(a.w), int(b.w), 0);
 }
+#endif
 
 struct Quants {
     uvec4 codes; // int8 each, element k + part + i in byte i
@@ -91,12 +95,14 @@ uvec4 looked_up(uvec4 words, uint shift) {
 #if defined(TYPE_Q4_0)
 const uint GROUP = 32;
 const int CODE_OFFSET = 8;
+const int CODE_END = 16;
 
 Quants quants(uint b, uint k, uint part) { return Quants(bytes_of(u128_at(b + 2), part / 4, 15u), f16_at(b), 0.0); }
 
 #elif defined(TYPE_Q4_1)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
+const int CODE_END = 16;
 #define HAS_LOW
 
 Quants quants(uint b, uint k, uint part) {
@@ -106,6 +112,7 @@ Quants quants(uint b, uint k, uint part) {
 
 #elif defined(TYPE_Q5_0) || defined(TYPE_Q5_1)
 const uint GROUP = 32;
+const int CODE_END = 32;
 #ifdef TYPE_Q5_0
 const int CODE_OFFSET = 16;
 #else
@@ -127,24 +134,32 @@ Quants quants(uint b, uint k, uint part) {
 #elif defined(TYPE_Q8_0)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
+const int CODE_END = 128;
+#define SIGNED_CODES
 
 Quants quants(uint b, uint k, uint part) { return Quants(u128_at(b + 2 + part), f16_at(b), 0.0); }
 
 #elif defined(TYPE_MXFP4)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
+const int CODE_END = 128;
+#define SIGNED_CODES
 
 Quants quants(uint b, uint k, uint part) { return Quants(looked_up(u128_at(b + 1), part / 4), scale_of(b, k), 0.0); }
 
 #elif defined(TYPE_IQ4_NL)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
+const int CODE_END = 128;
+#define SIGNED_CODES
 
 Quants quants(uint b, uint k, uint part) { return Quants(looked_up(u128_at(b + 2), part / 4), f16_at(b), 0.0); }
 
 #elif defined(TYPE_IQ4_XS)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
+const int CODE_END = 128;
+#define SIGNED_CODES
 
 Quants quants(uint b, uint k, uint part) {
     return Quants(looked_up(u128_at(b + 8 + k / 32 * 16), part / 4), scale_of(b, k), 0.0);
@@ -153,6 +168,7 @@ Quants quants(uint b, uint k, uint part) {
 #elif defined(TYPE_Q2_K)
 const uint GROUP = 16;
 const int CODE_OFFSET = 0;
+const int CODE_END = 4;
 #define HAS_LOW
 
 Quants quants(uint b, uint k, uint part) {
@@ -163,6 +179,7 @@ Quants quants(uint b, uint k, uint part) {
 #elif defined(TYPE_Q3_K)
 const uint GROUP = 16;
 const int CODE_OFFSET = 4;
+const int CODE_END = 8;
 
 Quants quants(uint b, uint k, uint part) {
     const uvec4 h = bytes_of(u128_at(b + part), k / 32, 1u);
@@ -173,6 +190,7 @@ Quants quants(uint b, uint k, uint part) {
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
 const uint GROUP = 32;
 const int CODE_OFFSET = 0;
+const int CODE_END = 32;
 #define HAS_LOW
 
 Quants quants(uint b, uint k, uint part) {
@@ -187,6 +205,7 @@ Quants quants(uint b, uint k, uint part) {
 #elif defined(TYPE_Q6_K)
 const uint GROUP = 16;
 const int CODE_OFFSET = 32;
+const int CODE_END = 64;
 
 Quants quants(uint b, uint k, uint part) {
     const uint i = k / 128;
@@ -195,13 +214,19 @@ Quants quants(uint b, uint k, uint part) {
     return Quants(q | (h << 4), scale_of(b, k + part), 0.0);
 }
 
+#elif defined(CODES_ONLY)
+#define NO_CODES
 #else
 #error unknown TYPE has no quants in quants.glsl
 #endif
 
+#ifndef NO_CODES
 Quants quants16(uint start, uint k, uint part) {
     return quants(start + k / ROW_UNIT * BLOCK_NBYTES, k % ROW_UNIT, part);
 }
+#endif
+
+#ifndef CODES_ONLY
 
 // The elements k..k+GROUP-1 of a row, k a multiple of GROUP: those of a scale.
 struct Group {
@@ -232,3 +257,4 @@ float product(Group group, uvec4 x_codes[GROUP / 16], int x_sum) {
 #endif
     return value;
 }
+#endif

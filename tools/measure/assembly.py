@@ -2,7 +2,7 @@
 loops, and multiply-adds. dialects.py beside this reads the texts of AMD, Intel and NVIDIA.
 
 An instruction counts by the lanes it works for: one of 32 lanes in a subgroup of 16 is two. The hot loop
-is the smallest one with nine tenths of all multiply-adds that stand in loops, of the strongest kind that
+is the smallest one with more than half of all multiply-adds that stand in loops, of the strongest kind that
 the kernel has: by matrix units, else dot products of integers, else multiply-adds of floats. Loops inside
 of it count once.
 """
@@ -43,7 +43,7 @@ class Listing:
         looped = {i for loop in self.loops for i in loop}
         whole = sum(self.ops[i].macs for i in looped if self.ops[i].power == power)
         done = [sum(self.ops[i].macs for i in r if self.ops[i].power == power) for r in self.loops]
-        fits = [loop for loop, macs in zip(self.loops, done, strict=True) if macs >= 0.9 * whole]
+        fits = [loop for loop, macs in zip(self.loops, done, strict=True) if macs > whole / 2]
         if not whole or not fits:
             return self.ops
         return [self.ops[i] for i in min(fits, key=len)]

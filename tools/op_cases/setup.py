@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from vkbackend import ops, twins
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.formats import block_of, dequantize, quantize, row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording
@@ -60,6 +60,7 @@ class Placed:
             places["step"] = 0, (STEP_WORDS,), "u32"
             at += 4 * STEP_WORDS
         for name, tensor in setup.tensors.items():
+            at = aligned(at, 16) if tensor.dtype == "f16s" else at  # which is read by 16 bytes
             places[name] = at, tensor.shape, tensor.dtype
             rows = int(np.prod(tensor.shape[:-1]))
             at += -(-rows * row_nbytes(tensor.dtype, tensor.shape[-1]) // 4) * 4 + 4 * GUARD_WORDS

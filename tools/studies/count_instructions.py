@@ -10,11 +10,12 @@ unpacks, without their GPUs; -dev a device that is here.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ from vkbackend.twins.device import NumpyDevice
 if TYPE_CHECKING:
     from vkbackend.vulkan.pipeline_report import PipelineReport
 
+# What docs/measurements/kernels.csv keeps: products in some formats, on GPUs of three vendors.
+_KINDS, _ROWS = r"\(type='(q4_0|q4_k|q6_k|q8_0|f16)',", "(1|8|128|512)"
+RECORDED = f"Mat(Dot|Wave|Tile|MulDot|MulCoop){_KINDS} n=3072, k=1024, rows={_ROWS},"
+RECORDED_GPUS = ("NAVI21", "NAVI31", "DG2", "BMG", "AMPERE")
 MODULE = "vkbackend.tools.studies.count_instructions"
 CASE = r"Mat(Dot|Wave)\(.*n=3072, k=1024, rows=1,"
 
@@ -106,6 +111,17 @@ def rows_of(gpu: str, arguments: Sequence[str]) -> list[KernelRow]:
     return [KernelRow(**row) for row in compilers.ask(found, MODULE, asked)]
 
 
+def record(path: Path) -> None:
+    """The counts of RECORDED, with the version of Mesa that made them."""
+    with path.open("w", newline="") as file:
+        names = ["mesa", *(field.name for field in fields(KernelRow))]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        for gpu in RECORDED_GPUS:
+            mesa = compilers.version(compilers.gpu_of(gpu))
+            writer.writerows({"mesa": mesa} | asdict(row) for row in rows_of(gpu, ["-c", RECORDED]))
+
+
 def spirv_argument(text: str) -> tuple[str, dict[int, int], int]:
     """FILE[:ID=VALUE,...][:LANES]"""
     path, *rest = text.split(":")
@@ -140,11 +156,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the size of subgroups, where the device has a choice (default: what it runs)",
     )
     add("--texts", type=Path, metavar="DIR", help="keep all texts that the driver gives in this folder")
+    add("--record", type=Path, metavar="FILE", help="write the counts that a test compares to this CSV file")
     add("--json", action="store_true", help="one line of JSON instead of the table")
     add("--label", default="", help=argparse.SUPPRESS)
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(arguments)
     with errors_told():
+        if args.record:
+            record(args.record)
+            return 0
         if args.gpus:
             names = compilers.GPUS if args.gpus == "all" else args.gpus.split(",")
             at = next(i for i, a in enumerate(arguments) if a in ("-g", "--gpus"))

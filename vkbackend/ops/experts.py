@@ -103,6 +103,7 @@ class ExpertsOp:
         assert x.dtype == self.x_type and y.dtype == "f32", (x, y)
         assert side == (x_stride if axis == ROWS else y_stride), (w, x, y, axis)
         # A row of halves has its scale behind it: zeros of w meet what x has beyond an expert's columns.
+        assert x.dtype != "f16s" or x.offset % 16 == 0, x
         assert x.dtype != "f16s" or axis == ROWS or w.shape[1] == count * x_stride, (w, x, count)
         assert w.nbytes <= limits.max_storage_range, f"{w!r} exceeds one binding: split it by experts"
         which: tuple[View, ...]

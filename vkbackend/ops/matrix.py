@@ -51,7 +51,7 @@ class MatrixOp:
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    consts: str  # its specialization constants behind LOCAL, as the grid names them
+    consts: str  # its specialization constants behind LOCAL, as the grid names them; EVEN: whether k is
     rows: tuple[str, ...]  # the classes of rows of x that it serves
     suits: Predicate  # devices that run it before the entries behind it, where nothing is measured
     x_type: str = "f32"
@@ -88,6 +88,7 @@ class MatrixOp:
         y_stride = n if y_stride is None else y_stride
         assert limits.features.issuperset(self.needs), (self.name, limits.features)
         assert n_rows <= max(ROW_CLASSES[name] for name in self.rows), (self.name, n_rows)
+        assert self.x_type != "f16s" or x.offset % 16 == 0, x
         assert bias is None or (bias.shape == (n,) and bias.dtype == "f32"), (w, bias)
         assert y_stride >= n and rows_of(y, 1) >= (n_rows - 1) * y_stride + n, (w, x, y, y_stride)
         # has_bias is a push constant: a branch costs nothing beside the product, and another pipeline takes
@@ -106,6 +107,8 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
+        if "EVEN" in self.spec.consts:
+            consts = consts | {"EVEN": int(k % 2 == 0)}
         args, groups = (shown, x, bias or x, y), (*target.fold(along_w), along_x)
         variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
@@ -164,3 +167,12 @@ def tiles_by_size(limits: Limits, size: Size) -> Grid:
     if size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES:
         rm, rn = 8, 8
     return Grid({"LOCAL": 128, "RM": rm, "RN": rn}, -(-size.n // (16 * rm)), -(-size.n_rows // (8 * rn)))
+
+
+def half_tiles_by_size(limits: Limits, size: Size) -> Grid:
+    """As tiles_by_size, with at most 8 x 4 values a thread in subgroups of up to 16 lanes, which have 128
+    registers a lane: with sums in halves and in floats, 8 x 8 spilled 56 to 82 of them (Intel)."""
+    grid = tiles_by_size(limits, size)
+    if limits.subgroup_size > 16 or grid.consts["RN"] <= 4:
+        return grid
+    return Grid(grid.consts | {"RN": 4}, grid.along_w, -(-size.n_rows // 32))

@@ -8,6 +8,10 @@ from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # elements of k in a slice of mat_mul_coop
 UNIT_TILE = "M N K FM FN SM SN LANES"  # behind LOCAL: what unit_consts gives
+# Subgroups of up to 16 lanes have 128 registers a lane (Intel). Of these 32 for sums leave room for the
+# matrices of a step and for addresses; with 128 all kernels spilled (up to 486 registers on DG2).
+_NARROW, _NARROW_SUMS = 16, 32
+_MAX_SUBGROUPS = 64  # of a workgroup, on Intel
 _ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
 
 
@@ -32,9 +36,13 @@ def coop_tile(limits: Limits, n: int, n_rows: int) -> tuple[int, int, int, int]:
 
 
 def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
-    """Subgroups along w and x: four, or as many as make 128 invocations, of a matrix each at least."""
+    """Subgroups along w and x: four, or as many as make 128 invocations, or as leave each of them few enough
+    sums; of a matrix each at least."""
     units = limits.matrix_units
-    count = min(max(4, 128 // units.lanes), max(1, limits.max_invocations // units.lanes))
+    count = max(4, 128 // units.lanes)
+    if units.lanes <= _NARROW:
+        count = max(count, tile_m * tile_n // (_NARROW_SUMS * units.lanes))
+    count = min(count, _MAX_SUBGROUPS, max(1, limits.max_invocations // units.lanes))
     down = min(1 << (floor_pow2(count).bit_length() - 1) // 2, tile_n // units.n)
     return min(floor_pow2(count) // down, tile_m // units.m), down
 

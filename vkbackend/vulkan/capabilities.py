@@ -129,6 +129,12 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     vendor = _VENDORS.get(properties.vendorID, f"0x{properties.vendorID:04x}")
     # Intel's matrix units belong to its smallest subgroups, not to those it has by default.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
+    kind = _TYPES.get(properties.deviceType, "other")
+    # ANV reports matrices on GPUs of Intel without units for them, too, and takes them apart: such
+    # kernels then spill hundreds of registers (Tiger Lake: 858). Those with units are discrete, or have
+    # subgroups of 16.
+    has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
+    emulated = vendor == "Intel" and not has_units
     limits = _limits(p, family[1]) | {
         "subgroup_size": subgroup_size(vendor, p.subgroup.subgroupSize, features)
     }
@@ -141,14 +147,14 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
         driver=string(p.driver.driverName) or "unknown",
         driver_version=string(p.driver.driverInfo) or f"0x{version:08x}",
         api=".".join(map(str, (reported >> 22, reported >> 12 & 0x3FF, reported & 0xFFF))),
-        type=_TYPES.get(properties.deviceType, "other"),
+        type=kind,
         pci=f"{bus.pciDomain:04x}:{bus.pciBus:02x}:{bus.pciDevice:02x}.{bus.pciFunction}"
         if "VK_EXT_pci_bus_info" in extensions
         else None,
         heaps=_heaps(physical, bool(features["memory_budget"]) and not env.without_gpu()),
         features=features,
         limits=plausible(limits),
-        matrix_units=units_of(instance, physical, features, int(lanes)),
+        matrix_units=() if emulated else units_of(instance, physical, features, int(lanes)),
         physical=physical,
     )
 

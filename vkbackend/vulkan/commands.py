@@ -127,9 +127,10 @@ class VulkanExecutable(Executable):
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
     def _base(self, view: View, uniform: bool = False) -> int:
-        """The descriptor offset: the view's, rounded down; shaders add the rest from their push constants."""
+        """The descriptor offset: the view's, rounded down; shaders add the rest from their push constants.
+        Rounded to 16 bytes at least: what begins at a multiple of them does so behind the binding, too."""
         limits = self._device.info.limits
-        align = max(limits["uniform_align" if uniform else "storage_align"], 4)
+        align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"
         return view.offset // align * align
 

@@ -1,0 +1,86 @@
+"""No kernel keeps registers in memory, by the compilers of GPUs that are not there: a sample on AMD's by
+default, all that bench-ops has on every GPU with --all. Counts are compared with those recorded in
+docs/measurements/kernels.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from vkbackend.tools.measure import compilers
+from vkbackend.tools.measure.kernel_row import KernelRow
+from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, rows_of
+
+# On all GPUs one of every product, in a format of each family, and what attention and norms run.
+SAMPLE = (
+    r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows=(1|16|512),|Id\((type=)?'(f16|q4_0|q6_k)'"
+    "|^Attn|^RmsNorm|^Rope|^KvStore|^MoeTopk"
+)
+# Arrays whose index no compiler can know, and that a GPU of this kind has in memory: (driver, op).
+ARRAYS = {("anv", "delta_chunk"), ("nvk", "delta_chunk"), ("nvk", "attn_decode")}
+
+
+@cache
+def rows(gpu: str, pattern: str) -> list[KernelRow]:
+    if why := compilers.missing(compilers.GPUS[gpu]):
+        pytest.skip(why)
+    return rows_of(gpu, ["-c", pattern])
+
+
+def spilling(gpu: str, pattern: str) -> list[str]:
+    driver = compilers.GPUS[gpu].driver
+    return [
+        f"{row.kernel}: {row.spills} spills, {row.scratch} bytes of scratch"
+        for row in rows(gpu, pattern)
+        if (row.spills or row.scratch) and (driver, row.kernel.split(".")[0]) not in ARRAYS
+    ]
+
+
+@pytest.mark.parametrize("gpu", ["NAVI21", "NAVI31"])
+def test_a_sample_does_not_spill(gpu: str) -> None:
+    found = {row.kernel.split(".")[0] for row in rows(gpu, SAMPLE)}
+    products = {
+        "mat_dot",
+        "mat_wave",
+        "mat_tile",
+        "mat_mul_dot",
+        "mat_mul_dot_id",
+        "mat_vec_id",
+        "attn_prefill",
+    }
+    assert products <= found and ("mat_mul_coop" in found) == (gpu == "NAVI31")
+    assert not spilling(gpu, SAMPLE)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("gpu", compilers.GPUS)
+def test_nothing_spills(gpu: str) -> None:
+    assert len(rows(gpu, ".")) > 700
+    assert not spilling(gpu, ".")
+
+
+def wide_but(usual: str) -> list[Any]:
+    return [pytest.param(gpu, marks=[pytest.mark.wide] * (gpu != usual)) for gpu in RECORDED_GPUS]
+
+
+@pytest.mark.parametrize("gpu", wide_but("NAVI31"))
+def test_counts_are_those_recorded(gpu: str) -> None:
+    """With the recorded Mesa the kernels are as recorded, exactly: who changes one records it again and says
+    what the change brought."""
+    with (ROOT / "docs" / "measurements" / "kernels.csv").open() as file:
+        recorded = [row for row in csv.DictReader(file) if row["gpu"] == gpu]
+    assert recorded
+    if why := compilers.missing(compilers.GPUS[gpu]):
+        pytest.skip(why)
+    if compilers.version(compilers.GPUS[gpu]) != recorded[0]["mesa"]:
+        pytest.skip(f"{gpu} is recorded with Mesa {recorded[0]['mesa']}, which is not here")
+    made = {row.kernel: row for row in rows(gpu, RECORDED)}
+    assert set(made) == {row["kernel"] for row in recorded}
+    for name in ("instructions", "registers", "spills", "vector", "matrix", "loads", "load_nbytes"):
+        now = {kernel: str(getattr(row, name)) for kernel, row in made.items()}
+        assert now == {row["kernel"]: row[name] for row in recorded}, name
