@@ -4,7 +4,7 @@
 // 64 rows of w by 8 RN rows of x (lib/dot_tile.glsl).
 #include "lib/types.glsl"
 
-layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..4
+layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..8
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
@@ -26,14 +26,13 @@ void main() {
     const uint first_r = gl_WorkGroupID.z * TN;
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
+    uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // rows repeat beyond the last ones
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_start(min(first_i + w_row_of(j), n - 1), k);
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
+        x_at[j] = x_off + min(first_r + x_row_of(j), n_rows - 1) * q8_row_words(k);
+    }
     for (uint slice = 0; slice < k; slice += TK) {
-        for (uint e = thread; e < 2 * TM; e += LOCAL) { // two neighbouring threads have a row's 32 elements
-            hold_w(e / 2, row_start(min(first_i + e / 2, n - 1), k), slice + e % 2 * 16);
-        }
-        for (uint e = thread; e < TN * WORDS; e += LOCAL) {
-            const uint r = min(first_r + e / WORDS, n_rows - 1);
-            hold_x(e / WORDS, e % WORDS, x_off + r * q8_row_words(k), k, slice);
-        }
+        hold_slice(w_at, x_at, k, slice, k);
         barrier();
         add_slice();
         barrier();

@@ -40,15 +40,14 @@ void main() {
     barrier();
 
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
+    uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // rows repeat beyond the last ones
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = expert_row(e, min(first_i + w_row_of(j), e.n - 1));
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
+        const uint p = pairs[x_row_of(j)];
+        x_at[j] = x_off + (x_per_used != 0 ? p : p / n_used) * q8_row_words(x_stride);
+    }
     for (uint slice = 0; slice < e.k; slice += TK) {
-        for (uint i = thread; i < 2 * TM; i += LOCAL) { // two neighbouring threads have a row's 32 elements
-            hold_w(i / 2, expert_row(e, min(first_i + i / 2, e.n - 1)), slice + i % 2 * 16);
-        }
-        for (uint i = thread; i < TN * WORDS; i += LOCAL) {
-            const uint p = pairs[i / WORDS];
-            const uint row = x_per_used != 0 ? p : p / n_used;
-            hold_x(i / WORDS, i % WORDS, x_off + row * q8_row_words(x_stride), x_stride, slice);
-        }
+        hold_slice(w_at, x_at, x_stride, slice, e.k);
         barrier();
         add_slice();
         barrier();

@@ -8,8 +8,8 @@
 
 layout(constant_id = 1) const uint RM = 4; // rows of w per thread, 4 or 8
 layout(constant_id = 2) const uint RN = 4; // rows of x per thread, 1..8
-layout(constant_id = 3) const uint EVEN = 0; // whether k is
-#define WHOLE_WORDS (EVEN != 0)
+layout(constant_id = 3) const uint FOURS = 0; // whether k is a multiple of 4
+#define WHOLE_FOURS (FOURS != 0)
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;

@@ -8,8 +8,8 @@
 
 layout(constant_id = 1) const uint RM = 4; // rows of w per thread, 4 or 8
 layout(constant_id = 2) const uint RN = 4; // rows of x per thread, 1..8
-layout(constant_id = 3) const uint EVEN = 0; // whether k is
-#define WHOLE_WORDS (EVEN != 0)
+layout(constant_id = 3) const uint FOURS = 0; // whether k is a multiple of 4
+#define WHOLE_FOURS (FOURS != 0)
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
@@ -42,7 +42,14 @@ void main() {
             const mat4 columns = w_quad(first_i + e / (TK / 4) * 4, slice + kk, n, k);
             [[unroll]] for (uint j = 0; j < 4; ++j) w_tile[(kk + j) * W_STRIDE + e / (TK / 4)] = columns[j];
         }
-        for (uint e = thread; e < TN * TK; e += LOCAL) {
+        for (uint e = thread; FOURS != 0 && e < TN * TK / 4; e += LOCAL) {
+            const uint kk = 4 * (e % (TK / 4));
+            const uint at = x_off + min(first_r + e / (TK / 4), n_rows - 1) * k + min(slice + kk, k - 4);
+            const vec4 four = vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+            const vec4 value = slice + kk < k ? four : vec4(0.0);
+            [[unroll]] for (uint j = 0; j < 4; ++j) x_tile[(kk + j) * X_STRIDE + e / (TK / 4)] = value[j];
+        }
+        for (uint e = thread; FOURS == 0 && e < TN * TK; e += LOCAL) {
             const uint r = first_r + e / TK;
             const uint kk = e % TK;
             const bool inside = r < n_rows && slice + kk < k;

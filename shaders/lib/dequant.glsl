@@ -70,9 +70,10 @@ vec4 decode4(uint b, uint k, uint part) {
 
 // ---- addresses and reads, the same for all ----
 
-// Whether rows of 2 bytes an element are whole words, which then need no joining: the including file may know.
-#ifndef WHOLE_WORDS
-#define WHOLE_WORDS false
+// Whether rows are whole fours of elements: then those of 2 bytes an element are whole words, which need no joining, and
+// no four ends early. The including file may know.
+#ifndef WHOLE_FOURS
+#define WHOLE_FOURS false
 #endif
 
 #ifdef HOLD
@@ -120,7 +121,10 @@ uint joined(uint low, uint high, uint shift) {
 
 uint u32_at(uint at) {
     const uint low = word_at(at >> 2);
-    if (BLOCK_NBYTES % 4 == 0 || (BLOCK_NBYTES == 2 && WHOLE_WORDS)) return low;
+    if (BLOCK_NBYTES % 4 == 0) return low;
+#if defined(TYPE_F16) || defined(TYPE_BF16) // no others: a branch by a constant of the pipeline is one to SwiftShader
+    if (WHOLE_FOURS) return low;
+#endif
     return joined(low, word_at((at + 3) >> 2), 8 * (at & 3u));
 }
 
@@ -148,6 +152,10 @@ mat2x4 dequant8(uint start, uint k) { return mat2x4(dequant4(start, k, 0), dequa
 float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }
 
 vec4 dequant4_tail(uint start, uint k, uint n) {
+    if (WHOLE_FOURS) { // no branch, so that reads of several rows are under way together
+        const vec4 value = dequant4(start, min(k, n - 4));
+        return k < n ? value : vec4(0.0);
+    }
     if (k + 4 <= n) return dequant4(start, k);
     vec4 value = vec4(0.0);
     for (uint i = 0; i < 3; ++i) {

@@ -51,7 +51,7 @@ class MatrixOp:
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    consts: str  # its specialization constants behind LOCAL, as the grid names them; EVEN: whether k is
+    consts: str  # its specialization constants behind LOCAL, as the grid names them; FOURS: k % 4 == 0
     rows: tuple[str, ...]  # the classes of rows of x that it serves
     suits: Predicate  # devices that run it before the entries behind it, where nothing is measured
     x_type: str = "f32"
@@ -107,8 +107,8 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        if "EVEN" in self.spec.consts:
-            consts = consts | {"EVEN": int(k % 2 == 0)}
+        if "FOURS" in self.spec.consts:
+            consts = consts | {"FOURS": int(k % 4 == 0)}
         args, groups = (shown, x, bias or x, y), (*target.fold(along_w), along_x)
         variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
@@ -158,6 +158,15 @@ def tiles_of_64(limits: Limits, size: Size) -> Grid:
     """64 rows of w by 16 or 32 rows of x."""
     rn = 2 if size.n_rows <= 16 else 4
     return Grid({"LOCAL": 128, "RN": rn}, -(-size.n // 64), -(-size.n_rows // (8 * rn)))
+
+
+def dot_tiles(limits: Limits, size: Size) -> Grid:
+    """64 rows of w by 16 or 32 rows of x, or by 64 where enough such tiles are left to occupy a GPU and
+    subgroups are not narrow: with 128 registers a lane that spilled up to 67 of them (Intel)."""
+    grid = tiles_of_64(limits, size)
+    if limits.subgroup_size > 16 and size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES:
+        return Grid(grid.consts | {"RN": 8}, grid.along_w, -(-size.n_rows // 64))
+    return grid
 
 
 def tiles_by_size(limits: Limits, size: Size) -> Grid:

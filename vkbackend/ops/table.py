@@ -21,6 +21,7 @@ from vkbackend.ops.matrix import (
     FEW,
     MANY,
     MatrixOp,
+    dot_tiles,
     half_tiles_by_size,
     rows_by_lanes,
     rows_by_subgroups,
@@ -85,17 +86,17 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         MatrixOp("mat_lane", rows_by_lanes, "N SUBGROUP", FEW + MANY, fast_lanes, "f32", LANES, anywhere),
         MatrixOp("mat_dot", rows_by_subgroups, "ROWS N", FEW, fast_dots, "q8", DOTS + SUBGROUPS, anywhere),
         # Sums meet in a subgroup.
-        MatrixOp("mat_wave", rows_by_subgroups, "ROWS N EVEN", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
+        MatrixOp("mat_wave", rows_by_subgroups, "ROWS N FOURS", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
         # Sums meet in shared memory. A thread of a CPU has a row alone, and would not with two matrices.
-        MatrixOp("mat_vec", rows_by_threads, "TPR N EVEN", FEW, anywhere, gates=on_gpus),
+        MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp("mat_mul_coop", tiles_of_units, UNIT_TILE, MANY, fast_tiles, "f16s", UNITS, gpus_only=True),
-        MatrixOp("mat_mul_dot", tiles_of_64, "RN", MANY, fast_dots, "q8", DOTS),
+        MatrixOp("mat_mul_dot", dot_tiles, "RN", MANY, fast_dots, "q8", DOTS),
         # As mat_mul, with more of its operands in registers.
-        MatrixOp("mat_tile", tiles_by_size, "RM RN EVEN", MANY, fast_tiles, gpus_only=True),
-        MatrixOp("mat_mul", tiles_of_64, "RN EVEN", MANY, anywhere),
+        MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
+        MatrixOp("mat_mul", tiles_of_64, "RN FOURS", MANY, anywhere),
         # Sums are halves over 16 elements, which weights above 2,047 may overflow. Some GPUs lose by it.
         MatrixOp(
-            "mat_mul_f16", half_tiles_by_size, "RM RN EVEN", MANY, nowhere, "f16s", HALVES, gpus_only=True
+            "mat_mul_f16", half_tiles_by_size, "RM RN FOURS", MANY, nowhere, "f16s", HALVES, gpus_only=True
         ),
     )
 }

@@ -13,6 +13,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits
 from vkbackend.ops import Recorder
 from vkbackend.ops import measured as choices
+from vkbackend.ops.matrix import Size, dot_tiles, half_tiles_by_size
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools import cli, tune
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
@@ -105,6 +106,19 @@ def test_experts(
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     assert dispatch.op == (tiled if grouped else single)
+
+
+def test_tiles_fit_the_registers() -> None:
+    """128 registers a lane in narrow subgroups: 8 x 8 values a thread in halves and floats would spill."""
+    size = Size(4096, 4096, 512)
+    narrow, wide = (replace(GPU, subgroup_size=n) for n in (16, 32))
+    assert half_tiles_by_size(narrow, size).consts == {"LOCAL": 128, "RM": 8, "RN": 4}
+    assert half_tiles_by_size(wide, size).consts == {"LOCAL": 128, "RM": 8, "RN": 8}
+    assert [dot_tiles(narrow, size).consts["RN"], dot_tiles(wide, size).consts["RN"]] == [4, 8]
+    for grid in (half_tiles_by_size, dot_tiles):
+        for limits in (narrow, wide):
+            cut = grid(limits, size)
+            assert cut.along_x * 8 * cut.consts["RN"] == size.n_rows
 
 
 def test_experts_meet_halves_on_matrix_units() -> None:

@@ -67,6 +67,8 @@ def test_tiles_are_whole_matrices_within_the_limits(
     assert across * down * units.lanes <= limits.max_invocations
     # Rows of 80 bytes in both tiles, and a matrix of sums for each subgroup.
     assert (tile_m + tile_n) * 80 + 4 * across * down * units.m * units.n <= limits.max_shared_nbytes
+    sums = tile_m * tile_n // (across * down * units.lanes)  # of a lane
+    assert units.lanes > 16 or sums <= 32 or across * down * units.lanes * 2 > limits.max_invocations
     largest = limits.max_invocations > 128 and rows > 64 and -(-n // 128) * -(-rows // 128) >= 64
     assert (tile_m, tile_n) == ((128, 128) if largest else (64, 64) if rows > 32 else (64, 32))
 
