@@ -163,19 +163,12 @@ def built(sdist: Path | None, wanted: set[str]) -> Path:
         f'case ${{name%.spv}} in {names}) exec {" ".join(glslc())} "$@" ;; *) : >"$out" ;; esac\n'
     )
     command.chmod(0o755)
-    generator = CACHE / "generator"
-    flags = ["-DGGML_VULKAN_COOPMAT_GLSLC_SUPPORT", "-DGGML_VULKAN_INTEGER_DOT_GLSLC_SUPPORT"]
-    run(
-        [
-            os.environ.get("CXX", "c++"),
-            "-O1",
-            *flags,
-            "-o",
-            str(generator),
-            str(source / "vulkan-shaders-gen.cpp"),
-            "-lpthread",
-        ]
-    )
+    generator = CACHE / f"generator-{VERSION}"
+    if not generator.exists():
+        flags = ["-DGGML_VULKAN_COOPMAT_GLSLC_SUPPORT", "-DGGML_VULKAN_INTEGER_DOT_GLSLC_SUPPORT", "-O0"]
+        own = [str(source / "vulkan-shaders-gen.cpp"), "-o", f"{generator}.new", "-lpthread"]
+        run([os.environ.get("CXX", "c++"), *flags, *own])
+        Path(f"{generator}.new").replace(generator)
     modules.mkdir(exist_ok=True)
     for name in SOURCES:
         run(
@@ -257,15 +250,13 @@ COLUMNS = (
 )
 
 
-def compare(
-    gpu: str, kinds: Sequence[str], works: Sequence[str], folder: Path | None, sdist: Path | None
-) -> list[tuple[str, ...]]:
-    pairs = {
-        (w, k): prefill(gpu, k) if w == "prefill" else decode(gpu, k, int(w.split()[1]))
-        for k in kinds
-        for w in works
-    }
-    modules = folder or built(sdist, {theirs.name for theirs in pairs.values()})
+def chosen(gpu: str, work: str, kind: str) -> Theirs:
+    return prefill(gpu, kind) if work == "prefill" else decode(gpu, kind, int(work.split()[1]))
+
+
+def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path) -> list[tuple[str, ...]]:
+    """The rows of the table: ours beside theirs."""
+    pairs = {(work, kind): chosen(gpu, work, kind) for kind in kinds for work in works}
     arguments = [a for theirs in pairs.values() for a in ("--spirv", theirs.argument(modules))]
     made = dict(zip(pairs, rows_of(gpu, arguments), strict=True))
     mine = rows_of(gpu, ["-c", "|".join(pattern for key in pairs for pattern in ours(*key))])
@@ -283,10 +274,10 @@ def compare(
 def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
     """Ours for that work: the largest tile of the op that comes first."""
     ops = ("mat_mul_coop", "mat_mul_dot", "mat_tile") if work == "prefill" else ("mat_dot", "mat_wave")
-    n = f" N={work.split()[1]}" if work != "prefill" else ""
+    n = f" N={work.split()[1]} " if work != "prefill" else ""
     for op in ops:
         named = [row for row in rows if row.kernel.split()[0].split("-")[0] == f"{op}.{kind}"]
-        if fits := [row for row in named if row.kernel.endswith(n)]:
+        if fits := [row for row in named if n in f"{row.kernel} "]:
             return max(fits, key=lambda row: row.macs or 0.0)
     return None
 
@@ -326,8 +317,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--spirv", type=Path, metavar="DIR", help="llama.cpp's modules, instead of building them")
     args = parser.parse_args(argv)
     with errors_told():
-        kinds, works = args.types.split(","), args.work.split(",")
-        made = (compare(gpu, kinds, works, args.spirv, args.sdist) for gpu in args.gpus.upper().split(","))
+        gpus, kinds, works = args.gpus.upper().split(","), args.types.split(","), args.work.split(",")
+        for gpu in gpus:
+            compilers.gpu_of(gpu)
+        names = {chosen(gpu, work, kind).name for gpu in gpus for work in works for kind in kinds}
+        modules = args.spirv or built(args.sdist, names)
+        made = (compare(gpu, kinds, works, modules) for gpu in gpus)
         table("", COLUMNS, [row for rows in made for row in rows])
     return 0
 
