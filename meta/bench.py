@@ -16,6 +16,7 @@ import numpy as np
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
+from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.sizing import StepShape
@@ -31,11 +32,13 @@ CHAIN_NBYTES = 64 << 20  # a step moves about this much, but 4 to 32 reduces
 
 @dataclass(frozen=True, slots=True)
 class ReduceTime:
-    """Seconds per all-reduce in each of the repeated steps, and whether every device got the exact sums."""
+    """Seconds per all-reduce in each of the repeated steps, whether every device here got the exact sums, and
+    how many of the seconds a reduce waited for other hosts."""
 
     nbytes: int
     seconds: tuple[float, ...]
     exact: bool
+    network: float = 0.0
 
     @property
     def median(self) -> float:
@@ -54,24 +57,28 @@ def time_reduce(
     *,
     repeats: int = 5,
     length: int = 0,
+    hosts: Hosts | None = None,
 ) -> ReduceTime:
-    """Time an all-reduce of `nbytes` (f32) over `devices`, which are closed afterwards.
+    """Time an all-reduce of `nbytes` (f32) over `devices`, which are closed afterwards; all `hosts` call it.
 
     One step of `length` reduces warms up, then up to `repeats` steps are timed from hand-over to the end
-    (fewer where they take long). Raises what building and running a step raises.
+    (fewer where they take long on one host). Raises what building and running a step raises.
     """
-    mesh = Mesh(devices, options)
+    mesh = Mesh(devices, options, hosts=hosts)
     try:
         chain = _Chain(devices, nbytes // 4, length or chain_length(nbytes))
         mesh.prepare(chain.build, StepShape(1, 0, ((0, 0),) * len(devices)))
         step = mesh.recorded_step(1, 0)
         seconds: list[float] = []
         mesh.run(step)
-        while len(seconds) < repeats and sum(seconds) * chain.length < LIMIT_S:
+        assert mesh.provider is not None
+        warm_s = mesh.provider.network_s
+        while len(seconds) < repeats and (hosts or sum(seconds) * chain.length < LIMIT_S):
             began = time.perf_counter()
             mesh.run(step)
             seconds.append((time.perf_counter() - began) / chain.length)
-        return ReduceTime(nbytes, tuple(seconds), chain.is_exact())
+        network_s = (mesh.provider.network_s - warm_s) / (len(seconds) * chain.length)
+        return ReduceTime(nbytes, tuple(seconds), chain.is_exact(), network_s)
     finally:
         mesh.close()
 
@@ -123,4 +130,5 @@ class _Chain:
         return all(
             np.array_equal(device.read(view).view(np.float32).reshape(self.shape), self.want)
             for device, view in zip(self.devices, self.result, strict=True)
+            if not device.host
         )

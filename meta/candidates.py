@@ -1,5 +1,5 @@
-"""The candidates of a step: the best tokens of each output row, which the devices choose among their shares
-of the vocabulary, and what they may choose from."""
+"""What a step gives: logits, or the best tokens of each output row, which the devices choose among their
+shares of the vocabulary, and what they may choose from."""
 
 from __future__ import annotations
 
@@ -83,6 +83,18 @@ def outputs(
             last = found_in(region, n_outputs, k, device.limits, end - begin)[2 if summed else 1]
         views.append(View(region.buffer, region.offset, ((last.end - region.offset) // 4,), "u32"))
     return views
+
+
+def read_logits(
+    devices: Sequence[Device], inputs_of: Sequence[Inputs], vocab: Ranges, out: np.ndarray, n_outputs: int
+) -> None:
+    """Put the logits of the devices' shares together in `out`, float32 [>= n_outputs, n_vocab]."""
+    for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
+        if inputs.logits is not None:
+            view = inputs.logits
+            device.invalidate(view.buffer)  # type: ignore[arg-type]
+            host = view.buffer.host[: view.nbytes].view(np.float32)  # type: ignore[union-attr]
+            out[:n_outputs, begin:end] = host.reshape(view.shape)[:n_outputs]
 
 
 def read_top_k(

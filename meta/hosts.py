@@ -8,6 +8,7 @@ host receives the parts that its devices sum, then the sums of the others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -93,7 +94,9 @@ class OverHosts(Provider):
             made = self._exchanges[reduce] = self._prepare(reduce)
         for device, buffer in made.own:
             device.invalidate(buffer)
+        began = time.perf_counter()
         made.transfers.run()
+        self.network_s += time.perf_counter() - began
         for device, buffer in made.filled:
             device.flush(buffer)
         if made.local:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 
@@ -20,7 +18,8 @@ from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.candidates import TopK, outputs, read_top_k, write_masks
+from vkbackend.meta.candidates import TopK, outputs, read_logits, read_top_k, write_masks
+from vkbackend.meta.compiling import compile_all
 from vkbackend.meta.graph import mix_of
 from vkbackend.meta.hosts import Hosts, OverHosts
 from vkbackend.meta.known_speed import pace_of
@@ -30,7 +29,6 @@ from vkbackend.meta.reduce import Provider, Reduce, make_provider
 from vkbackend.meta.sizing import Build, StepKind, StepShape, StepSizes, build_step, measure
 from vkbackend.meta.split import MIRRORED, State
 from vkbackend.meta.tensor import Inputs, Weight
-from vkbackend.ops import MAX_SLOTS
 from vkbackend.pages import Pages
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
@@ -59,14 +57,6 @@ class Step:
     @property
     def n_commands(self) -> int:
         return sum(len(executable.recording.commands) for executable in self.executables)
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_SLOTS, "vkbackend-build")
-
-
-forks.forget(_threads.cache_clear)
 
 
 class Mesh:
@@ -106,9 +96,9 @@ class Mesh:
         return not self._keep_values
 
     @property
-    def provider_name(self) -> str:
-        """How partial sums meet; empty where there are none."""
-        return self._provider.name if self._provider else ""
+    def provider(self) -> Provider | None:
+        """How partial sums meet; None where there are none."""
+        return self._provider
 
     @property
     def pages_nbytes(self) -> tuple[int, int]:
@@ -240,12 +230,7 @@ class Mesh:
         recordings, reduces, made = build_step(
             self.devices, self._inputs, self._provider, active, self.options.reduce_type, kind, build
         )
-        if len(self.devices) > 1:  # side by side: each waits for compilers most of the time
-            pairs = zip(self.devices, recordings, strict=True)
-            compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
-            wait(compiling)  # also beside one that failed: nothing is closed under a compiler
-            for compiled in compiling:
-                compiled.result()
+        compile_all(self.devices, recordings)
         executables, values = [], {name: list(views) for name, views in made.items()}
         with ExitStack() as undo:
             for d, (device, recording) in enumerate(zip(self.devices, recordings, strict=True)):
@@ -387,12 +372,7 @@ class Mesh:
 
     def read_logits(self, out: np.ndarray, n_outputs: int) -> None:
         """Gather the logits of the last step into `out`, float32 [>= n_outputs, n_vocab]."""
-        for device, inputs, (begin, end) in zip(self.devices, self._inputs, self._shape.vocab, strict=True):
-            if inputs.logits is not None:
-                view = inputs.logits
-                device.invalidate(view.buffer)  # type: ignore[arg-type]
-                host = view.buffer.host[: view.nbytes].view(np.float32)  # type: ignore[union-attr]
-                out[:n_outputs, begin:end] = host.reshape(view.shape)[:n_outputs]
+        read_logits(self.devices, self._inputs, self._shape.vocab, out, n_outputs)
 
     def read_top_k(self, n_outputs: int, k: int, summed: bool = False) -> TopK:
         """The candidates of the last step, which was one with `top_k` k, and `summed`."""

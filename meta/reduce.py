@@ -91,6 +91,7 @@ class Provider(ABC):
 
     name: str
     pages_nbytes: int = 0  # of host memory that all devices share
+    network_s: float = 0.0  # seconds that exchanges with other hosts took so far
 
     @abstractmethod
     def slot(self, device: int, reduce: Reduce) -> View:

@@ -5,7 +5,7 @@ list. Columns: devices; provider (where shares meet: pages, imported by all devi
 each device summing a part for all; host-sum, by the host); wire (how a share travels); ahead (exchanges
 submitted before they may run); bytes of the f32 message; us per all-reduce, the median of the repeats, with
 their minimum and maximum; GB/s: message bytes / median time. Sums are checked; wrong ones are marked and end
-in exit code 1.
+in exit code 1. Over hosts (`vkbackend hosts run`) the last column says how many of the us the network took.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, PlanError, UnsupportedFeature
@@ -26,6 +26,7 @@ from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.tools.console import console, printable, size, write_json
+from vkbackend.tools.flags import runner
 
 SIZES = "4K,16K,64K,256K,1M,4M,16M,32M"
 AHEAD = "0,1,4,all"
@@ -46,6 +47,7 @@ class Row:
     us_min: float
     us_max: float
     exact: bool
+    us_network: float | None = None  # of them for other hosts
 
     @property
     def gb_per_s(self) -> float:
@@ -56,7 +58,8 @@ class Row:
         sums = "exact" if self.exact else "WRONG"
         devices = " ".join(map(printable, self.devices))
         how = (self.provider, self.wire, self.ahead, str(self.nbytes))
-        return (devices, *how, *times, f"{self.gb_per_s:.3f}", sums)
+        network = () if self.us_network is None else (f"{self.us_network:.1f}",)
+        return (devices, *how, *times, f"{self.gb_per_s:.3f}", sums, *network)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +126,7 @@ def parse_size(text: str) -> int:
 
 def combinations(args: argparse.Namespace) -> list[tuple[tuple[str, ...], int, str, str, str]]:
     """(devices, bytes, provider, wire, ahead) of every row, checked before anything runs."""
-    devices = device_list("devices", args.devices) or ()
+    devices = runner.places if runner.group else device_list("devices", args.devices) or ()
     if len(devices) < 2:
         raise InvalidArgument(
             f"one device ({', '.join(devices)}) has nothing to reduce; give two or more, such as -dev 0,0"
@@ -152,17 +155,19 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         err.print(f"[{i + 1}/{len(jobs)}] {what}", markup=False)
         depth = ahead_depth("--ahead", ahead)
         try:
-            result = time_reduce(
-                open_devices(devices),
-                nbytes,
-                ReduceOptions(reduce_type=wire, reduce_provider=provider, submit_ahead=depth),
-                repeats=args.repetitions,
-            )
+            how = ReduceOptions(reduce_type=wire, reduce_provider=provider, submit_ahead=depth)
+            if runner.group:
+                result = runner.group.time_reduce(devices, nbytes, how, args.repetitions)
+            else:
+                result = time_reduce(open_devices(devices), nbytes, how, repeats=args.repetitions)
         except (UnsupportedFeature, OutOfDeviceMemory, PlanError) as error:
+            if runner.group:
+                raise  # the other hosts are in the middle of it
             err.print(f"  left out: {printable(str(error))}", markup=False)
             continue
         us = [1e6 * s for s in result.seconds]
-        yield Row(devices, provider, wire, ahead, nbytes, 1e6 * result.median, min(us), max(us), result.exact)
+        row = Row(devices, provider, wire, ahead, nbytes, 1e6 * result.median, min(us), max(us), result.exact)
+        yield replace(row, us_network=1e6 * result.network) if runner.group else row
 
 
 def run(args: argparse.Namespace) -> int:
@@ -170,9 +175,10 @@ def run(args: argparse.Namespace) -> int:
     write = csv.writer(sys.stdout).writerow if args.output == "csv" else write_md
     for row in measure(args):
         if args.output != "json" and not rows:
-            write(COLUMNS)
+            lines = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"]
+            write((*COLUMNS, "us network") if runner.group else COLUMNS)
             if args.output == "md":
-                write(["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---"])
+                write([*lines, "---:"] if runner.group else lines)
         rows.append(row)
         if args.output != "json":
             write(row.cells())

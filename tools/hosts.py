@@ -1,9 +1,9 @@
 """`vkbackend hosts`: several hosts as one. The hostfile has a line for each, this machine first.
 
-`hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity or plan over
-all hosts' devices. `hosts check --hostfile FILE` starts a process on each and shows the interface and ports
-it uses, its devices and their speed, and how long exchanges of each size take; with -m what placements of
-that model would give. docs/hosts.md says how to set two machines up.
+`hosts run --hostfile FILE -- COMMAND ...` runs generate, chat, serve, bench, sweep, perplexity, plan or
+bench-reduce over all hosts' devices. `hosts check --hostfile FILE` starts a process on each and shows the
+interface and ports it uses, its devices and their speed, and how long exchanges of each size take; with -m
+what placements of that model would give. docs/hosts.md says how to set two machines up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vkbackend.models.engine.hostfile import read_hostfile
 from vkbackend.models.engine.launch import GroupProcess
 
 CHILD = ("generate", "chat", "serve")  # the hosts are a child of these
-INSIDE = ("bench", "sweep", "perplexity", "plan")  # these are host 0's process
+INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")  # these are host 0's process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,9 +31,12 @@ def follow(group: Group, model: str | None = None) -> None:
     """Follow host 0 to the end. `model`: where this host has the file, if not where host 0 has it. Raises
     what ended it otherwise."""
     try:
-        call = group.expect(say.Open | say.Measure, JOIN_S)
-        while isinstance(call, say.Measure):
-            _measure(group, call)
+        call = group.expect(say.Open | say.Measure | say.Reduces | say.End, JOIN_S)
+        while isinstance(call, say.Measure | say.Reduces):
+            if isinstance(call, say.Measure):
+                _measure(group, call)
+            else:
+                group.reply(b"1" if group.run_reduces(call).exact else b"0")
             call = group.next_call(IDLE_S)
         if isinstance(call, say.End):
             return
@@ -100,7 +103,8 @@ def _step(runner: Runner, call: say.Step) -> None:
     _require(max(call.tokens) < runner.n_vocab and all(i < n_rows for i in call.outputs), call)
     _require(call.top_k in (0, 1, runner.max_top_k) and (not call.top_k or bool(call.outputs)), call)
     at = 0
-    n_cells = runner.n_state_cells
+    options, states = runner.options, runner.states
+    n_cells = options.n_slots * (1 + options.n_snapshots) if states else 0
     for run in call.runs:
         _require(run.slot < runner.n_slots and run.first_row == at, call)
         _require(run.first_pos + run.n_rows <= runner.n_ctx, call)
@@ -114,7 +118,7 @@ def _step(runner: Runner, call: say.Step) -> None:
         masks = np.frombuffer(call.masks, np.uint32).reshape(-1, words)
     tables = None
     if call.rope is not None:
-        widths = runner.rope_widths
+        widths = {name: table.n_rot for name, table in runner.model.ropes(runner.n_ctx).items()}
         _require(call.rope.keys() == widths.keys(), call)
         _require(all(len(rows) == 4 * n_rows * widths[name] for name, rows in call.rope.items()), call)
         tables = {name: np.frombuffer(rows, np.float32) for name, rows in call.rope.items()}

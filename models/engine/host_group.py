@@ -7,7 +7,6 @@ equal; a difference is a PlanError that names the host.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,19 +19,22 @@ import numpy as np
 import vkbackend
 from vkbackend import env
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, VkbackendError
-from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.meta.elsewhere import Card, Elsewhere, HeapCard, PhysicalCard
+from vkbackend.limits import Limits
+from vkbackend.meta.bench import ReduceTime, time_reduce
+from vkbackend.meta.elsewhere import Elsewhere
 from vkbackend.meta.exchange_times import measure_exchanges, times_of
 from vkbackend.meta.gather import PIECE_NBYTES
 from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.pulse import Pulse
 from vkbackend.meta.sizing import StepKind
-from vkbackend.meta.speed import measure_speed
 from vkbackend.meta.transport import Lane, Transport
 from vkbackend.models.engine import host_messages as say
+from vkbackend.models.engine.host_cards import card_data, card_of, hash_of, limits_data, settings, tables_hash
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.options import Options
+from vkbackend.models.placement.fit import host_free_nbytes
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import Run
@@ -124,9 +126,9 @@ class Group:
         places = [place_of(word, n_hosts) for word in options.devices or ()]
         own = open_devices([device for host, device in places if host == rank])
         numbers = [d for d, (host, _) in enumerate(places) if host == rank]
-        mine = {d: _card_data(device, speeds) for d, device in zip(numbers, own, strict=True)}
+        mine = {d: card_data(device, speeds) for d, device in zip(numbers, own, strict=True)}
         try:
-            cards = self._exchange_cards(say.Cards(mine, _host_free()))
+            cards = self._exchange_cards(say.Cards(mine, host_free_nbytes()))
             missing = [d for d, (host, _) in enumerate(places) if host != rank and d not in cards]
             if missing:
                 raise PlanError(f"nobody has device {options.devices[missing[0]]}")  # type: ignore[index]
@@ -200,7 +202,7 @@ class Group:
             model[:64],
             hash_of(sorted(given.items())),
             plan=hash_of(plan),
-            limits=hash_of([_limits_data(one) for one in limits]),
+            limits=hash_of([limits_data(one) for one in limits]),
             sizes=hash_of(sizes),
             tables=tables_hash(ropes, options.n_ctx),
         )
@@ -237,6 +239,28 @@ class Group:
             where.append(say.decode(data, say.Place, self.names[host]).where)
         return Survey(devices, where, self.measure(sizes))
 
+    def time_reduce(self, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int) -> ReduceTime:
+        """As in meta/bench.py, over the devices at `places`. Host 0 asks for it."""
+        ways = how.reduce_type, how.reduce_provider, how.submit_ahead
+        call = say.Reduces(list(places), nbytes, repeats, *ways)
+        self.tell(call)
+        found = self.run_reduces(call)
+        for host in self.transport.others:
+            exact = self.transport.receive(host, Lane.REPLY, 1, "its sums", RECORD_S) == b"1"
+            found = replace(found, exact=found.exact and exact)
+        return found
+
+    def run_reduces(self, call: say.Reduces) -> ReduceTime:
+        """What every host does of it."""
+        options = Options("-", devices=tuple(call.devices))
+        devices = self.join(options, lambda own: open_devices(own) if own else [], speeds=False)
+        how = ReduceOptions(
+            reduce_type=call.reduce_type,
+            reduce_provider=call.reduce_provider,
+            submit_ahead=call.submit_ahead,
+        )
+        return time_reduce(devices, call.nbytes, how, repeats=call.repeats, hosts=self.hosts)
+
     def measure(self, sizes: Sequence[int]) -> dict[int, list[float]]:
         """By host the median seconds of exchanges of each size with host 0, which asks for it; every host
         calls it."""
@@ -260,12 +284,13 @@ class Group:
 
     def _same_provider(self, mesh: Mesh) -> None:
         """What a host's devices refuse only shows when they are tried, and changes how often hosts meet."""
+        here = mesh.provider.name if mesh.provider else "nothing"
         if not self.leads:
-            self.reply(mesh.provider_name.encode())
+            self.reply(here.encode())
             return
         for host in self.transport.others:
             name = self.transport.receive(host, Lane.REPLY, 64, "its provider", RECORD_S)
-            if (there := name.decode(errors="replace")) != (here := mesh.provider_name):
+            if (there := name.decode(errors="replace")) != here:
                 raise PlanError(
                     f"{self.names[host]} reduces by {there!r} and {self.names[0]} by {here!r}; "
                     "name one that both have: --reduce-provider host-sum"
@@ -352,84 +377,3 @@ class Group:
         if self.leads and not self.transport.lost and not self._ended:
             self._ended = True
             self.tell(say.End())
-
-
-# ---- cards ----
-
-
-def _card_data(device: Device, speeds: bool) -> say.CardData:
-    info = device.physical
-    physical = None
-    if info:
-        heaps = [say.HeapData(h.nbytes, h.device_local, h.budget) for h in info.heaps]
-        ids = info.name[:256], info.uuid, info.vendor, info.driver[:256], info.driver_version[:256]
-        physical = say.PhysicalData(*ids, info.is_cpu, heaps)
-    speed = measure_speed(device) if speeds else None
-    return say.CardData(
-        device.name,
-        _limits_data(device.limits),
-        device.imports_pages,
-        device.has_codebooks,
-        device.free_nbytes(),
-        physical,
-        (speed.weights, speed.host) if speed else None,
-    )
-
-
-def _limits_data(limits: Limits) -> say.LimitsData:
-    told = {f.name: getattr(limits, f.name) for f in fields(Limits)}
-    told |= {
-        "choices": [(row, list(ops)) for row, ops in limits.choices],
-        "matrix_units": tuple(limits.matrix_units),
-        "features": sorted(limits.features),
-    }
-    return say.LimitsData(**told)
-
-
-def card_of(host: str, data: say.CardData) -> Card:
-    """What came as a card, as the plan reads it; hosts may have devices of one UUID."""
-    told = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
-    told |= {
-        "max_groups": tuple(data.limits.max_groups),
-        "choices": tuple((row, tuple(ops)) for row, ops in data.limits.choices),
-        "matrix_units": MatrixUnits(*data.limits.matrix_units),
-        "features": frozenset(data.limits.features),
-    }
-    physical = None
-    if p := data.physical:
-        heaps = tuple(HeapCard(h.nbytes, h.device_local, h.budget) for h in p.heaps)
-        physical = PhysicalCard(
-            p.name, f"{host}/{p.uuid}", p.vendor, p.driver, p.driver_version, p.is_cpu, heaps
-        )
-    return Card(
-        data.name, Limits(**told), data.imports_pages, data.has_codebooks, data.free, physical, data.speed
-    )
-
-
-def _host_free() -> int | None:
-    from vkbackend.models.placement.fit import host_free_nbytes
-
-    return host_free_nbytes()
-
-
-# ---- likeness ----
-
-
-def settings() -> str:
-    """What of the environment changes the recorded steps."""
-    words = {"fuse": env.fusing(), "exact": env.exact(), "floor": env.floor(), "off": sorted(env.disabled())}
-    return json.dumps(words)
-
-
-def hash_of(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def tables_hash(ropes: Mapping[str, RopeTable], n_ctx: int) -> str:
-    """Of the rows of cos and sin of all positions."""
-    digest = hashlib.sha256()
-    for name in sorted(ropes):
-        for begin in range(0, n_ctx, 4096):
-            rows = ropes[name].rows(np.arange(begin, min(begin + 4096, n_ctx)))
-            digest.update(np.ascontiguousarray(rows).data)
-    return digest.hexdigest()[:16]

@@ -50,6 +50,18 @@ class Measure(_Call):
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
 
 
+class Reduces(_Call):
+    """Before anything is opened: open the devices, time all-reduces as `ReduceOptions` of these fields says,
+    close them; answered by whether the sums were exact, a byte."""
+
+    devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
+    nbytes: Annotated[int, Meta(ge=4, le=1 << 28)]
+    repeats: Annotated[int, Meta(ge=1, le=1000)]
+    reduce_type: Name
+    reduce_provider: Name
+    submit_ahead: U32 | None
+
+
 class Settle(_Call):
     """What host 0 decided for all: shares and layers on the devices."""
 
@@ -126,7 +138,7 @@ class End(_Call):
     """Release everything and leave."""
 
 
-Call = Open | Measure | Settle | Record | Step | Write | Read | CopyRanges | AskMemory | End
+Call = Open | Measure | Reduces | Settle | Record | Step | Write | Read | CopyRanges | AskMemory | End
 
 
 # ---- answers ----

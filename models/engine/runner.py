@@ -309,11 +309,10 @@ class Runner:
 
     def _angles(self, positions: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of cos and sin, which the next call overwrites."""
-        rope = {}
+        rope: dict[str, np.ndarray] = {}
         for name, table in self._rope_rows.items():
-            every = self._rope_all[name]
-            rope[name] = angles = table[: len(positions)]
-            angles[:] = every[positions] if every is not None else self._ropes[name].rows(positions)
+            every, rope[name] = self._rope_all[name], table[: len(positions)]
+            rope[name][:] = every[positions] if every is not None else self._ropes[name].rows(positions)
         return rope
 
     @property
@@ -359,16 +358,6 @@ class Runner:
         """The last position up to `position` from which the slot can go on: recurrent state is there for some
         alone."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
-
-    @property
-    def n_state_cells(self) -> int:
-        """Recurrent states that there are."""
-        return self.n_slots * (1 + self.options.n_snapshots) if self.kv.states else 0
-
-    @property
-    def rope_widths(self) -> dict[str, int]:
-        """Floats of a row of cos and sin, by table."""
-        return {name: int(np.prod(rows.shape[1:])) for name, rows in self._rope_rows.items()}
 
     # ---- reports ----
 

@@ -1,0 +1,32 @@
+"""Compiling the recordings of several devices side by side: each waits for its compiler most of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+
+from vkbackend import forks
+from vkbackend.ops import MAX_SLOTS
+from vkbackend.recording import Recording
+from vkbackend.runtime import Device
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_SLOTS, "vkbackend-build")
+
+
+forks.forget(_threads.cache_clear)
+
+
+def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
+    """Make the programs of each recording on its device; another host's are its own business. Raises what
+    the first that fails raises, when all have ended."""
+    if len(devices) < 2:
+        return  # building compiles as well
+    pairs = zip(devices, recordings, strict=True)
+    compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
+    wait(compiling)  # also beside one that failed: nothing is closed under a compiler
+    for compiled in compiling:
+        compiled.result()
