@@ -33,6 +33,10 @@ from vkbackend.models.engine.interfaces import interface_of
 
 START_S = 60.0  # for the launcher to start host 0's process, which then says what it waits for
 KILL_S = 3.0  # for the process manager to end everything before it is ended itself
+# For the rest to end once a host has: longer than a follower waits behind its last words. The process manager
+# ends the others itself, but for a process that is stopped.
+END_S = 8.0
+ENDED = "this host leaves the group"  # what a process says that ends otherwise than it should
 SECRET = "VKBACKEND_GROUP_SECRET"  # for this group alone, where the hosts share no file
 # What of our environment the other processes get: each host's drivers are its own business.
 PASSED = ("VKBACKEND_", "DEBUG", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
@@ -49,6 +53,7 @@ class GroupProcess:
         self._process: subprocess.Popen[str] | None = None
         self._said: deque[str] = deque(maxlen=50)
         self._reader: threading.Thread | None = None
+        self._timer: threading.Timer | None = None
 
     def start(self) -> Connection:
         """Raises InvalidArgument, DeviceLost and Timeout where host 0's process does not come up."""
@@ -150,11 +155,21 @@ class GroupProcess:
                 if command := line.partition(": ")[2].strip():
                     env.log(0, f"run on {next(to_type).address}:\n  {command}")
                 continue
+            if ENDED in line or _ENDED.search(line):
+                self._end_soon()
+            if ENDED in line:
+                continue
             self._said.append(line.rstrip())
             if env.debug() or not line.startswith(
                 ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typ")
             ):
                 sys.stderr.write(line)
+
+    def _end_soon(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(END_S, self.kill)
+            self._timer.daemon = True
+            self._timer.start()
 
     def last_words(self) -> str:
         """Which host ended first, or the last line that any printed."""
@@ -202,6 +217,8 @@ class GroupProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
+        if self._timer:
+            self._timer.cancel()
         if self._process and self._process.stdout and self._reader:
             self._reader.join(KILL_S)
             if not self._reader.is_alive():

@@ -28,7 +28,7 @@ from vkbackend.models.engine.host_group import Group
 from vkbackend.models.engine.hostfile import secret_of
 from vkbackend.models.engine.hosting import serve
 from vkbackend.models.engine.interfaces import interface_of, listening_ports
-from vkbackend.models.engine.launch import SECRET
+from vkbackend.models.engine.launch import ENDED, SECRET
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
@@ -101,6 +101,7 @@ def _lead(group: Group, folder: str) -> None:
 
 def _end_soon() -> None:
     """A follower whose group is lost ends by itself, wherever it waits."""
+    env.log(0, ENDED)
     timer = threading.Timer(END_S, os._exit, (1,))
     timer.daemon = True
     timer.start()
@@ -115,6 +116,8 @@ def run(main: Callable[[], int] = main) -> None:
         env.log(0, f"{type(error).__name__}: {error}")
     except BaseException:
         traceback.print_exc()
+    if code:
+        env.log(0, ENDED)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
