@@ -2,8 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 // Attention of one row over one split of its keys by online softmax, for up to HEADS q heads of one kv head, so that K
 // and V are read once for all of them. Workgroup (tile of heads, split, row). It takes blocks of 32 keys: LOCAL / 32
-// threads dot a key with every q, or a thread 32 / LOCAL keys, then each thread owns four of V's dimensions. A GPU's thread
-// asks for up to eight quads before it waits for one.
+// threads dot a key with every q, or a thread 32 / LOCAL keys, then each thread owns four of V's dimensions.
 // FINAL: the only split; writes the result, else part = (sum of p * v, max, sum of p). No keys give zeros, and so do rows
 // that are attn_prefill's, which runs later.
 #include "lib/types.glsl"
@@ -15,6 +14,7 @@ layout(constant_id = 4) const uint K_TYPE = 1;
 layout(constant_id = 5) const uint V_TYPE = 1;
 layout(constant_id = 6) const uint FINAL = 0;
 layout(constant_id = 7) const uint HAS_SINKS = 0; // of FINAL
+layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads before it uses one: latencies overlap
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, part_off;
@@ -42,10 +42,11 @@ const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1; // sets of threads 
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads per thread
 // Quads of K, and keys of V, that a thread reads before it uses one, as even as they go. No branch may lie between them
 // and their use: RADV then sinks each load to where its value is used.
-const uint K_TURNS = (K_QUADS + 8 * LANES - 1) / (8 * LANES);
-const uint K_BATCH = LANES > 1 ? (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES) : 1;
+const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
+const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const uint V_EACH = (CELL_BLOCK + V_GROUPS - 1) / V_GROUPS;
-const uint V_BATCH = LANES == 1 ? 1 : V_EACH < 8 / V_ROUNDS ? V_EACH : 8 / V_ROUNDS;
+const uint V_MOST = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1;
+const uint V_BATCH = V_EACH < V_MOST ? V_EACH : V_MOST;
 const uint SCORES = HEADS * CELL_BLOCK;
 const bool V_EXACT = CELL_BLOCK % (V_BATCH * V_GROUPS) == 0; // no thread reads beyond a block
 
@@ -111,7 +112,7 @@ void main() {
             float s[HEADS];
             [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
             const bool valid = at_key >= first_valid && at_key < n_valid;
-            if (LANES > 1 || valid) { // of all keys of a block the cells are there, only not yet written
+            if (BATCH > 1 || valid) { // of all keys of a block the cells are there, only not yet written
                 const uint base = ((cell + at_key) * n_kv + kv_head) * K_QUADS;
                 // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
                 for (uint at = base + lane; at < base + K_QUADS; at += K_BATCH * LANES) {
@@ -156,7 +157,9 @@ void main() {
             if (KEYS > 1) {
                 for (uint i = a * LOCAL; i < (a + 1) * LOCAL; ++i) m_new = max(m_new, dots[i]);
             } else {
-                [[unroll]] for (uint j = 0; j < CELL_BLOCK; ++j) m_new = max(m_new, score[a * CELL_BLOCK + j]);
+                for (uint first = 0; first < n_valid; first += 4 * BATCH) {
+                    [[unroll]] for (uint j = 0; j < 4 * BATCH; ++j) m_new = max(m_new, score[a * CELL_BLOCK + first + j]);
+                }
             }
             prob[e] = exp(score[e] - m_new);
             if (e % CELL_BLOCK == 0) {
@@ -172,7 +175,7 @@ void main() {
             l[a] *= rescale;
             [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
         }
-        for (uint first = LANES > 1 ? 0 : first_valid; first < n_valid; first += V_BATCH * V_GROUPS) {
+        for (uint first = V_BATCH * V_GROUPS > 1 ? 0 : first_valid; first < n_valid; first += V_BATCH * V_GROUPS) {
             vec4 value[V_BATCH * V_ROUNDS]; // of a key that is not seen that of one which is
             [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
                 const uint j = clamp(first + v_group + u * V_GROUPS, first_valid, n_valid - 1);
@@ -185,7 +188,7 @@ void main() {
                 const uint j = first + v_group + u * V_GROUPS;
                 [[unroll]] for (uint a = 0; a < HEADS; ++a) {
                     const float weight = prob[a * CELL_BLOCK + min(j, CELL_BLOCK - 1)]; // zero for keys not seen
-                    const float p = LANES == 1 || V_EXACT || j < CELL_BLOCK ? weight : 0.0;
+                    const float p = V_EXACT || j < CELL_BLOCK ? weight : 0.0;
                     l[a] += p;
                     [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];
                 }

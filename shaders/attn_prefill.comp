@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 // Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax.
 // Workgroup (tile, head); tiles are found by walking the run table, and those behind the last one write zeros to the
-// rows that belong to no run. Shared memory: q tile, scores, probabilities and a piece of the keys, at most 14.6 KiB by the
-// choice of TQ.
+// rows that belong to no run. Shared memory: q tile, scores and a piece of the keys, at most 15.6 KiB by the choice of
+// TQ.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -13,6 +13,7 @@ layout(constant_id = 4) const uint HAS_SINKS = 0;
 layout(constant_id = 5) const uint K_TYPE = 1;
 layout(constant_id = 6) const uint V_TYPE = 1;
 layout(constant_id = 7) const uint HAS_SOFTCAP = 0;
+layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads before it uses one: latencies overlap
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
@@ -40,13 +41,15 @@ const uint S_ROWS = TQ / S_GROUPS;
 const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1); // the same when summing V
 const uint V_ROWS = TQ / V_GROUPS;
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads of dimensions per thread
+const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key that lie in shared memory at a time
+const uint K_READS = K_PIECE / S_GROUPS; // of a thread
+const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V a thread reads before it uses one
 
 shared vec4 q_tile[TQ * K_QUADS];
-shared float score[TQ * CELL_BLOCK];
-shared float prob[TQ * CELL_BLOCK];
+shared float score[TQ * CELL_BLOCK]; // then the probabilities
 shared float row_max[TQ];
 shared float row_rescale[TQ];
-shared vec4 k_tile[CELL_BLOCK * (S_GROUPS + 1)]; // S_GROUPS quads of each key; the odd stride spreads them over the banks
+shared vec4 k_tile[CELL_BLOCK * (K_PIECE + 1)]; // of each key; the odd stride spreads them over the banks
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -76,7 +79,7 @@ void main() {
 
     const uint key = thread % CELL_BLOCK;
     const uint s_row0 = thread / CELL_BLOCK * S_ROWS;
-    const uint v_row0 = thread / V_QUADS * V_ROWS;
+    const uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // surplus threads repeat what nobody keeps
     const uint v_quad0 = thread % V_QUADS;
     const bool sums_v = thread / V_QUADS < V_GROUPS;
     float m = NEG_LARGE; // of row `thread`
@@ -105,14 +108,18 @@ void main() {
             const uint own = thread / S_GROUPS;
             const uint quad = thread % S_GROUPS;
             const uint base = (cell * n_kv + kv_head) * K_QUADS;
-            for (uint at = base; at < base + K_QUADS; at += S_GROUPS) {
-                if (own >= first_valid && own < n_valid && at + quad < base + K_QUADS) {
-                    k_tile[own * (S_GROUPS + 1) + quad] = k_quad(at + own * n_kv * K_QUADS + quad);
+            const uint own_base = base + own * n_kv * K_QUADS; // cells of all keys of a block are there
+            for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
+                const uint first = at - base;
+                vec4 read[K_READS];
+                [[unroll]] for (uint i = 0; i < K_READS; ++i) {
+                    read[i] = k_quad(own_base + min(first + quad + i * S_GROUPS, K_QUADS - 1));
                 }
+                [[unroll]] for (uint i = 0; i < K_READS; ++i) k_tile[own * (K_PIECE + 1) + quad + i * S_GROUPS] = read[i];
                 barrier();
-                for (uint c = at; valid && c < min(at + S_GROUPS, base + K_QUADS); ++c) {
-                    const vec4 kv = k_tile[key * (S_GROUPS + 1) + c - at];
-                    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + c - base]);
+                for (uint c = 0; valid && c < min(K_PIECE, K_QUADS - first); ++c) {
+                    const vec4 kv = k_tile[key * (K_PIECE + 1) + c];
+                    [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + first + c]);
                 }
                 barrier();
             }
@@ -131,33 +138,38 @@ void main() {
 
         if (thread < TQ) {
             float m_new = m;
-            for (uint j = first_valid; j < n_valid; ++j) m_new = max(m_new, score[thread * CELL_BLOCK + j]);
+            for (uint first = 0; first < n_valid; first += 4 * BATCH) {
+                [[unroll]] for (uint j = 0; j < 4 * BATCH; ++j) m_new = max(m_new, score[thread * CELL_BLOCK + first + j]);
+            }
             row_rescale[thread] = exp(m - m_new);
             row_max[thread] = m_new;
             m = m_new;
         }
         barrier();
-
-        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) prob[(s_row0 + a) * CELL_BLOCK + key] = exp(s[a] - row_max[s_row0 + a]);
+        [[unroll]] for (uint a = 0; a < S_ROWS; ++a) score[(s_row0 + a) * CELL_BLOCK + key] = exp(s[a] - row_max[s_row0 + a]);
         barrier();
 
-        if (sums_v) {
-            [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-                l[a] *= row_rescale[v_row0 + a];
-                [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
-            }
-            for (uint j = first_valid; j < n_valid; ++j) {
-                const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;
+        [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
+            l[a] *= row_rescale[v_row0 + a];
+            [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
+        }
+        for (uint first = BATCH > 1 ? 0 : first_valid; first < n_valid; first += V_BATCH) {
+            vec4 value[V_BATCH * V_ROUNDS]; // of a key that is not seen that of one which is
+            [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
+                const uint base = ((cell + clamp(first + u, first_valid, n_valid - 1)) * n_kv + kv_head) * V_QUADS;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
-                    const uint quad = v_quad0 + i * LOCAL;
-                    const vec4 value = quad < V_QUADS ? v_quad(base + quad) : vec4(0.0);
-                    [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
-                        acc[a * V_ROUNDS + i] += prob[(v_row0 + a) * CELL_BLOCK + j] * value;
-                    }
+                    value[u * V_ROUNDS + i] = v_quad(base + min(v_quad0 + i * LOCAL, V_QUADS - 1));
                 }
-                [[unroll]] for (uint a = 0; a < V_ROWS; ++a) l[a] += prob[(v_row0 + a) * CELL_BLOCK + j];
+            }
+            [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
+                [[unroll]] for (uint a = 0; a < V_ROWS; ++a) {
+                    const float p = score[(v_row0 + a) * CELL_BLOCK + first + u]; // zero for keys not seen
+                    l[a] += p;
+                    [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] += p * value[u * V_ROUNDS + i];
+                }
             }
         }
+        if (S_GROUPS == 1) barrier(); // with more, K's pieces have had theirs before scores are written again
     }
 
     if (!sums_v) return;

@@ -19,7 +19,8 @@ vec4 CACHE_QUAD(uint i) {
     const vec2 pair = unpackHalf2x16(CACHE(h >> 1));
     const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
     const uint low = CACHE(code >> 1);
-    const uint word = (code & 1u) == 0u ? low : (low >> 16) | (CACHE((code >> 1) + 1) << 16);
+    const uint high = CACHE((code >> 1) + (code & 1u)); // read without a branch: loads of many quads are under way at once
+    const uint word = (code & 1u) == 0u ? low : (low >> 16) | (high << 16);
     const float d = (h & 1u) == 0u ? pair.x : pair.y;
     if (CACHE_TYPE == CACHE_Q8_0) return d * vec4((ivec4(int(word)) << ivec4(24, 16, 8, 0)) >> 24);
     return d * (vec4((uvec4(word) >> (uvec4(0, 8, 16, 24) + (quad & 4u))) & 15u) - 8.0);

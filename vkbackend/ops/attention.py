@@ -89,17 +89,23 @@ def _attn_push(
     return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k, types
 
 
+def _batch(limits: Limits) -> int:
+    """Quads of K or V that a thread has under way: of a GPU, that is of what has subgroups and is no CPU."""
+    return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
+
+
 class _Tile(NamedTuple):
     """Rows of a prompt that a workgroup takes, and the specialization constants of its cut."""
 
     rows: int
     consts: dict[str, int]
+    last: dict[str, int]  # those behind the caches' types
 
 
 def _tile(limits: Limits, head_k: int) -> _Tile:
     """The q tile takes at most 10 KiB of shared memory."""
     rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
-    return _Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows})  # 1 to 4 times CELL_BLOCK
+    return _Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": _batch(limits)})
 
 
 def tile_of_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> _Tile | None:
@@ -132,7 +138,7 @@ def tile_of_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> _Til
             consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
             consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts}
             twice = units.lanes > 8 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
-            return _Tile(rows, {**consts, "UNROLL": 1 + twice})
+            return _Tile(rows, {**consts, "UNROLL": 1 + twice}, {})
     return None
 
 
@@ -255,6 +261,7 @@ class AttentionOps(Target):
                 **types,
                 "FINAL": int(final),
                 "HAS_SINKS": int(sinks is not None),
+                "BATCH": _batch(self.limits),
             },
             (int(push["n_kv"]) * tiles, n_splits, n_rows),
             step,
@@ -331,6 +338,7 @@ class AttentionOps(Target):
                 "HAS_SINKS": int(sinks is not None),
                 **types,
                 "HAS_SOFTCAP": int(softcap > 0),
+                **tile.last,
             },
             (n_tiles, n_heads, 1),
             step,

@@ -79,7 +79,7 @@ SPECS: dict[str, OpSpec] = {
             "attn_decode",
             "q:r k:r v:r cells:r sinks:r part:w",
             "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window scale:f softcap:f",
-            "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL HAS_SINKS",
+            "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL HAS_SINKS BATCH",
             step=True,
         ),
         op_spec(
@@ -92,7 +92,7 @@ SPECS: dict[str, OpSpec] = {
             "attn_prefill",
             "q:r k:r v:r cells:r sinks:r y:w",
             "n_heads n_kv group q_first n_rows blocks_per_slot window scale:f softcap:f",
-            "TQ HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP",
+            "TQ HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP BATCH",
             step=True,
         ),
         op_spec(

@@ -1,4 +1,5 @@
-"""What ops choose for GPUs alone and the floor does not reach: workgroups as large as the device allows."""
+"""What ops choose for GPUs alone and the floor does not reach: workgroups as large as the device allows, and
+reads of several quads before the first is used."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from vkbackend.runtime import Device
+from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
 from vkbackend.tools.op_cases.check import run_case, shape_of
 from vkbackend.tools.op_cases.reduces import AddPartials
 from vkbackend.tools.op_cases.rows import RmsNorm
@@ -26,4 +28,23 @@ def test_large_workgroups(case: Case, device: Device) -> None:
     limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
     ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
     assert dict(consts)["LOCAL"] == min(512, device.limits.max_invocations), consts
+    run_case(case, device, limits, seed)
+
+
+RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))
+ATTENTION = [
+    AttnDecode(RUNS, 6, 2, 64, 64, n_splits=3, window=20),
+    AttnDecode(((0, 40, 1),), 1, 1, 576, 512, None, "f16", "f32"),
+    AttnDecode(RUNS, 4, 2, 96, 32, None, "q8_0", "q4_0", sinks=True),
+    AttnDecode(((0, 63, 2),), 2, 2, 80, 40, 2, "f32", "bf16", softcap=4.0),
+    AttnPrefill(((1, 0, 17), *RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10, window=20),
+    AttnPrefill(((0, 60, 9),), 2, 2, 160, 40, 7, "q8_0", "f32", sinks=True),
+]
+
+
+@pytest.mark.parametrize("case", ATTENTION, ids=repr)
+def test_attention_with_many_reads_under_way(case: Case, device: Device) -> None:
+    limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
+    ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
+    assert dict(consts)["BATCH"] == 8, consts
     run_case(case, device, limits, seed)
