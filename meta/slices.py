@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from vkbackend.buffer import ALIGN, Home
 from vkbackend.errors import PlanError
@@ -36,8 +37,16 @@ class Load:
         return self.home is Home.HOST and self.state.kind is not Kind.SPLIT
 
 
-def expert_slices(load: Load, device: int) -> list[tuple[slice, slice]]:
+def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     """(rows, columns) of each expert of a stack [n_expert, n_out, n_in] that `device` holds, in elements."""
+    try:
+        return _expert_slices(replace(load, name="", home=Home.WEIGHTS, in_file=False), device)
+    except PlanError:
+        return _expert_slices(load, device)  # its message has the name
+
+
+@lru_cache(512)  # planning asks a dozen times for each stack, and most layers are cut alike
+def _expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     experts = load.state.experts or (load.state.ranges,) * load.shape[0]
     slices = []
     for ranges in experts:
@@ -45,7 +54,7 @@ def expert_slices(load: Load, device: int) -> list[tuple[slice, slice]]:
         slices.append(
             slice_of(one if load.state.kind is Kind.SPLIT else replace(one, state=MIRRORED), device)
         )
-    return slices
+    return tuple(slices)
 
 
 def slice_of(load: Load, device: int) -> tuple[slice, slice]:
