@@ -85,7 +85,9 @@ class Group:
     # ---- saying ----
 
     def tell(self, call: Any) -> None:
-        """Let every other host do it."""
+        """Let every other host do it. Raises DeviceLost where the group is broken."""
+        if self.transport.lost:
+            raise DeviceLost(f"{self.transport.lost}; open the model again")
         data = say.encode(call)
         for host in self.transport.others:
             self.transport.send(host, Lane.CALL, data)
@@ -299,7 +301,11 @@ class Group:
     @contextmanager
     def _beside(self, kind: StepKind) -> Iterator[None]:
         self.tell(say.Record(*kind[:4], int(kind.mix or 0), *kind[5:]))
-        yield
+        try:
+            yield
+        except BaseException as error:  # the others have it, or wait: from here on they would not agree
+            self.transport.lost = f"{self.names[0]} could not record a step: {error}"
+            raise
         self.met()
 
     def met(self) -> None:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tiny_models import Tiny, write_tiny
 from twins import twin_runner
 
-from vkbackend.errors import DeviceLost, InvalidArgument, PlanError
+from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, PlanError
 from vkbackend.limits import Limits
 from vkbackend.meta import reduce as reduces
 from vkbackend.meta.elsewhere import Card, Elsewhere
@@ -249,6 +249,23 @@ def test_steady_state_makes_nothing(tmp_path: Path) -> None:
             runner.step([5], [Run(0, 0, 1, at)], [0])
         now = len(provider._exchanges), runner.n_recorded, [d.created for d in runner.mesh.devices]  # type: ignore
         assert now == made
+
+
+def test_a_step_that_cannot_be_recorded_ends_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have recorded it, so nothing may go on as if it had not been asked for."""
+    path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=1))
+
+    def fail(kind: object) -> None:
+        raise OutOfDeviceMemory("no memory for a step")
+
+    with pytest.raises(DeviceLost, match="host 0 could not record a step: no memory"):
+        with twin_runner(path, TWO, **OPTIONS) as runner:
+            monkeypatch.setattr(runner.mesh, "_record", fail)
+            with pytest.raises(OutOfDeviceMemory):
+                runner.step(TOKENS[:40], [Run(0, 0, 40, 0)], [39])
+            runner.step([5], [Run(0, 0, 1, 0)], [0])
 
 
 # ---- refusals ----
