@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,13 +17,13 @@ from vkbackend.formats import narrowed
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import FLOAT_TYPES, Part, WeightSpec
-from vkbackend.models.gguf.header import DEFAULT_ALIGNMENT, TENSOR_TYPES, TensorInfo
+from vkbackend.models.gguf.header import DEFAULT_ALIGNMENT, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.gguf.writer import header, padded
 from vkbackend.runtime import Device
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 WIDENED = {("f32", name) for name in FLOAT_TYPES}  # (on the devices, in the file)
-_TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
 def write_gguf(
@@ -56,10 +55,10 @@ def write_gguf(
     for name, of_tensor in stored.items():
         _check(source.tensors[name], of_tensor, weights, source.paths[0])
     alignment = source.u32("general.alignment", DEFAULT_ALIGNMENT)
-    header = _header(source, alignment)
-    total = len(header) + sum(_padded(info.nbytes, alignment) for info in source.tensors.values())
+    head = header(_values(source), source.tensors.values(), alignment)
+    total = len(head) + sum(padded(info.nbytes, alignment) for info in source.tensors.values())
     with replacing(path, GGUFError) as part, open(part, "wb") as file, transfers(devices):
-        file.write(header)
+        file.write(head)
         for info in source.tensors.values():
             held = [(spec.part, weights[spec.name]) for spec in stored.get(info.name, [])]
             narrow = bool(held) and held[0][1].dtype != info.type
@@ -110,30 +109,8 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
         yield np.concatenate(pieces, axis=1)
 
 
-def _header(source: GGUF, alignment: int) -> bytes:
-    """Magic, counts, metadata and table of tensors, padded to where the data begins.
-
-    Values are copied as they are stored; offsets follow from the order of the table. What only describes the
-    parts of a split model is left out.
-    """
+def _values(source: GGUF) -> dict[str, bytes]:
+    """The metadata as it is stored, without what only describes the parts of a split model."""
     joined = len(source.paths) > 1
-    keys = [key for key in source.metadata if not (joined and key.startswith("split."))]
-    out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(source.tensors), len(keys)))
-    for key in keys:
-        out += _string(key) + source.metadata.stored(key)
-    offset = 0
-    for info in source.tensors.values():
-        dims = tuple(reversed(info.shape))
-        out += _string(info.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
-        out += struct.pack("<IQ", _TYPE_IDS[info.type], offset)
-        offset += _padded(info.nbytes, alignment)
-    return bytes(out) + bytes(-len(out) % alignment)
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _padded(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
+    keys = (key for key in source.metadata if not (joined and key.startswith("split.")))
+    return {key: source.metadata.stored(key) for key in keys}

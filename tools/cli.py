@@ -44,9 +44,11 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "bench-ops": ("bench_ops", "Time the ops of one device"),
     "tune": ("tune", "Measure which ops suit the devices"),
     "gpu-report": ("gpu_report", "Check and measure GPUs, for a report in two files"),
+    "split": ("split", "Write a GGUF model as several files"),
+    "merge": ("merge", "Write a split GGUF model as one file"),
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
 }
-NO_DEVICE = {"devices", "models", "info", "bench-serve", "hosts"}  # what opens none
+NO_DEVICE = {"devices", "models", "info", "bench-serve", "hosts", "split", "merge"}  # what opens none
 EPILOG = """\
 examples:
   vkbackend devices
@@ -66,6 +68,8 @@ examples:
   vkbackend bench-ops -dev 0 --case "Mat.*q4_0"
   vkbackend tune -dev 0
   vkbackend gpu-report --minutes 10 -o gpu-report
+  vkbackend split model.gguf parts/model --split-max-size 2G
+  vkbackend merge parts/model-00001-of-00003.gguf model.gguf
   vkbackend export -m model.gguf -o copy.gguf -dev 0,1
 
 Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, plan and tracebacks.

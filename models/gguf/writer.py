@@ -1,0 +1,37 @@
+"""The head of a GGUF file, version 3: counts, metadata and the table of tensors
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+
+from vkbackend.models.gguf.header import TENSOR_TYPES, TensorInfo
+
+_TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+
+
+def header(values: Mapping[str, bytes], tensors: Iterable[TensorInfo], alignment: int) -> bytes:
+    """Magic, counts, metadata and table of tensors, padded to where the data begins. `values` are as they are
+    stored (Metadata.stored); offsets follow from the order of the tensors."""
+    table = list(tensors)
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(table), len(values)))
+    for key, stored in values.items():
+        out += _string(key) + stored
+    offset = 0
+    for info in table:
+        dims = tuple(reversed(info.shape))
+        out += _string(info.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+        out += struct.pack("<IQ", _TYPE_IDS[info.type], offset)
+        offset += padded(info.nbytes, alignment)
+    return bytes(out) + bytes(-len(out) % alignment)
+
+
+def padded(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw

@@ -1,0 +1,28 @@
+"""`vkbackend merge`: write the parts of a split GGUF model as one file, as llama.cpp's gguf-split does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from vkbackend.atomic_file import check_target
+from vkbackend.errors import InvalidArgument
+from vkbackend.models.gguf.parts import merge_gguf
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.tools.console import byte_progress, console, printable, size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="FILE", help="any part of the model; the others lie beside it")
+    add("output", metavar="OUTPUT", help="the .gguf file to write")
+
+
+def run(args: argparse.Namespace) -> None:
+    check_target(args.output, InvalidArgument)
+    with GGUF.open(args.model) as source:
+        with byte_progress(console(stderr=True), "writing", keep=True) as progress:
+            merge_gguf(source, args.output, progress)
+        total = sum(info.nbytes for info in source.tensors.values())
+        what = f"{args.output}: {len(source.tensors)} tensors, {size(total)}, of {len(source.paths)} files"
+    sys.stdout.write(printable(what) + "\n")
