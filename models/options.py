@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from vkbackend import env
 from vkbackend.checks import choice, finite, optional, plain, refused, switch, whole
 from vkbackend.errors import InvalidArgument
-from vkbackend.meta.options import ReduceKeywords, ReduceOptions
+from vkbackend.meta.options import ReduceKeywords
 from vkbackend.meta.plan import normalise
 from vkbackend.meta.policy import POLICIES
 from vkbackend.models.arguments import (
@@ -32,6 +32,7 @@ from vkbackend.models.arguments import (
     unlike,
 )
 from vkbackend.models.grammar.structure import Structure, grammar_text, schema_text, structure_of
+from vkbackend.models.rope_options import RopeKeywords, RopeOptions
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams, logprobs_count
 from vkbackend.open_device import RUNTIMES
 from vkbackend.ops import CACHE_TYPES
@@ -107,7 +108,7 @@ class _ModelKeywords(TypedDict, total=False):
     """The first and the last layer that control vectors steer. None (default): all that the files have."""
 
 
-class Keywords(_ModelKeywords, ReduceKeywords, total=False):
+class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
     """What may be given for the fields of `Options`: the keywords of `LLM(path, ...)`."""
 
 
@@ -123,7 +124,7 @@ def _runtime(name: str, value: Any) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(ReduceOptions):
+class Options(RopeOptions):
     """All options of a loaded model, as plain values. `Keywords` describes the fields.
 
     Raises InvalidArgument for a value that cannot be used, before any file or device is opened.
@@ -156,6 +157,7 @@ class Options(ReduceOptions):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        _ = self.rope_factor  # refuses two of them
         if self.exact and self.reduce_type in ("bf16", "f16"):
             raise refused(
                 "reduce_type",

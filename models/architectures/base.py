@@ -320,6 +320,8 @@ def is_off(value: Any) -> bool:
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
     """A number, at least `low`; the default where the key is absent or at an off value."""
     name = f"{gguf.architecture}.{key}"
+    if name in gguf.stated:
+        return float(gguf.stated[name])
     if name not in gguf.metadata or is_off(gguf.metadata[name]):
         return default
     value = float(gguf.f32(name))
@@ -358,6 +360,7 @@ def read_rope(
         attn_factor=read_float(gguf, "rope.scaling.attn_factor", 1.0),
         beta_fast=read_float(gguf, "rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=read_float(gguf, "rope.scaling.yarn_beta_slow", 1.0),
+        ext_factor=read_float(gguf, "rope.scaling.yarn_ext_factor", 1.0),
         sections=tuple([*sections, 0][:4]) if any(sections) else (),
         interleaved=interleaved,
     )

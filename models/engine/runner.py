@@ -34,6 +34,7 @@ from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
+from vkbackend.models.rope_options import state_rope
 from vkbackend.open_device import runtime_of
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix, Run, StepParams, cut_runs, n_single
@@ -88,6 +89,7 @@ class Runner:
         runtime = runtime_of(options.runtime)  # refuses an unknown name before anything is read
         self._interleave, self.group = interleave, group
         with GGUF.open(options.path) if gguf is None else nullcontext(gguf) as gguf:
+            state_rope(gguf, options)
             self.model = model = load_model(gguf)
             if options.control_vectors:
                 sizes = model.n_layer, model.n_embd

@@ -68,6 +68,8 @@ def fingerprint(gguf: GGUF) -> str:
     for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
         value = gguf.metadata[key]
         digest.update(repr((key, value.tolist() if isinstance(value, np.ndarray) else value)).encode())
+    if gguf.stated:
+        digest.update(repr(sorted(gguf.stated.items())).encode())
     for name, info in sorted(gguf.tensors.items()):
         digest.update(repr((name, info.type, info.shape)).encode())
         digest.update(gguf.data(name)[:SAMPLE_NBYTES].tobytes())

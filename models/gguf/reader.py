@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -112,6 +113,7 @@ class GGUF:
     """
 
     mapped = True  # tensors are views of mapped files
+    stated: Mapping[str, Any] = MappingProxyType({})  # values that hold in place of the file's, by key
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -211,6 +213,8 @@ class GGUF:
         types: frozenset[int] | set[int] | None,
         is_array: bool | None,
     ) -> Any:
+        if key in self.stated:
+            return self.stated[key]
         if key not in self.metadata:
             if default is REQUIRED:
                 raise GGUFError(f"{self.paths[0]}: the metadata key {key!r} is missing, expected {expected}")

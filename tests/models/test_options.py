@@ -24,6 +24,7 @@ from vkbackend.models.options import (
     _ModelKeywords,
     with_a_share,
 )
+from vkbackend.models.rope_options import RopeKeywords
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams
 from vkbackend.tools import cli
 from vkbackend.tools.flags.options import fields_given, options_of
@@ -31,8 +32,8 @@ from vkbackend.tools.flags.sampling import sampling_of
 
 pytestmark = pytest.mark.no_vulkan
 
-PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions), (SamplingKeywords, SamplingParams),
-         (GenerateKeywords, GenerateOptions)]  # fmt: skip
+PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions),
+         (SamplingKeywords, SamplingParams), (GenerateKeywords, GenerateOptions)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("keywords", "options"), PAIRS)
@@ -40,8 +41,8 @@ def test_keywords_are_the_fields(keywords: type, options: type) -> None:
     assert set(get_type_hints(keywords)) == {field.name for field in fields(options)} - {"path"}
 
 
-@pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, SamplingKeywords, AnswerKeywords,
-                                      GenerateKeywords])  # fmt: skip
+@pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, RopeKeywords, SamplingKeywords,
+                                      AnswerKeywords, GenerateKeywords])  # fmt: skip
 def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
     """Editors show the text below a name: it says the default, but for switches and stop strings."""
     (tree,) = ast.parse(inspect.getsource(keywords)).body

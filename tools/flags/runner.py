@@ -17,6 +17,7 @@ from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
         )
     add_device_arguments(parser)
     add_placement_arguments(parser)
+    add_rope_arguments(parser)
     add_control_arguments(parser)
 
 

@@ -20,6 +20,7 @@ from vkbackend.tools.flags.devices import add_device_arguments
 from vkbackend.tools.flags.llama_cpp import add_llama_cpp_arguments
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.flags.sampling import add_sampling_arguments
 from vkbackend.tools.flags.structure import add_structure_arguments
 
@@ -45,6 +46,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add_structure_arguments(parser)
     add_device_arguments(parser)
     add_placement_arguments(parser)
+    add_rope_arguments(parser)
     add_control_arguments(parser)
     add_llama_cpp_arguments(parser)
 

@@ -1,0 +1,92 @@
+"""RoPE in place of the file's: the options with which a context is stretched, named as llama.cpp has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from vkbackend.checks import choice, finite, optional, refused, whole
+from vkbackend.meta.options import ReduceOptions
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.options import option
+from vkbackend.rope import SCALINGS
+
+MAX_STRETCH, MAX_BASE, MAX_ORIG_CTX = 1e6, 1e15, 1 << 30
+_NO_SCALING = ("", "none")
+
+
+class RopeKeywords(TypedDict, total=False):
+    """What may be given for the fields of `RopeOptions`."""
+
+    rope_scaling: str | None
+    """How RoPE is stretched: "none", "linear" or "yarn". None (default): as the file says, linear where it
+    says nothing."""
+    rope_scale: float | None
+    """The factor by which the context grows. None (default): the file's."""
+    rope_freq_scale: float | None
+    """Its reciprocal, in place of `rope_scale`. None (default): the file's."""
+    rope_freq_base: float | None
+    """The base of RoPE's frequencies. None (default) or 0: the file's."""
+    yarn_orig_ctx: int
+    """YaRN: the context that the model was trained with; 0 (default): the file's."""
+    yarn_ext_factor: float | None
+    """YaRN: how much of the fast pairs' own angle is kept, 0 for linear scaling. None (default) or -1: 1."""
+    yarn_attn_factor: float | None
+    """What cos and sin are multiplied by. None (default) or -1: the file's."""
+    yarn_beta_fast: float | None
+    """YaRN: pairs that turn more often keep their angle. None (default) or -1: the file's, or 32."""
+    yarn_beta_slow: float | None
+    """YaRN: pairs that turn less often are scaled. None (default) or -1: the file's, or 1."""
+
+
+_stretch = optional(finite(0.0, MAX_STRETCH))
+_yarn = optional(finite(-1.0, MAX_STRETCH))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeOptions(ReduceOptions):
+    """How positions become angles, where it is not as the file says; `RopeKeywords` describes the fields."""
+
+    rope_scaling: str | None = option(None, optional(choice(SCALINGS)))
+    rope_scale: float | None = option(None, _stretch)
+    rope_freq_scale: float | None = option(None, _stretch)
+    rope_freq_base: float | None = option(None, optional(finite(0.0, MAX_BASE)))
+    yarn_orig_ctx: int = option(0, whole(0, MAX_ORIG_CTX))
+    yarn_ext_factor: float | None = option(None, _yarn)
+    yarn_attn_factor: float | None = option(None, _yarn)
+    yarn_beta_fast: float | None = option(None, _yarn)
+    yarn_beta_slow: float | None = option(None, _yarn)
+
+    @property
+    def rope_factor(self) -> float | None:
+        """The factor by which the context grows, if it was given. Raises InvalidArgument for two of them."""
+        if self.rope_scale and self.rope_freq_scale:
+            raise refused("rope_scale", self.rope_scale, "rope_freq_scale is its reciprocal; leave one out")
+        return 1.0 / self.rope_freq_scale if self.rope_freq_scale else self.rope_scale or None
+
+
+def state_rope(gguf: GGUF, options: RopeOptions) -> None:
+    """Let the model have these options in place of what its file says."""
+    gguf.stated = {}
+    rope = f"{gguf.architecture}.rope."
+    factor, kind = options.rope_factor, options.rope_scaling
+    if factor and kind is None and (gguf.string(rope + "scaling.type", "") or "") in _NO_SCALING:
+        kind = "linear"
+    if kind == "none":
+        factor = 0.0
+    given = {
+        "freq_base": options.rope_freq_base or None,
+        "scaling.type": kind,
+        "scaling.factor": factor,
+        "scale_linear": factor,
+        "scaling.original_context_length": options.yarn_orig_ctx or None,
+        "scaling.yarn_ext_factor": _unless_default(options.yarn_ext_factor),
+        "scaling.attn_factor": _unless_default(options.yarn_attn_factor),
+        "scaling.yarn_beta_fast": _unless_default(options.yarn_beta_fast),
+        "scaling.yarn_beta_slow": _unless_default(options.yarn_beta_slow),
+    }
+    gguf.stated = {rope + name: value for name, value in given.items() if value is not None}
+
+
+def _unless_default(value: float | None) -> float | None:
+    return None if value is None or value < 0 else value
