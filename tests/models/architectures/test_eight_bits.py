@@ -15,7 +15,6 @@ from prefills import opened, prefill
 
 from vkbackend import LLM
 from vkbackend.limits import INEXACT, Limits
-from vkbackend.models.engine import runner as runner_module
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
 from vkbackend.ops import OPS, measured
@@ -73,7 +72,8 @@ def check_file(models: Path, name: str, devices: list[str]) -> np.ndarray:
 @pytest.fixture
 def numpy_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(features=frozenset(OPS["mat_dot"].needs), choices=tuple(TABLE.items()))
-    monkeypatch.setattr(runner_module, "NumpyDevice", lambda name: NumpyDevice(name, limits))
+    device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
+    monkeypatch.setattr(device_class, lambda name: NumpyDevice(name, limits))
     monkeypatch.delenv("VKBACKEND_EXACT")
 
 
