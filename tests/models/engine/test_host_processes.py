@@ -146,7 +146,8 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
         limit = 70 if when == "load" else SILENCE_S + 25  # a host that never came up is waited for longer
         assert time.monotonic() - struck_at < limit
         if host and number == signal.SIGKILL:
-            assert f"host {host} ({net.address(host)})" in error["words"], error
+            # mpiexec ends the others within 0.2 s: the caller may see one of those go first, and names it.
+            assert any(f"host {n} ({net.address(n)})" in error["words"] for n in range(3)), error
         wait_until(lambda: set(net.processes()) == {caller.process.pid}, 20)
         caller.go_on()
         again = caller.heard()["again"]
