@@ -33,10 +33,10 @@ def device_params() -> list:  # type: ignore[type-arg]
 
 
 _N = len(device_infos())
-_TWO = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
-_ONE = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
+two_drivers = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
+one_driver = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
 DEVICE_SETS = [
-    pytest.param(spec.split(","), id=spec, marks=_TWO if "1" in spec else _ONE)
+    pytest.param(spec.split(","), id=spec, marks=two_drivers if "1" in spec else one_driver)
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
 ]
 MULTI = DEVICE_SETS[1:]

@@ -16,6 +16,7 @@ from typing import Any
 
 import namespaces
 import pytest
+from device_sets import one_driver, two_drivers
 from oracles.fixture import write
 from oracles.fixtures import build
 from places import SUPPORT
@@ -79,11 +80,13 @@ def wait_until(what: Any, seconds: float = LIMIT_S) -> None:
 
 
 CASES = [  # architecture, devices of each host, options
-    ("llama", ["0", "1"], {}),
-    ("qwen3moe", ["0,1", "0"], {"tensor_split": [3, 1, 2]}),
+    ("llama", ["0", "0"], {}),
+    ("qwen3moe", ["0,0", "0"], {"tensor_split": [3, 1, 2]}),
     ("qwen35", ["numpy", "numpy"], {}),
 ]
+MIXED = [("llama", ["0", "1"], {})]
 WIDE = [
+    ("qwen3moe", ["0,1", "0"], {"tensor_split": [3, 1, 2]}),
     ("llama", ["0", "0", "numpy"], {"split_mode": "layer", "tensor_split": [1, 1, 1]}),
     ("gpt-oss", ["1", "0", "0"], {"reduce_provider": "host-sum", "tensor_split": [1, 5, 2]}),
     ("gemma3", ["1", "1,0"], {"reduce_type": "bf16", "tensor_split": [1, 1, 1]}),
@@ -112,11 +115,18 @@ def check_equal(net: namespaces.Net, tmp_path: Path, cases: list[Any]) -> None:
     wait_until(lambda: not net.processes())
 
 
+@one_driver
 def test_logits_and_states_are_those_of_one_host(net: namespaces.Net, tmp_path: Path) -> None:
     check_equal(net, tmp_path, CASES)
 
 
+@two_drivers
+def test_hosts_with_devices_of_two_drivers(net: namespaces.Net, tmp_path: Path) -> None:
+    check_equal(net, tmp_path, MIXED)
+
+
 @pytest.mark.wide
+@two_drivers
 def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
     check_equal(net, tmp_path, WIDE)
 
