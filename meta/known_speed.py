@@ -45,7 +45,7 @@ def key_of(device: Device) -> str:
     info = device.physical
     what = f"{info.uuid} {info.driver} {info.driver_version} " if info else ""
     what += type(device).__name__
-    limited = env.disabled() | ({"floor"} if env.floor() else set())
+    limited = env.disabled() | ({"floor"} if env.floor() else set()) | ({"as-gpu"} if env.as_gpu() else set())
     reads = {ops.operand_type(device.limits, 1, DTYPE)} - {"f32"}  # other ops under --exact
     return " ".join((what, *sorted(limited | reads)))
 

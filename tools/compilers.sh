@@ -1,8 +1,10 @@
 # Compilers of GPUs that are not there, into .drivers/: ANV (Intel) and NVK (NVIDIA), each with a shim of Mesa's that
 # stands for the kernel's driver; sourced by setup.sh after drivers.sh, whose private apt they use. RADV (AMD) needs no
-# shim and comes with the drivers. tools/measure/compilers.py runs them.
+# shim and comes with the drivers. With them a lavapipe with matrix units. tools/measure/compilers.py runs them all.
 
-nvk_suite=trixie  # the first Debian whose mesa-vulkan-drivers have NVK; it runs with the libc it was linked with
+# Debian's suites whose mesa-vulkan-drivers have what is wanted; these run with the libc they were linked with.
+nvk_suite=trixie
+matrix_units_suite=sid  # lavapipe of Mesa 25.2 and later computes with matrices of 8 x 8
 
 # build_shims WORK: the shims from Mesa's own source package, in WORK/shims. Two minutes of CPU.
 build_shims() {
@@ -43,36 +45,47 @@ take_shim() {
 
 unpack_anv() { take_driver "$1" "$2" libvulkan_intel.so 'intel_icd*.json' && take_shim "$1" "$2" intel; }
 
-# The driver and everything below it, down to libc: ld.so beside it starts programs with them.
-unpack_nvk() {
-    local work=$1 out=$2 own=$1/$nvk_suite uri codename found="" packages lib dirs name path
-    take_shim "$work" "$out" nouveau || return $?
-    [ "$(. /etc/os-release && echo "$ID")" = debian ] || { echo "it is taken from Debian's $nvk_suite"; return 1; }
+# unpack_suite WORK OUT SUITE LIBRARY MANIFEST [PACKAGE]: a driver of a later Debian with everything below it, down to
+# libc: ld.so beside it starts programs with them. A package's program of its name comes along.
+unpack_suite() {
+    local work=$1 out=$2 suite=$3 library=$4 manifest=$5 program=${6:-} own=$1/$3
+    local uri codename found="" packages lib dirs name path
+    [ "$(. /etc/os-release && echo "$ID")" = debian ] || { echo "it is taken from Debian's $suite"; return 1; }
     mkdir -p "$own"
     unset APT_CONFIG
     while read -r uri codename; do
-        if (private_apt "$own" "$uri" "$nvk_suite"); then found=yes && break; fi
+        if (private_apt "$own" "$uri" "$suite"); then found=yes && break; fi
     done < <(mirrors)
-    [ "$found" ] || { echo "no mirror answers with $nvk_suite"; return 2; }
+    [ "$found" ] || { echo "no mirror answers with $suite"; return 2; }
     export APT_CONFIG=$own/apt.conf
     : >"$own/status"  # where nothing is installed yet
+    # shellcheck disable=SC2086  # perhaps no word
     packages=$(apt-get -o Dir::State::status="$own/status" install --no-install-recommends --print-uris \
-        mesa-vulkan-drivers glslc libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
+        mesa-vulkan-drivers $program libc6 2>>"$own/log" | sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
     # shellcheck disable=SC2086  # a list of names
     fetch "$own" $packages || { echo "its packages could not be downloaded"; return 2; }
-    lib=$(find "$own/root/usr/lib" -name libvulkan_nouveau.so | head -n 1)
-    [ -n "$lib" ] || { echo "mesa-vulkan-drivers of $nvk_suite holds no libvulkan_nouveau.so"; return 1; }
+    lib=$(find "$own/root/usr/lib" -name "$library" | head -n 1)
+    [ -n "$lib" ] || { echo "mesa-vulkan-drivers of $suite holds no $library"; return 1; }
     cp "$lib" "$out/"
     cp -L "$(find "$own/root/usr/lib" -name 'ld-linux*.so.*' | head -n 1)" "$out/ld.so"
     chmod 755 "$out/ld.so"
     dirs=$(find "$own/root" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
-    cp "$own/root/usr/bin/glslc" "$out/"  # tools/studies/llama_cpp_kernels.py wants one that knows matrix units
-    for path in "$lib" "$out/glslc"; do
+    [ -z "$program" ] || cp "$own/root/usr/bin/$program" "$out/"
+    for path in "$lib" ${program:+"$out/$program"}; do
         "$out/ld.so" --library-path "$dirs" --list "$path" | awk -v w="$own/" 'index($3, w) == 1 { print $1, $3 }'
     done | sort -u | while read -r name path; do cp -L "$path" "$out/$name"; done
-    cp "$(find "$own/root/usr/share/vulkan" -name 'nouveau_icd*.json' | head -n 1)" "$out/package.json"
+    # shellcheck disable=SC2086  # a pattern
+    cp "$(find "$own/root/usr/share/vulkan" -name $manifest | head -n 1)" "$out/package.json"
     apt-cache policy mesa-vulkan-drivers | awk '$1 == "Candidate:" { print $2 }' >"$out/version"
 }
+
+unpack_nvk() {
+    take_shim "$1" "$2" nouveau || return $?
+    # tools/studies/llama_cpp_kernels.py wants a glslc that knows matrix units.
+    unpack_suite "$1" "$2" "$nvk_suite" libvulkan_nouveau.so 'nouveau_icd*.json' glslc
+}
+
+unpack_matrix_units() { unpack_suite "$1" "$2" "$matrix_units_suite" libvulkan_lvp.so 'lvp_icd*.json'; }
 
 # What build_shims compiles with.
 compiler_packages() {
@@ -89,5 +102,5 @@ unpack_compilers() {
     for name in anv nvk; do
         [ -f "$driver_dir/$name/shim.so" ] || { compiler_packages && break; }
     done
-    unpack_drivers radv anv nvk
+    unpack_drivers radv anv nvk matrix_units
 }

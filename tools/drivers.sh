@@ -177,7 +177,8 @@ unpack_driver() {
 # unpack_drivers NAME...
 unpack_drivers() {
     local -A library=([lavapipe]=libvulkan_lvp.so [swiftshader]=libvk_swiftshader.so
-        [radv]=libvulkan_radeon.so [anv]=libvulkan_intel.so [nvk]=libvulkan_nouveau.so)
+        [radv]=libvulkan_radeon.so [anv]=libvulkan_intel.so [nvk]=libvulkan_nouveau.so
+        [matrix_units]=libvulkan_lvp.so)
     local wanted=() name work uri codename found=""
     mkdir -p "$driver_dir"
     rm -rf "$driver_dir"/work.*  # of a run that was interrupted
@@ -217,6 +218,7 @@ unpack_drivers() {
             mv "$driver_dir/$name/icd.json.new" "$driver_dir/$name/icd.json"
             case $name in
                 lavapipe | swiftshader) echo "$name $driver_dir/$name/icd.json" >&3 ;;
+                matrix_units) step "$name $(cat "$driver_dir/$name/version"): a lavapipe with matrix units" ;;
                 *) step "$name $(cat "$driver_dir/$name/version") compiles for GPUs that are not there" ;;
             esac
         fi

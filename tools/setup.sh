@@ -19,7 +19,8 @@ usage: bash tools/setup.sh [--kompute] [--serve | --hosts] [--test] | --drivers 
   --drivers    nothing of that: unpack the drivers the tests run on (lavapipe, SwiftShader) into .drivers/
                and print a line "NAME PATH-OF-ICD-JSON" for each on stdout; beside them AMD's compiler
   --compilers  nothing of that: unpack the compilers of AMD, Intel and NVIDIA (RADV, ANV, NVK) into .drivers/, which
-               then compile for GPUs that are not there (two minutes of CPU, 200 MB of downloads, apt packages)
+               then compile for GPUs that are not there, and a lavapipe with matrix units (two minutes of CPU,
+               300 MB of downloads, apt packages)
 TEXT
 }
 

@@ -137,6 +137,11 @@ def floor() -> bool:
     return os.environ.get("VKBACKEND_FLOOR", "") not in ("", "0")
 
 
+def as_gpu() -> bool:
+    """VKBACKEND_AS_GPU=1: let ops choose for a software device what they choose for a GPU."""
+    return os.environ.get("VKBACKEND_AS_GPU", "") not in ("", "0")
+
+
 def exact() -> bool:
     """VKBACKEND_EXACT=1: run models as if --exact were given: with F32 activations alone."""
     return os.environ.get("VKBACKEND_EXACT", "") not in ("", "0")

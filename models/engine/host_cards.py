@@ -72,7 +72,13 @@ def card_of(host: str, data: say.CardData) -> Card:
 
 def settings() -> str:
     """What of the environment changes the recorded steps."""
-    words = {"fuse": env.fusing(), "exact": env.exact(), "floor": env.floor(), "off": sorted(env.disabled())}
+    words = {
+        "fuse": env.fusing(),
+        "exact": env.exact(),
+        "floor": env.floor(),
+        "as_gpu": env.as_gpu(),
+        "off": sorted(env.disabled()),
+    }
     return json.dumps(words)
 
 

@@ -1,6 +1,6 @@
 """Compilers of GPUs that are not there: which ones `tools/setup.sh --compilers` has unpacked, and how a
 Python of this checkout runs with one of them as its only Vulkan driver. They compile, tell what they made,
-and run nothing.
+and run nothing. Beside them lies a lavapipe that runs: it has matrix units (of 8 x 8).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 from vkbackend.errors import UnsupportedFeature, VkbackendError
 
 FOLDER = Path(__file__).resolve().parents[2] / ".drivers"
+MATRIX_UNITS = "matrix_units"  # the folder below it of the lavapipe that has them
+_UNPACK = "run `bash tools/setup.sh"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def missing(gpu: Gpu) -> str:
     if (FOLDER / gpu.driver / "icd.json").exists():
         return ""
     option = "--drivers" if gpu.driver == "radv" else "--compilers"
-    return f"the compiler {gpu.driver} is not in {FOLDER.name}/: run `bash tools/setup.sh {option}`"
+    return f"the compiler {gpu.driver} is not in {FOLDER.name}/: {_UNPACK} {option}`"
 
 
 def version(gpu: Gpu) -> str:
@@ -68,19 +70,34 @@ def version(gpu: Gpu) -> str:
 
 
 def start(gpu: Gpu, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of `python -m module` with that GPU's compiler as the only driver.
-
-    A shim stands for the kernel's driver of Intel and NVIDIA. NVK comes with the libc that it needs, whose
-    loader then starts Python."""
-    folder = FOLDER / gpu.driver
-    shim, loader = folder / "shim.so", folder / "ld.so"
-    own = [str(loader), "--library-path", str(folder)] if loader.exists() else []
-    added = {gpu.variable: gpu.value, "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
-    added |= dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(folder / "icd.json"))
+    """(command, environment) of `python -m module` with that GPU's compiler as the only driver. A shim stands
+    for the kernel's driver of Intel and NVIDIA."""
+    command, env = _with_driver(gpu.driver, module, arguments)
     others = {other.variable for other in GPUS.values()} - {gpu.variable}
-    env = {name: value for name, value in os.environ.items() if name not in others}
+    env = {name: value for name, value in env.items() if name not in others}
+    shim = FOLDER / gpu.driver / "shim.so"
     preload = ["env", f"LD_PRELOAD={shim}"] if shim.exists() else []
-    return [*preload, *own, sys.executable, "-m", module, *arguments], env | added
+    return [*preload, *command], env | {gpu.variable: gpu.value, "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1"}
+
+
+def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(command, environment) of `python -m module` on a lavapipe that has matrix units, for which ops choose
+    what they choose for GPUs. Raises UnsupportedFeature where it is not there."""
+    if not (FOLDER / MATRIX_UNITS / "icd.json").exists():
+        raise UnsupportedFeature(
+            f"no lavapipe with matrix units is in {FOLDER.name}/: {_UNPACK} --compilers`"
+        )
+    command, env = _with_driver(MATRIX_UNITS, module, arguments)
+    return command, env | {"VKBACKEND_AS_GPU": "1"}
+
+
+def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """A driver that comes with the libc it needs has a loader, which then starts Python."""
+    folder = FOLDER / driver
+    loader = folder / "ld.so"
+    own = [str(loader), "--argv0", sys.executable, "--library-path", str(folder)] if loader.exists() else []
+    added = dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(folder / "icd.json"))
+    return [*own, sys.executable, "-m", module, *arguments], os.environ | added
 
 
 def ask(gpu: Gpu, module: str, arguments: Sequence[str]) -> Any:

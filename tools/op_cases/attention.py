@@ -279,6 +279,7 @@ def quick() -> list[Case]:
         AttnCombine(),
         AttnCombine(3, 2, 1, 64, sinks=True),
         AttnCombine(2, 1, 31, 576),
+        AttnCombine(1, 2, 64, 40),
         AttnPrefill(((0, 0, 1),), 1, 1, 8, 8),
         AttnPrefill(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
         AttnPrefill(((0, 5, 70),), 3, 1, 128, 128),

@@ -366,5 +366,5 @@ def limits_of(info: DeviceInfo) -> Limits:
         max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
         host_import_align=max(have["host_import_align"], 4096),
         subgroup_size=have["subgroup_size"],
-        is_cpu=info.is_cpu,
+        is_cpu=info.is_cpu and not env.as_gpu(),
     )

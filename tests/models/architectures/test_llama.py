@@ -193,6 +193,16 @@ def test_portable_floor(models: Path, monkeypatch: pytest.MonkeyPatch, devices: 
         assert nmse(prefill(runner, tokens), want) <= 1e-6
 
 
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0"])
+def test_ops_that_gpus_choose(models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
+    monkeypatch.setenv("VKBACKEND_AS_GPU", "1")
+    tokens = tokens_of(9, 20)
+    with opened(models, "stories-narrow-Q8_0", devices) as runner:
+        assert not runner.mesh.devices[0].limits.is_cpu
+        want = forward(models / "stories-narrow-Q8_0.gguf", tokens)
+        assert nmse(prefill(runner, tokens), want) <= 1e-6
+
+
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0,0", "0,1")])
 def test_poisoned_memory_stays_invisible(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]

@@ -1,0 +1,54 @@
+"""What only a device with matrix units runs, on a lavapipe that has them: ops beside their twins, and whole
+models whose prompts go through them. `tools/setup.sh --compilers` unpacks it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from vkbackend.errors import UnsupportedFeature
+from vkbackend.ops.table import OPS
+from vkbackend.tools.measure.compilers import start_with_matrix_units
+
+pytestmark = pytest.mark.wide
+OPS_OF_UNITS = {name for name, op in OPS.items() if "matrix_units" in op.needs}
+
+
+def run(module: str, *arguments: str, given: str = "", timeout_s: float) -> subprocess.CompletedProcess[str]:
+    try:
+        command, env = start_with_matrix_units(module, arguments)
+    except UnsupportedFeature as why:
+        pytest.skip(str(why))
+    env |= {"DEBUG": "4", "VKBACKEND_EXACT": "0"}  # shader variants are told; activations may have 16 bits
+    done = subprocess.run(
+        command, env=env, input=given, capture_output=True, text=True, check=False, timeout=timeout_s
+    )
+    assert not done.returncode, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.timeout(1200)
+def test_ops_of_matrix_units() -> None:
+    report = json.loads(run("vkbackend.tools.verify", "-c", "Coop", "--json", timeout_s=1100).stdout)
+    (device,) = report["devices"]
+    assert "cooperative_matrix" in device["features"], device
+    ran = {row["shader"].partition(".")[0] for row in report["results"] if row["cases"]}
+    assert ran >= OPS_OF_UNITS, OPS_OF_UNITS - ran
+    assert not [row["failures"] for row in report["results"] if row["failures"]]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("shape", ["llama-1b", "qwen3-30b-a3b"])
+def test_prompts_of_models(shape: str) -> None:
+    """A layer of the real widths, as `vkbackend gpu-report` checks it beside the numpy device."""
+    others = [f"{name}:Q4_K" for name in ("llama-1b", "qwen3-8b", "qwen3-30b-a3b") if name != shape]
+    job = {"part": "shapes", "devices": ["0"], "done": others, "rows": []}
+    done = run("vkbackend.tools.report.worker", given=json.dumps(job) + "\n", timeout_s=1100)
+    told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = told[-1]["rows"]
+    assert {row["ops"] for row in rows} == {"exact", "fast"} and all(row["right"] for row in rows), rows
+    product = "mat_mul_coop" if shape == "llama-1b" else "mat_mul_id_coop"
+    assert f"{product}." in done.stderr and "attn_prefill_coop." in done.stderr
