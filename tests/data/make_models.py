@@ -20,7 +20,8 @@ from derived import DERIVED, derive, load, store
 from llama_float64 import forward
 from oracles import llama_cpp
 
-from vkbackend.tools.train_demo import BOS, Vocabulary, tell_story
+from vkbackend.tools.demo.stories import tell_story
+from vkbackend.tools.demo.vocabulary import BOS, Vocabulary
 
 DATA = Path(__file__).resolve().parent
 SOURCE = DATA / "stories-w256-F16.gguf"

@@ -20,7 +20,7 @@ from oracles.make_tokenizers import PROSE, SPACE, texts
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from vkbackend.models.text.pre_tokenizers import PRE_TOKENIZERS
-from vkbackend.tools.train_demo import tell_story
+from vkbackend.tools.demo.stories import tell_story
 
 FOLDER = Path(__file__).resolve().parent / "vocab"
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6

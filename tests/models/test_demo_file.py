@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from vkbackend.tools.train_demo import BOS, EOS, N_SPECIAL, TEMPLATE, Vocabulary, tell_story
+from vkbackend.tools.demo.stories import tell_story
+from vkbackend.tools.demo.vocabulary import BOS, EOS, N_SPECIAL, TEMPLATE, Vocabulary
 
 PATH = Path(str(files("vkbackend.models"))) / "demo" / "demo.gguf"
 HELD_OUT_SEED = 99_991

@@ -15,7 +15,7 @@ from derived import derive
 from places import DATA as DATA
 from places import SHARED
 
-from vkbackend.tools.train_demo import tell_story
+from vkbackend.tools.demo.stories import tell_story
 
 SHARED_MODELS, SHARED_VOCABULARIES = SHARED / "models", SHARED / "vocab"
 

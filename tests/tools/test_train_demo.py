@@ -14,7 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkbackend.tools import train_demo
-from vkbackend.tools.train_demo import BOS, EOS, N_SPECIAL, SPACE, Story, Vocabulary, tell_story
+from vkbackend.tools.demo import stories as grammar
+from vkbackend.tools.demo.stories import Story, tell_story
+from vkbackend.tools.demo.vocabulary import (
+    BOS,
+    CHUNK,
+    EOS,
+    N_SPECIAL,
+    N_VOCAB_MIN,
+    SPACE,
+    Vocabulary,
+    train_vocabulary,
+)
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -30,7 +41,7 @@ def stories() -> list[Story]:
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return train_demo.train_vocabulary(1024, seed=1, n_stories=1500)
+    return train_vocabulary(1024, seed=1, n_stories=1500)
 
 
 def test_same_seed_same_story() -> None:
@@ -52,7 +63,7 @@ def test_form(stories: list[Story]) -> None:
     """60 to 150 words, ASCII, complete sentences, closed quotes, every template filled."""
     for story in stories:
         text = story.text
-        assert train_demo.WORDS_MIN <= len(text.split()) <= train_demo.WORDS_MAX, text
+        assert grammar.WORDS_MIN <= len(text.split()) <= grammar.WORDS_MAX, text
         assert text.isascii() and not set(text) & set("{}|?\n") - {"?"}, text
         assert "  " not in text and text.count('"') % 2 == 0, text
         for sentence in re.split(r'(?<=[.!?])"? ', text):
@@ -88,7 +99,7 @@ def test_vocabulary_layout(vocabulary: Vocabulary) -> None:
 def test_pieces_stay_inside_chunks(vocabulary: Vocabulary) -> None:
     """What makes encoding by chunks the same as encoding the whole text."""
     for piece in vocabulary.pieces[N_SPECIAL:]:
-        assert train_demo.CHUNK.findall(piece) == [piece]
+        assert CHUNK.findall(piece) == [piece]
 
 
 def test_vocabulary_is_used(vocabulary: Vocabulary, stories: list[Story]) -> None:
@@ -169,4 +180,4 @@ def test_command_refuses_sizes_before_it_trains(
 
 
 def test_the_fewest_tokens_hold_the_stories(stories: list[Story]) -> None:
-    assert len(set("".join(story.text for story in stories))) <= train_demo.N_VOCAB_MIN - N_SPECIAL
+    assert len(set("".join(story.text for story in stories))) <= N_VOCAB_MIN - N_SPECIAL

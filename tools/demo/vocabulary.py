@@ -1,0 +1,80 @@
+"""The demo model's vocabulary: pieces as SentencePiece has them, learned from stories."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import pairwise
+
+from vkbackend.tools.demo.stories import tell_story
+
+SPACE = "\u2581"
+UNK, BOS, EOS = 0, 1, 2
+N_SPECIAL = 3 + 256
+# A message is the beginning of a story, which the answer tells to its end.
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
+    "{% else %}{{ bos_token }}{{ m.content }}{% endif %}{% endfor %}"
+)
+N_VOCAB_MIN = N_SPECIAL + 64  # the stories have 56 characters
+# No piece crosses the border of two chunks, so encoding chunk by chunk equals SPM on the whole text.
+CHUNK = re.compile(rf"{SPACE}?[A-Za-z]+|'[a-z]+|{SPACE}?\"|[.,!?]+\"?|{SPACE}|.", re.DOTALL)
+
+
+class Vocabulary:
+    """SentencePiece-like: <unk> <s> </s>, 256 byte tokens, pieces of several and of one character."""
+
+    def __init__(self, pieces: list[str], scores: list[float]) -> None:
+        self.pieces, self.scores = pieces, scores
+        self._ids = {piece: i for i, piece in enumerate(pieces)}
+        self._cache: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text with a space in front, without <s> and </s>."""
+        ids: list[int] = []
+        for chunk in CHUNK.findall(SPACE + text.replace(" ", SPACE)):
+            if chunk not in self._cache:
+                self._cache[chunk] = self._encode_chunk(chunk)
+            ids += self._cache[chunk]
+        return ids
+
+    def _encode_chunk(self, chunk: str) -> list[int]:
+        """Merges the adjacent pair with the best score, leftmost first, until no pair is a piece."""
+        symbols = list(chunk)
+        while pairs := [
+            (-self.scores[self._ids[a + b]], i)
+            for i, (a, b) in enumerate(pairwise(symbols))
+            if a + b in self._ids
+        ]:
+            i = min(pairs)[1]
+            symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+        ids: list[int] = []
+        for symbol in symbols:
+            ids += [self._ids[symbol]] if symbol in self._ids else [3 + byte for byte in symbol.encode()]
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids without the first space; control tokens vanish."""
+        raw = b"".join(bytes([i - 3]) if i < N_SPECIAL else self.pieces[i].encode() for i in ids if i > EOS)
+        return raw.decode("utf-8", "replace").replace(SPACE, " ").removeprefix(" ")
+
+
+def train_vocabulary(n_vocab: int, seed: int, n_stories: int = 6000) -> Vocabulary:
+    """BPE merges learned on n_stories stories; a merge's rank becomes the piece's SentencePiece score."""
+    from tokenizers import Tokenizer, models, trainers
+
+    rng = random.Random(seed)
+    chunks = (
+        chunk
+        for _ in range(n_stories)
+        for chunk in CHUNK.findall(SPACE + tell_story(rng).text.replace(" ", SPACE))
+    )
+    tokenizer = Tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=n_vocab - N_SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator(chunks, trainer)
+    learned = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    characters = [piece for piece, _ in learned if len(piece) == 1]
+    merges = [piece for piece, _ in learned if len(piece) > 1]
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    scores = [0.0] * N_SPECIAL + [-float(rank) for rank in range(len(learned))]
+    return Vocabulary(special + merges + characters, scores)
