@@ -192,7 +192,9 @@ class Graph:
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
-        wire = wire_of(self.wire, elements, self.n, all(d.limits.is_cpu for d in self.devices))
+        # One value of a row stands for all of it: rounded, it would move them all the same way.
+        asked = self.wire if x.width > 1 else "f32"
+        wire = wire_of(asked, elements, self.n, all(d.limits.is_cpu for d in self.devices))
         parity = len(self.reduces) % 2
         reduce = Reduce(parity, elements, x.state.writers, wire, lane=self.lane, readers=tuple(readers))
         shares = list(x.views)

@@ -180,6 +180,14 @@ def per_head(op: str, x: State, head_dim: int) -> State:
     raise _no_rule(f"{op} with heads of {head_dim}", x=x)
 
 
+def wide_norm(x: State, w: State) -> State:
+    """An RMS norm over the whole width of a tensor that is split between heads, its weight alike. Only sums
+    of squares have to meet."""
+    if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
+        return x
+    raise _no_rule("wide_norm", x=x, w=w)
+
+
 def attention(
     q: State, k: State, v: State, heads: int, kv_heads: int, head_dim_k: int, head_dim_v: int
 ) -> State:

@@ -102,20 +102,20 @@ def together(*sums: Tensor) -> None:
         on = graph.on(d, "together")
         some = next(x.on(d) for x in parts if x.views[d] is not None)
         for x, begin in zip(parts, begins, strict=False):
-            out = _rows(joint.on(d), begin, x.rows)
+            out = rows_between(joint.on(d), begin, x.rows)
             if (own := x.views[d]) is not None:
                 on.copy(own, out)
             else:  # zeros
-                on.scale(_rows(some, 0, x.rows), out, c=0.0)
+                on.scale(rows_between(some, 0, x.rows), out, c=0.0)
     summed = graph.all_reduce(joint)[0]
     for x, begin in zip(parts, begins, strict=False):
-        views = [view and _rows(view, begin, x.rows) for view in summed.views]
+        views = [view and rows_between(view, begin, x.rows) for view in summed.views]
         x.whole = Tensor(graph, x.rows, width, MIRRORED, views)
         if x.base:
             x.whole = add(x.base, x.whole)
 
 
-def _rows(view: View, begin: int, n: int) -> View:
+def rows_between(view: View, begin: int, n: int) -> View:
     """Rows of a view of f32 rows."""
     width = view.shape[-1]
     return View(view.buffer, view.offset + 4 * begin * width, (n, width))

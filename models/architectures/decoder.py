@@ -144,6 +144,7 @@ class Decoder:
     interleaved_sections = False  # of RoPE, where the file has sections
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
     pre_ffn_norm = "ffn_norm"  # the tensor's name
+    pre_norms = True  # norms of what attention and a dense FFN read
     post_norms = False  # norms of what attention and FFN give, before it is added
 
     def __init__(self, gguf: GGUF) -> None:
@@ -237,7 +238,7 @@ class Decoder:
         q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
         o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v
         specs = [
-            WeightSpec("attn_norm", (n_embd,)),
+            *([WeightSpec("attn_norm", (n_embd,))] if self.pre_norms else []),
             WeightSpec("attn_q", (q, n_embd), rows("heads")),
             WeightSpec("attn_k", (k, n_embd), rows("kv_heads")),
             WeightSpec("attn_v", (v, n_embd), rows("kv_heads")),
@@ -247,7 +248,7 @@ class Decoder:
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
         n_embd, layer = self.config.n_embd, self.config.layers[il]
-        norms = [WeightSpec(self.pre_ffn_norm, (n_embd,))]
+        norms = [WeightSpec(self.pre_ffn_norm, (n_embd,))] if self.pre_norms else []
         if self.post_norms:
             norms.append(WeightSpec("post_ffw_norm", (n_embd,)))
         if layer.mixture:
@@ -311,7 +312,8 @@ class Decoder:
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         eps = self.config.eps
-        a = self.mix(ops.rms_norm(h, w("attn_norm"), eps), w, cache, il)
+        x = ops.rms_norm(h, w("attn_norm"), eps) if self.pre_norms else h
+        a = self.mix(x, w, cache, il)
         h = h + (ops.rms_norm(a, w("post_attention_norm"), eps) if self.post_norms else a)
         f = self.ffn(h, w, il)
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
@@ -324,14 +326,18 @@ class Decoder:
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
         """What is added to the residual h: the dense FFN's or the experts' of its norm."""
         eps, mixture = self.config.eps, self.config.layers[il].mixture
-        x = ops.rms_norm(h, w(self.pre_ffn_norm), eps)
+        x = ops.rms_norm(h, w(self.pre_ffn_norm), eps) if self.pre_norms else h
         return mixture.forward(x, h, w(self.pre_ffn_norm), w, eps) if mixture else self.feed_forward(x, w, il)
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
-        layer = self.config.layers[il]
         q = self.rotate(linear(x, w, "attn_q"), w, "attn_q", il)
         if not cache.shared:
             self.store(x, w, cache, il)
+        return self.attend(q, x, w, cache, il)
+
+    def attend(self, q: Tensor, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
+        """What q, turned, finds in the caches, through the gate and the output projection."""
+        layer = self.config.layers[il]
         a = ops.attention(
             q,
             cache.k,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import LayerMemory, Weights, WeightSpec, read_windowed
+from vkbackend.models.architectures.base import Weights, WeightSpec, read_windowed
 from vkbackend.models.architectures.decoder import Config, Decoder, with_windows
 from vkbackend.models.gguf.reader import GGUF
 
@@ -21,6 +21,7 @@ class Model(Decoder):
 
     windows = True
     freq_factors = True
+    pre_norms = False
     post_norms = True
 
     def read_config(self, gguf: GGUF) -> Config:
@@ -30,16 +31,7 @@ class Model(Decoder):
         return with_windows(c, window, read_windowed(gguf, len(c.layers), PERIOD))
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        specs = [*super().attention_weights(il), *self.head_norm_weights(il)]
-        return [spec for spec in specs if spec.name != "attn_norm"]
-
-    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        return [spec for spec in super().feed_forward_weights(il) if spec.name != self.pre_ffn_norm]
-
-    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        eps = self.config.eps
-        h = h + ops.rms_norm(self.mix(h, w, cache, il), w("post_attention_norm"), eps)
-        return h + ops.rms_norm(self.feed_forward(h, w, il), w("post_ffw_norm"), eps)
+        return [*super().attention_weights(il), *self.head_norm_weights(il)]
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
         if self.everywhere or self.config.layers[il].window:

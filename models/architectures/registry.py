@@ -35,6 +35,8 @@ MODELS = {
     "cohere2": "Command R7B, Command A",
     "command-r": "Command R",
     "starcoder2": "StarCoder 2",
+    "olmo2": "OLMo 2, OLMo 3",
+    "minimax-m2": "MiniMax-M2",
     "granite": "dense Granite 3 and 4",
     "granitemoe": "Granite 3 with experts",
     "smollm3": "SmolLM3",

@@ -34,6 +34,7 @@ from runners import load_runner
 
 from vkbackend.meta.sizing import bucket
 from vkbackend.models.architectures.registry import ARCHITECTURES, model_class
+from vkbackend.models.architectures.wide_normed import WideNormed
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.engine.saved_state import SlotContent
@@ -255,9 +256,11 @@ def test_beside_another_sequence(folder: Path, name: str) -> None:
 @architectures
 @pytest.mark.parametrize("way", AT_ONCE)
 def test_at_most_two_exchanges_per_layer(folder: Path, name: str, way: str) -> None:
-    """One where attention and FFN are added together."""
+    """One where attention and FFN are added together; one more of two values a row for norms over all
+    heads."""
     result = run(folder, name, ["numpy"] * 3, way)
-    per_layer = 1 if getattr(model_class(name.split("+")[0]), "parallel", False) else 2
+    model = model_class(name.split("+")[0])
+    per_layer = 1 if getattr(model, "parallel", False) else 2 + issubclass(model, WideNormed)
     assert all(n == per_layer * result.n_layer for n in result.exchanges.values()), result.exchanges
 
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import hf_decoders, hf_gemma, hf_more_decoders, hf_recurrent
+from oracles import hf_decoders, hf_gemma, hf_more_decoders, hf_newer_decoders, hf_recurrent
 from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
-assert hf_decoders and hf_gemma and hf_more_decoders and hf_recurrent  # imported to register theirs
+assert (
+    hf_decoders and hf_gemma and hf_more_decoders and hf_newer_decoders and hf_recurrent
+)  # imported to register theirs
 
 
 def versions() -> str:

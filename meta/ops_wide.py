@@ -1,0 +1,47 @@
+"""RMS norms over the width of tensors that are split between heads, as ops of ops.py: the devices exchange
+one sum of squares per row and tensor, the values stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vkbackend.meta import split
+from vkbackend.meta.split import Kind
+from vkbackend.meta.sums import holders_of, rows_between, whole
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tensor]:
+    """x / sqrt(mean(x^2) + eps) * w of each x [rows, width] and its w [width]; their sums travel together."""
+    graph, rows = parts[0][0].graph, parts[0][0].rows
+    states = [split.wide_norm(x.state, w.state) for x, w in parts]
+    results = [
+        graph.new(rows, x.width, state, "wide_norm") for (x, _), state in zip(parts, states, strict=True)
+    ]
+    holders = holders_of(parts[0][0])
+    if len(holders) == 1:
+        [d] = holders
+        for (x, w), y in zip(parts, results, strict=True):
+            graph.on(d, "wide_norm").rms_norm(x.on(d), w.whole(d), y.on(d), eps=eps)
+        return results
+    shares = graph.new(len(parts) * rows, 1, split.partial(holders), "sum_squares")
+    for d in holders:
+        for i, (x, _) in enumerate(parts):
+            first, n = _own_columns(x, d)
+            out = rows_between(shares.on(d), i * rows, rows)
+            graph.on(d, "sum_squares").sum_squares(x.on(d), out, n=n, first=first)
+    sums = whole(shares)
+    for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
+        for d in holders:
+            squares = rows_between(sums.on(d), i * rows, rows)
+            graph.on(d, "wide_norm").norm_rows(x.on(d), squares, w.whole(d), y.on(d), width=x.width, eps=eps)
+    return results
+
+
+def _own_columns(x: Tensor, d: int) -> tuple[int, int]:
+    """The first and the number of the local columns that no device before has: kv heads may be on two."""
+    assert x.state.kind is Kind.SPLIT
+    begin, end = x.state.ranges[d]
+    first = max([begin, *(e for b, e in x.state.ranges[:d] if e > b)])
+    return min(first, end) - begin, max(0, end - first)

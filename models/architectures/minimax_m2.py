@@ -1,0 +1,17 @@
+"""minimax-m2 (MiniMax-M2): norms of q and k over all heads at once, RoPE on a part of each head, a mixture of
+experts in every layer: chosen by sigmoid plus a bias that has no part in their weights, these normalised.
+
+MiniMax 2025, arXiv:2506.13585.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.wide_normed import WideNormed
+from vkbackend.ops.moe import Gating
+
+
+class Model(WideNormed):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("sigmoid"))

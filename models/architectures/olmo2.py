@@ -1,0 +1,39 @@
+"""olmo2 (OLMo 2 and 3): norms of what attention and FFN give and none in front of them, of q and k over all
+heads at once. Where the file gives a window (OLMo 3), three of four layers see it and turn without scaling.
+
+OLMo team 2024, arXiv:2501.00656; 2025, arXiv:2512.13961.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.models.architectures.base import read_float, read_windowed
+from vkbackend.models.architectures.decoder import Config, with_windows
+from vkbackend.models.architectures.wide_normed import WideNormed
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+PERIOD = 4
+
+
+class Model(WideNormed):
+    """The weights and the graph."""
+
+    windows = True
+    pre_norms = False
+    post_norms = True
+
+    def read_config(self, gguf: GGUF) -> Config:
+        c = super().read_config(gguf)
+        window = int(gguf.u32("olmo2.attention.sliding_window", 0))
+        c = with_windows(c, window, read_windowed(gguf, len(c.layers), PERIOD))
+        layers = [replace(layer, rope="rope_swa") if layer.window else layer for layer in c.layers]
+        return replace(c, layers=tuple(layers))
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        tables = super().read_ropes(gguf)
+        if not any(layer.window for layer in self.config.layers):
+            return tables
+        base = read_float(gguf, "rope.freq_base_swa", tables["rope"].freq_base)
+        return tables | {"rope_swa": RopeTable(tables["rope"].n_rot, base)}

@@ -1,0 +1,60 @@
+"""Fixtures of decoders of 2024 to 2026: olmo2, minimax-m2."""
+
+from __future__ import annotations
+
+from oracles.fixture import Fixture
+from oracles.parts import (
+    EXPERTS,
+    HEAD_DIM,
+    N_EXPERT,
+    N_FF_EXP,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    mixture,
+)
+
+
+def wide_norms(m: Fixture, il: int) -> None:
+    """Norms of q and k over all heads at once."""
+    for name, n in (("q", m.keys["attention.head_count"]), ("k", m.keys["attention.head_count_kv"])):
+        m.norm(f"blk.{il}.attn_{name}_norm", n * HEAD_DIM)
+
+
+def olmo2_layers(m: Fixture) -> None:
+    for il in range(m.keys["block_count"]):
+        attention(m, il, norm="post_attention_norm")
+        wide_norms(m, il)
+        feed_forward(m, il, norm="post_ffw_norm")
+
+
+@fixture("olmo2")
+def olmo2(m: Fixture) -> None:
+    base(m, 4)
+    olmo2_layers(m)
+
+
+@fixture("olmo2+window")
+def olmo2_window(m: Fixture) -> None:
+    """As OLMo 3: a period of windows and one layer more; YaRN where there is none. One kv head, which several
+    devices have."""
+    base(
+        m, 5, n_kv=1, attention__sliding_window=16, rope__scaling__type="yarn", rope__scaling__factor=8.0,
+        rope__scaling__original_context_length=32,
+    )  # fmt: skip
+    olmo2_layers(m)
+
+
+@fixture("minimax-m2")
+def minimax_m2(m: Fixture) -> None:
+    """Half of a head rotated."""
+    base(
+        m, 4, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_gating_func=2,
+        feed_forward_length=N_FF_EXP,
+    )  # fmt: skip
+    for il in range(4):
+        attention(m, il)
+        wide_norms(m, il)
+        mixture(m, il)
+        m.put(f"blk.{il}.exp_probs_b.bias", m.normal(f"blk.{il}.exp_probs_b", N_EXPERT) / 8)
