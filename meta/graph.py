@@ -123,9 +123,10 @@ class Graph:
                 )
 
     def all_reduce(
-        self, x: Tensor, norm: Weight | None = None, eps: float = 0.0
+        self, x: Tensor, norm: Weight | None = None, eps: float = 0.0, wire: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """Make a PARTIAL tensor whole on the readers; with `norm`, also its RMSNorm, in the same kernel.
+        `wire` is asked for in place of the graph's.
 
         Nothing is exchanged where the only writer is the only reader. A reader that does not hold the
         mirrored addend (it joins here) gets it through the first writer's slot.
@@ -136,7 +137,7 @@ class Graph:
         if x.state.writers != readers or len(readers) > 1:
             if x.base and any(x.base.views[d] is None for d in readers):
                 x = self._fold_base(x)
-            slots, shares = self._exchange(x, readers)
+            slots, shares = self._exchange(x, readers, wire)
         else:
             [d] = readers
             share, shares = x.on(d), x.views
@@ -185,16 +186,14 @@ class Graph:
         return folded
 
     def _exchange(
-        self, x: Tensor, readers: Sequence[int]
+        self, x: Tensor, readers: Sequence[int], wire: str
     ) -> tuple[dict[int, ReduceSlots], Sequence[View | None]]:
         """Every writer puts its share into its slot; the devices meet; this is what each reader then sums,
         and the own share of each device as it enters that sum."""
         provider = self.provider
         assert provider is not None
         elements = x.rows * x.width
-        # One value of a row stands for all of it: rounded, it would move them all the same way.
-        asked = self.wire if x.width > 1 else "f32"
-        wire = wire_of(asked, elements, self.n, all(d.limits.is_cpu for d in self.devices))
+        wire = wire_of(wire or self.wire, elements, self.n, all(d.limits.is_cpu for d in self.devices))
         parity = len(self.reduces) % 2
         reduce = Reduce(parity, elements, x.state.writers, wire, lane=self.lane, readers=tuple(readers))
         shares = list(x.views)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vkbackend.meta import split
 from vkbackend.meta.split import Kind
-from vkbackend.meta.sums import holders_of, rows_between, whole
+from vkbackend.meta.sums import holders_of, rows_between
 from vkbackend.meta.tensor import Tensor, Weight
 
 
@@ -31,7 +31,8 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
             first, n = _own_columns(x, d)
             out = rows_between(shares.on(d), i * rows, rows)
             graph.on(d, "sum_squares").sum_squares(x.on(d), out, n=n, first=first)
-    sums = whole(shares)
+    # As they are: one of these stands for a whole row, and rounded would move all of it the same way.
+    sums = graph.all_reduce(shares, wire="f32")[0]
     for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
         for d in holders:
             squares = rows_between(sums.on(d), i * rows, rows)

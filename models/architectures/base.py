@@ -371,6 +371,16 @@ def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
     return int(gguf.u32(f"{gguf.architecture}.rope.scaling.original_context_length", 0)) or n_ctx_train
 
 
+def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
+    """What a RoPE table that turns q says of its temperature: none, or one that grows at every multiple of a
+    length, which is the original context length where the file says nothing."""
+    length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
+    return {
+        "temperature": read_float(gguf, "attention.temperature_scale", 0.0),
+        "temperature_length": length or read_orig_ctx(gguf, n_ctx_train),
+    }
+
+
 def read_factors(gguf: GGUF, name: str) -> np.ndarray | None:
     """Divisors of RoPE's frequencies, one per pair, if the file has them."""
     return gguf.data(name).view("<f4") if name in gguf.tensors else None

@@ -1,8 +1,8 @@
 """deepseek2 (DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash): latent attention, experts beside a shared one
 behind some dense layers, chosen by softmax (V2) or by sigmoid plus a bias, from the best groups (V3).
 
-YaRN scales q k^T in place of cos and sin: by (1 + m ln(factor))^2, m its log multiplier. DeepSeek-AI 2024,
-arXiv:2405.04434 and arXiv:2412.19437.
+YaRN scales q k^T in place of cos and sin: by (1 + m ln(factor))^2, m its log multiplier. q may have a
+temperature (mistral3.py). DeepSeek-AI 2024, arXiv:2405.04434 and arXiv:2412.19437.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from vkbackend.formats import block_of
 from vkbackend.meta.policy import FeedForward, Layer
-from vkbackend.models.architectures.base import read_float
+from vkbackend.models.architectures.base import read_float, read_temperature
 from vkbackend.models.architectures.decoder import Config
 from vkbackend.models.architectures.latent import LatentAttention
 from vkbackend.models.architectures.mixture import Mixture
@@ -38,7 +38,12 @@ class Model(LatentAttention):
         table = super().read_ropes(gguf)["rope"]
         if table.scaling == "yarn" and self.log_multiplier:
             table = replace(table, attn_factor=table.attn_factor / (1 + 0.1 * math.log(table.factor)))
-        return {"rope": table}
+        hot = read_temperature(gguf, self.config.n_ctx_train)
+        self.q_rope = "rope_q" if hot["temperature"] else "rope"
+        if not hot["temperature"]:
+            return {"rope": table}
+        still = RopeTable(self.nope, sections=(0, 0, 0, self.nope // 2), **hot)
+        return {"rope": table, "rope_q": replace(table, **hot), "still_q": still}
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
         layer, prefix = self.config.layers[il], f"blk.{il}."

@@ -23,9 +23,11 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LatentAttention(Decoder):
-    """`turns`: whether what heads share is turned by RoPE. q may come from a latent of its own (`rank_q`)."""
+    """`turns`: whether what heads share is turned by RoPE, of q by the table `q_rope`. q may come from a
+    latent of its own (`rank_q`)."""
 
     turns = True
+    q_rope = "rope"  # "rope_q": q has a temperature, and what is not turned of it the table "still_q"
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
@@ -103,10 +105,10 @@ class LatentAttention(Decoder):
             x = ops.rms_norm(linear(x, w, "attn_q_a"), w("attn_q_a_norm"), eps)
         q, q_shared = linear(x, w, "attn_q"), linear(x, w, "attn_q_shared")
         if self.turns:
-            q_shared, k_shared = (
-                ops.rope(part, shared, layer.rope, half_split=self.half_split)
-                for part in (q_shared, k_shared)
-            )
+            q_shared = ops.rope(q_shared, shared, self.q_rope, half_split=self.half_split)
+            k_shared = ops.rope(k_shared, shared, half_split=self.half_split)
+        if self.q_rope == "rope_q":
+            q = ops.rope(q, self.nope, "still_q")
         c = ops.head_norm(c, w("attn_kv_a_norm"), latent, eps)
         ops.kv_store(concat(c, k_shared, latent, shared), cache.k, cache.cells)
         ops.kv_store(c, cache.v, cache.cells)

@@ -14,7 +14,7 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import llama
-from vkbackend.models.architectures.base import Weights, read_float, read_orig_ctx
+from vkbackend.models.architectures.base import Weights, read_float, read_temperature
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
@@ -34,14 +34,12 @@ class Model(llama.Model):
                     f"{gguf.paths[0]}: yarn_log_multiplier {log_multiplier} leaves nothing of q k^T"
                 )
             table = replace(table, attn_factor=table.attn_factor / grown)
-        temperature = read_float(gguf, "attention.temperature_scale", 0.0)
-        if temperature and any(layer.n_rot < layer.head_dim for layer in self.config.layers):
+        hot = read_temperature(gguf, self.config.n_ctx_train)
+        if hot["temperature"] and any(layer.n_rot < layer.head_dim for layer in self.config.layers):
             raise UnsupportedModel(
                 f"{gguf.paths[0]}: mistral3 turns whole heads, rope.dimension_count is less"
             )
-        length = int(gguf.u32("mistral3.attention.temperature_length", 0))
-        length = length or read_orig_ctx(gguf, self.config.n_ctx_train)
-        return {"rope": table, "rope_q": replace(table, temperature=temperature, temperature_length=length)}
+        return {"rope": table, "rope_q": replace(table, **hot)}
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
         table = "rope_q" if name == "attn_q" else "rope"

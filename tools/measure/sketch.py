@@ -41,24 +41,18 @@ KEYS: dict[str, Any] = {
     "ssm.inner_size": 256,
 }
 EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}
-OWN: dict[str, dict[str, Any]] = {  # latent attention has keys of its own
-    "deepseek2": {
-        "attention.head_count_kv": 1,
-        "attention.kv_lora_rank": 32,
-        "attention.key_length": 48,
-        "attention.key_length_mla": 48,
-        "attention.value_length_mla": 32,
-        "rope.dimension_count": 16,
-    },
-    "kimi-linear": {
-        "attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4),
-        "attention.kv_lora_rank": 32,
-        "attention.key_length": 48,
-        "attention.key_length_mla": 48,
-        "attention.value_length_mla": 32,
-        "rope.dimension_count": 16,
-        "kda.head_dim": 32,
-    },
+LATENT: dict[str, Any] = {  # attention has keys of its own
+    "attention.head_count_kv": 1,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 48,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32,
+    "rope.dimension_count": 16,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "deepseek2": LATENT,
+    "mistral4": LATENT,
+    "kimi-linear": LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.head_dim": 32},
 }
 
 

@@ -18,9 +18,7 @@ from oracles import hf_decoders, hf_gemma, hf_more_decoders, hf_newer_decoders, 
 from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
-assert (
-    hf_decoders and hf_gemma and hf_more_decoders and hf_newer_decoders and hf_recurrent
-)  # imported to register theirs
+MADE_OF = hf_decoders, hf_gemma, hf_more_decoders, hf_newer_decoders, hf_recurrent  # which register theirs
 
 
 def versions() -> str:
@@ -45,7 +43,8 @@ def _adder(direction: torch.Tensor) -> Callable[[Any, Any, torch.Tensor], torch.
 def model(fixture: Fixture) -> Any:
     config, state = BUILDERS[fixture.name](fixture)
     config._attn_implementation = "eager"
-    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    own = getattr(transformers, type(config).__name__.replace("Config", "ForCausalLM"), None)
+    made = (own or transformers.AutoModelForCausalLM)._from_config(config, dtype=torch.float32).eval()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
     if config.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]

@@ -172,14 +172,15 @@ def qwen3vl(m: Fixture) -> tuple[Any, State]:
     return transformers.Qwen3Config(**common(m), use_sliding_window=False), renamed(m)
 
 
-@builder("deepseek2", "deepseek2+softmax")
+@builder("deepseek2", "deepseek2+softmax", "mistral4")
 def deepseek2(m: Fixture) -> tuple[Any, State]:
     k = m.keys
     rank, shared = k["attention.kv_lora_rank"], k["rope.dimension_count"]
     arguments = common(m, num_key_value_heads=k["attention.head_count"])
     del arguments["head_dim"]
     if "rope.scaling.type" in k:
-        scaled = yarn(m, mscale=1.0, mscale_all_dim=10 * k["rope.scaling.yarn_log_multiplier"])
+        heat = {"llama_4_scaling_beta": k["attention.temperature_scale"]} if m.arch == "mistral4" else {}
+        scaled = yarn(m, mscale=1.0, mscale_all_dim=10 * k["rope.scaling.yarn_log_multiplier"], **heat)
         arguments["rope_parameters"] = scaled
     arguments |= {
         "n_routed_experts": k["expert_count"],
@@ -196,7 +197,9 @@ def deepseek2(m: Fixture) -> tuple[Any, State]:
         "n_group": k.get("expert_group_count", 1),
         "topk_group": k.get("expert_group_used_count", 1),
     }
-    if k["expert_gating_func"] == 2:
+    if m.arch == "mistral4":
+        config = transformers.Mistral4Config(**arguments, norm_topk_prob=True)
+    elif k["expert_gating_func"] == 2:
         config = transformers.DeepseekV3Config(**arguments, norm_topk_prob=True)
     else:
         config = transformers.DeepseekV2Config(**arguments, norm_topk_prob=False, topk_method="greedy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oracles.fixture import Fixture
+from oracles.more_decoders import deepseek2_keys, deepseek2_layers
 from oracles.parts import (
     EXPERTS,
     HEAD_DIM,
@@ -58,3 +59,15 @@ def minimax_m2(m: Fixture) -> None:
         wide_norms(m, il)
         mixture(m, il)
         m.put(f"blk.{il}.exp_probs_b.bias", m.normal(f"blk.{il}.exp_probs_b", N_EXPERT) / 8)
+
+
+@fixture("mistral4")
+def mistral4(m: Fixture) -> None:
+    """YaRN from 16 positions on, which is where the temperature of q begins too."""
+    deepseek2_keys(
+        m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5,
+        expert_weights_norm=True, rope__scaling__type="yarn", rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=16, rope__scaling__yarn_log_multiplier=0.1,
+        attention__temperature_scale=0.5, attention__temperature_length=16,
+    )  # fmt: skip
+    deepseek2_layers(m, 3)

@@ -1,0 +1,14 @@
+"""mistral4 (Mistral Small 4): deepseek2 with a temperature of q (mistral3.py), its experts chosen by softmax,
+their weights normalised. Mistral AI 2026.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import deepseek2
+from vkbackend.models.architectures.mixture import Mixture
+
+
+class Model(deepseek2.Model):
+    """The weights and the graph."""
+
+    mixture = Mixture()
