@@ -1,4 +1,4 @@
-"""Every command and the Python example of the README run and do what the text says."""
+"""Every command of the README runs and prints what the text says, and so do the docs' Python examples."""
 
 from __future__ import annotations
 
@@ -12,14 +12,44 @@ import pytest
 from device_sets import device_infos
 from places import ROOT
 
-BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+# Tried by CI and by test_setup.py.
+SETUP = ("bash tools/setup.sh", "bash tools/demo.sh", "bash tools/test.sh")
+STORY = r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){25,}"  # the continuation alone, of 60 tokens
+PRINTS = {  # what begins each command after `vkbackend`, and what it must print
+    "devices": r"index +name +vendor.*\n +0 ",
+    'generate -p "Once upon a time" -n 60 --temp 0': STORY,
+    "plan ": r"(?s)blk\.0 +Vulkan0\.0 .*Vulkan0\.1 .*predicted +[\d.]+ ms per token",
+    "models": r"(?s)llama.*qwen3.*gemma",
+    "info ": r"general\.architecture +.*llama",
+    "bench ": r"(?s)pp64.*tg16",
+    "perplexity ": r"PPL = +[1-9]",
+    "verify ": r"(?s)rms_norm\.f32 +.*pass.*\d+ pass, 0 FAIL",
+    "export ": r"",
+}
+
+
+def blocks(name: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
 COMMANDS = [
-    line.split("#")[0].strip()
-    for kind, text in BLOCKS
-    if kind == "bash"
+    line.split("  #")[0].strip()
+    for text in blocks("README.md", "bash")
     for line in text.splitlines()
     if line.strip()
 ]
+EXAMPLES = [
+    pytest.param(code, id=f"{name}-{i}")
+    for name in ("README.md", "docs/python.md")
+    for i, code in enumerate(blocks(name, "python"))
+]
+EXAMPLE_PRINTS = {
+    "README.md-0": STORY,
+    "docs/python.md-0": r"(?s)^, there was .*\(5, 1024\).*'weights'",
+    "docs/python.md-1": r"(?s)^\['.+', '.+'\]\n3 continuations\n.*'n_requests': 5",
+    "docs/python.md-2": r"\S+ \S+",
+    "docs/python.md-3": r"(?s)^, there was .*\(1 of \d+ tokens computed\)",
+}
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 
 
@@ -36,35 +66,35 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_readme_begins_with_the_two_setup_commands() -> None:
-    assert COMMANDS[:2] == ["bash tools/demo.sh", "bash tools/test.sh"]  # tried by CI and by test_setup.py
+def test_the_quick_start_is_three_commands() -> None:
+    quick = [line.split("  #")[0].strip() for line in blocks("README.md", "bash")[0].splitlines()]
+    assert quick[0] == SETUP[0] and len(quick) == 3
+    assert set(SETUP) < set(COMMANDS)
 
 
 @needs_device
-@pytest.mark.parametrize("command", COMMANDS[2:])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SETUP])
 def test_command(command: str) -> None:
+    words = command.removeprefix(".venv/bin/vkbackend ")
+    (wanted,) = (pattern for begin, pattern in PRINTS.items() if words.startswith(begin))
     result = run(command)
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout) > 40
+    assert re.search(wanted, result.stdout), result.stdout
 
 
 @needs_device
 def test_one_and_two_devices_write_the_same_text() -> None:
-    texts = {run(command).stdout for command in COMMANDS[2:] if "generate" in command}
+    texts = {run(command).stdout for command in COMMANDS if " generate" in command}
     assert len(texts) == 1, texts
 
 
 @needs_device
-def test_python_examples(tmp_path: Path) -> None:
-    outputs = []
-    for i, code in enumerate(text for kind, text in BLOCKS if kind == "python"):
-        script = tmp_path / f"example{i}.py"
-        script.write_text(code.replace("models/demo/", f"{ROOT}/models/demo/"))
-        result = subprocess.run(
-            [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=110
-        )
-        assert result.returncode == 0, result.stderr
-        outputs.append(result.stdout)
-    first, second = outputs
-    assert "(5, " in first and "weights" in first
-    assert re.search(r"\(1 of \d+ tokens computed\)", second)
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_python_example(code: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code.replace("models/demo/", f"{ROOT}/models/demo/"))
+    result = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=110
+    )
+    assert result.returncode == 0, result.stderr
+    assert re.search(EXAMPLE_PRINTS[request.node.callspec.id], result.stdout), result.stdout
