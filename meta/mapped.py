@@ -1,8 +1,8 @@
 """Weights read where they lie: the model file's own pages as memory of a device that runs on the host.
 
-Nothing is copied and nothing allocated, so loading is faster than reading the file (docs/measurements/lavapipe.md), and
-the pages are the page cache's, which the system may drop and read again. As long as the model is loaded the
-file must stay as it is.
+Nothing is copied and nothing allocated, so loading is faster than reading the file
+(docs/measurements/lavapipe.md). The pages are the page cache's, which the system may drop and read again. As
+long as the model is loaded the file must stay as it is.
 """
 
 from __future__ import annotations
