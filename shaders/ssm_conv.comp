@@ -6,6 +6,7 @@
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
+layout(constant_id = 2) const uint SILU = 1; // 0: the convolution as it is
 
 layout(push_constant) uniform Push {
     uint x_off, w_off, state_off, y_off;
@@ -59,6 +60,6 @@ void main() {
         window[N_STATE] = x[x_off + at + t * width];
         float sum = 0.0;
         [[unroll]] for (uint j = 0; j < D_CONV; ++j) sum += taps[j] * window[j];
-        y[y_off + at + t * width] = sum / (1.0 + exp(min(-sum, 87.0)));
+        y[y_off + at + t * width] = SILU != 0 ? sum / (1.0 + exp(min(-sum, 87.0))) : sum;
     }
 }

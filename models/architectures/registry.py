@@ -38,6 +38,8 @@ MODELS = {
     "starcoder2": "StarCoder 2",
     "olmo2": "OLMo 2, OLMo 3",
     "minimax-m2": "MiniMax-M2",
+    "lfm2": "LFM2",
+    "lfm2moe": "LFM2 with experts",
     "granite": "dense Granite 3 and 4",
     "granitemoe": "Granite 3 with experts",
     "smollm3": "SmolLM3",

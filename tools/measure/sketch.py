@@ -49,9 +49,12 @@ LATENT: dict[str, Any] = {  # attention has keys of its own
     "attention.value_length_mla": 32,
     "rope.dimension_count": 16,
 }
+SHORT_CONV = {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4), "shortconv.l_cache": 3}
 OWN: dict[str, dict[str, Any]] = {
     "deepseek2": LATENT,
     "mistral4": LATENT,
+    "lfm2": SHORT_CONV,
+    "lfm2moe": SHORT_CONV,
     "kimi-linear": LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.head_dim": 32},
 }
 

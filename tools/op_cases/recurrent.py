@@ -51,6 +51,7 @@ class SsmConv(Case):
     d_conv: int = 4
     runs: tuple[StateRun, ...] = RUNS
     pad: int = 1
+    silu: bool = True
 
     def setup(self, rng: np.random.Generator) -> Setup:
         shape = (_n_rows(self.runs) + self.pad, self.width)
@@ -62,7 +63,7 @@ class SsmConv(Case):
         }
 
         def record(r: Recorder, v: Views) -> None:
-            r.ssm_conv(v["x"], v["w"], v["state"], v["y"], v["step"])
+            r.ssm_conv(v["x"], v["w"], v["state"], v["y"], v["step"], silu=self.silu)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -216,6 +217,7 @@ def quick() -> list[Case]:
     return [
         SsmConv(),
         SsmConv(257, 3, ((0, 1, 0, 0),), 0),
+        SsmConv(65, 3, silu=False),
         SsmConv(130, 9, ((4, 40, 1, 1), (1, 16, 0, 2))),
         L2Norm(),
         L2Norm(128, 3, 5, gap=7),

@@ -66,12 +66,13 @@ def delta_work(n_rows: int, n_heads: int, size: int, kda: bool) -> tuple[int, in
 class RecurrentOps(Target):
     """Convolutions and the delta net."""
 
-    def ssm_conv(self, x: View, w: View, state: View, y: View, step: View) -> None:
+    def ssm_conv(self, x: View, w: View, state: View, y: View, step: View, *, silu: bool = True) -> None:
         """y = silu(sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run, what is before it
         from the state.
 
         x, y [n_rows, width], w f32 [width, d_conv], state f32 [n_cells, width, d_conv - 1], the oldest column
-        first, which ends as the run's last columns. Rows of no run are not written.
+        first, which ends as the run's last columns. Rows of no run are not written. Without `silu` y is the
+        sum.
         """
         width, d_conv = w.shape
         n_rows = rows_of(x, width)
@@ -83,7 +84,7 @@ class RecurrentOps(Target):
             "f32",
             (x, w, state, y),
             {"width": width, "n_rows": n_rows},
-            {"LOCAL": local, "D_CONV": d_conv},
+            {"LOCAL": local, "D_CONV": d_conv, "SILU": int(silu)},
             (*self.fold(-(-width // local)), _tiles(n_rows, CONV_TILE)),
             step,
             flops=2 * n_rows * width * d_conv,

@@ -26,7 +26,7 @@ def _strided(x: Array, n_rows: int, stride: int, n_heads: int, size: int) -> Arr
 
 def ssm_conv(
     x: Array, w: Array, state: Array, y: Array, step: StepParams, *, width: int, n_rows: int, d_conv: int,
-    **_: Any,
+    silu: int = 1, **_: Any,
 ) -> None:  # fmt: skip
     """y = silu(sum over j of w[c, j] * (state, x)[t + j, c]); the state: the last d_conv - 1 columns."""
     rows, taps, out = x.reshape(n_rows, width), f64(w, width, d_conv), y.reshape(n_rows, width)
@@ -35,7 +35,7 @@ def ssm_conv(
         before = np.zeros((d_conv - 1, width)) if is_fresh else cells[read].T.astype(np.float64)
         columns = np.concatenate([before, rows[first : first + n].astype(np.float64)])
         total = sum(columns[j : j + n] * taps[:, j] for j in range(d_conv))
-        out[first : first + n] = total / (1.0 + np.exp(np.minimum(-total, 700.0)))
+        out[first : first + n] = total / (1.0 + np.exp(np.minimum(-total, 700.0))) if silu else total
         cells[written] = columns[n:].T
 
 

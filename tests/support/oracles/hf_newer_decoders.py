@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from oracles.fixture import Fixture
 from oracles.hf_gemma import SANDWICH
-from oracles.hf_parts import State, builder, common, fused_experts, layers, renamed, rope, yarn
+from oracles.hf_parts import State, builder, common, experts_of, fused_experts, layers, renamed, rope, yarn
 
 
 @builder("olmo2", "olmo2+window")
@@ -42,4 +42,38 @@ def minimax_m2(m: Fixture) -> tuple[Any, State]:
     state = renamed(m, skip=r"_exps\.|exp_probs_b")
     fused_experts(m, state)
     selection_bias(m, state, "mlp.e_score_correction_bias")
+    return config, state
+
+
+@builder("lfm2", "lfm2moe")
+def lfm2(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    kinds = ["full_attention" if n else "conv" for n in k["attention.head_count_kv"]]
+    arguments = common(m, num_key_value_heads=max(k["attention.head_count_kv"]))
+    for name in ("head_dim", "hidden_act"):
+        del arguments[name]
+    arguments |= {"norm_eps": arguments.pop("rms_norm_eps"), "conv_L_cache": k["shortconv.l_cache"]}
+    arguments |= {"layer_types": kinds}
+    names = {
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+        "shortconv.conv": "conv.conv",
+        "ffn_gate_inp": "feed_forward.gate",
+    }
+    names |= {f"ffn_{n}": f"feed_forward.w{i}" for n, i in (("gate", 1), ("down", 2), ("up", 3))}
+    state = renamed(m, names, r"_exps\.|exp_probs_b")
+    for name in [name for name in state if name.endswith(".conv.conv.weight")]:
+        state[name] = state[name][:, None]
+    if m.arch == "lfm2":
+        return transformers.Lfm2Config(**arguments, block_auto_adjust_ff_dim=False), state
+    fused_experts(m, state, "feed_forward.experts")
+    selection_bias(m, state, "feed_forward.expert_bias")
+    config = transformers.Lfm2MoeConfig(
+        **arguments, **experts_of(m), num_dense_layers=k["leading_dense_block_count"], norm_topk_prob=True
+    )
     return config, state

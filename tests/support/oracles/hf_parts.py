@@ -32,7 +32,12 @@ NAMES = {  # of a layer, GGUF to transformers; what is not here keeps to a build
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+TOP = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
 
 
 def builder(*names: str) -> Callable[[Builder], Builder]:

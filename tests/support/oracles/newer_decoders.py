@@ -7,6 +7,7 @@ from oracles.more_decoders import deepseek2_keys, deepseek2_layers
 from oracles.parts import (
     EXPERTS,
     HEAD_DIM,
+    N_EMBD,
     N_EXPERT,
     N_FF_EXP,
     attention,
@@ -71,3 +72,39 @@ def mistral4(m: Fixture) -> None:
         attention__temperature_scale=0.5, attention__temperature_length=16,
     )  # fmt: skip
     deepseek2_layers(m, 3)
+
+
+def lfm2_layers(m: Fixture) -> None:
+    """Convolutions and attention in turns, a dense layer in front of experts, if there are any."""
+    base(m, 5, n_kv=[0, 2, 0, 0, 2], shortconv__l_cache=3, **(EXPERTS if m.arch == "lfm2moe" else {}))
+    m.tensors["token_embd_norm.weight"] = m.tensors.pop("output_norm.weight")
+    del m.tensors["output.weight"]
+    m.tensors["token_embd.weight"] /= 4
+    kv_heads = m.keys["attention.head_count_kv"]
+    for il, n_kv in enumerate(kv_heads):
+        if n_kv:
+            m.keys["attention.head_count_kv"] = n_kv
+            attention(m, il, head_norms=True)
+        else:
+            p = f"blk.{il}.shortconv."
+            m.norm(f"blk.{il}.attn_norm", N_EMBD)
+            m.matrix(p + "in_proj", 3 * N_EMBD, N_EMBD)
+            m.put(p + "conv.weight", 0.6 * m.normal(p + "conv", N_EMBD, 3))
+            m.matrix(p + "out_proj", N_EMBD, N_EMBD, gain=1.5)
+        if "expert_count" not in m.keys or il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        m.put(f"blk.{il}.exp_probs_b.bias", m.normal(f"blk.{il}.exp_probs_b", N_EXPERT) / 8)
+    m.keys["attention.head_count_kv"] = kv_heads
+
+
+@fixture("lfm2")
+def lfm2(m: Fixture) -> None:
+    lfm2_layers(m)
+
+
+@fixture("lfm2moe")
+def lfm2moe(m: Fixture) -> None:
+    lfm2_layers(m)
+    m.keys |= {"leading_dense_block_count": 1, "expert_gating_func": 2}

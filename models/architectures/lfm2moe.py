@@ -1,0 +1,15 @@
+"""lfm2moe (LFM2 with experts): lfm2 with a mixture of experts behind some dense layers: chosen by sigmoid plus
+a bias that has no part in their weights, these normalised. Liquid AI 2025, arXiv:2511.23404.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import lfm2
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.ops.moe import Gating
+
+
+class Model(lfm2.Model):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("sigmoid"))
