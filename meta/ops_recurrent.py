@@ -14,16 +14,18 @@ from vkbackend.ops import Recorder, delta_work
 from vkbackend.step import Mix
 
 
-def ssm_conv(x: Tensor, w: Weight, state: Weight, *, silu: bool = True) -> Tensor:
-    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv], behind the columns in
-    `state` [n_cells, width * (d_conv - 1)], which it moves on; without `silu` the convolution alone."""
+def ssm_conv(x: Tensor, w: Weight, state: Weight, b: Weight | None = None, *, silu: bool = True) -> Tensor:
+    """silu of the causal depthwise convolution of x [rows, width] by w [width, d_conv] plus b [width], behind
+    the columns in `state` [n_cells, width * (d_conv - 1)], which it moves on; without `silu` the sum."""
     graph, d_conv = x.graph, w.shape[1]
-    y = graph.new(x.rows, x.width, split.ssm_conv(x.state, w.state, state.state, d_conv - 1), "ssm_conv")
+    how = split.ssm_conv(x.state, w.state, state.state, d_conv - 1)
+    y = graph.new(x.rows, x.width, split.add_bias(how, b.state) if b else how, "ssm_conv")
     for d, out in enumerate(y.views):
         if out is not None:
             cells = state.whole(d)
             cells = cells.reshape(cells.shape[0], out.shape[1], d_conv - 1)
-            graph.on(d, "ssm_conv").ssm_conv(x.on(d), w.whole(d), cells, out, graph.inputs[d].step, silu=silu)
+            bias, step = b.whole(d) if b else None, graph.inputs[d].step
+            graph.on(d, "ssm_conv").ssm_conv(x.on(d), w.whole(d), bias, cells, out, step, silu=silu)
     return y
 
 

@@ -37,6 +37,11 @@ class Attention:
         """q heads per kv head."""
         return self.n_head // self.n_head_kv
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Units of each dimension of the plan."""
+        return {"kv_heads": self.n_head_kv, "heads": self.n_head}
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
@@ -55,6 +60,38 @@ class DeltaNet:
         """Key heads that stay together: whole blocks of the output projection."""
         return min(self.block // math.gcd(self.block, self.columns), self.n_k_heads)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Units of each dimension of the plan."""
+        return {"k_heads": self.n_k_heads}
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """A layer of Mamba-2: heads, of which those of a group read the same B and C. It is shared out as q heads
+    and kv heads are: by groups, or by heads with copies of B and C where some device would get no group.
+
+    `n_state`: values of B; `block`: elements of a quant block of the output projection.
+    """
+
+    n_head: int
+    n_group: int
+    head_dim: int
+    n_state: int
+    block: int = 1
+
+    @property
+    def as_attention(self) -> Attention:
+        return Attention(self.n_head, self.n_group, self.head_dim, self.head_dim, self.block)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Units of each dimension of the plan."""
+        return {"ssm_groups": self.n_group, "ssm_heads": self.n_head}
+
+
+Mixer = Attention | DeltaNet | StateSpace
+
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
@@ -72,11 +109,17 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What there is to share in one layer. Layers of one `kind` rotate together in llama.cpp's policy."""
+    """What there is to share in one layer, which may lack either half. Layers of one `kind` rotate together
+    in llama.cpp's policy. `beside`: what runs beside attention."""
 
-    attention: Attention | DeltaNet
-    ffn: FeedForward
+    attention: Mixer | None
+    ffn: FeedForward | None
     kind: str = ""
+    beside: StateSpace | None = None
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        return [mixer for mixer in (self.attention, self.beside) if mixer]
 
 
 def plan_model(
@@ -104,12 +147,11 @@ def plan_model(
 
 
 def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
-    mixer = layer.attention
-    if isinstance(mixer, DeltaNet):
-        ranges = {"k_heads": _take(mixer.n_k_heads, mixer.grain, shares, held)}
-    else:
-        ranges = attention_ranges(mixer, shares, held)
-    ffn = layer.ffn
+    ranges: dict[str, Ranges] = {}
+    for mixer in layer.mixers:
+        ranges |= _mixer_ranges(mixer, shares, held)
+    if (ffn := layer.ffn) is None:
+        return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
     here = [0.0] * len(shares)  # a layer's experts work side by side: what one rounds up another makes up for
     experts = []
@@ -124,13 +166,30 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     return Plan(ranges, tuple(experts))
 
 
+def _mixer_ranges(mixer: Mixer, shares: Sequence[float], held: list[float]) -> dict[str, Ranges]:
+    if isinstance(mixer, DeltaNet):
+        return {"k_heads": _take(mixer.n_k_heads, mixer.grain, shares, held)}
+    if isinstance(mixer, StateSpace):
+        width = (
+            2 * mixer.n_state / (3 * mixer.head_dim)
+        )  # rows of B and C to those of z and x and columns out
+        return _of_state_space(attention_ranges(mixer.as_attention, shares, held, width))
+    return attention_ranges(mixer, shares, held)
+
+
+def _of_state_space(ranges: Mapping[str, Ranges]) -> dict[str, Ranges]:
+    return {"ssm_groups": ranges["kv_heads"], "ssm_heads": ranges["heads"]}
+
+
 def ffn_unit(n_ff: int, block: int) -> int:
     """Columns that stay together: whole blocks of ffn_down, and fours where that divides (vector loads)."""
     wide = math.lcm(block, 4)
     return wide if n_ff % wide == 0 else block
 
 
-def attention_ranges(attention: Attention, shares: Sequence[float], held: list[float]) -> dict[str, Ranges]:
+def attention_ranges(
+    attention: Attention, shares: Sequence[float], held: list[float], kv_width: float = 1.0
+) -> dict[str, Ranges]:
     """Whole kv groups, or, where some device would get none, q heads with a copy of the kv heads they use
     on each device: whichever leaves the busiest device less to read."""
     a = attention
@@ -142,18 +201,18 @@ def attention_ranges(attention: Attention, shares: Sequence[float], held: list[f
         unit = min(a.block // math.gcd(a.block, a.head_dim_v), a.n_head)
         heads = _take(a.n_head, unit, shares, list(held))
         replicated = {"kv_heads": kv_heads_of(heads, a.group), "heads": heads}
-        chosen = min(whole, replicated, key=lambda ranges: attention_cost(ranges, shares))
+        chosen = min(whole, replicated, key=lambda ranges: attention_cost(ranges, shares, kv_width))
     for d, (begin, end) in enumerate(chosen["heads"]):
         held[d] += (end - begin) * a.head_dim_k
     return chosen
 
 
-def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float]) -> float:
-    """Heads that the busiest device reads weights for, per share (a head of k or v is as wide as one of
-    q)."""
+def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
+    """Heads that the busiest device reads weights for, per share, a kv head `kv_width` times as wide as one
+    of q."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
-        2 * ((heads[d][1] - heads[d][0]) + (kv[d][1] - kv[d][0])) / share
+        2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
         for d, share in enumerate(shares)
         if share > 0
     )
@@ -209,9 +268,13 @@ def _llama_cpp(
     for layer in layers:
         rotation = seen.get(layer.kind, 0) % n
         seen[layer.kind] = seen.get(layer.kind, 0) + 1
-        ffn = layer.ffn
+        ranges: dict[str, Ranges] = {}
+        for mixer in layer.mixers:
+            ranges |= _llama_cpp_heads(mixer, n, shares, rotation)
+        if (ffn := layer.ffn) is None:
+            plans.append(Plan(ranges))
+            continue
         columns_ffn = _cumulative(ffn.n_ff, math.lcm(ffn.block, 128), n, shares, rotation)
-        ranges = _llama_cpp_heads(layer.attention, n, shares, rotation)
         if ffn.beside:
             grain = math.lcm(ffn.beside_block, 128)
             ranges["ffn"] = _cumulative(ffn.beside, grain, n, shares, rotation)
@@ -221,9 +284,9 @@ def _llama_cpp(
     return plans, Plan({"vocab": _cumulative(n_vocab, 1, n, shares, len(layers) % n)})
 
 
-def _llama_cpp_heads(
-    a: Attention | DeltaNet, n: int, shares: Sequence[float] | None, rotation: int
-) -> dict[str, Ranges]:
+def _llama_cpp_heads(a: Mixer, n: int, shares: Sequence[float] | None, rotation: int) -> dict[str, Ranges]:
+    if isinstance(a, StateSpace):
+        return _of_state_space(_llama_cpp_heads(a.as_attention, n, shares, rotation))
     if isinstance(a, DeltaNet):  # by key heads: theirs cuts q, k and v apart, where 3 devices may not agree
         grain = math.lcm(a.block, 128) // math.gcd(math.lcm(a.block, 128), a.columns)
         return {"k_heads": _cumulative(a.n_k_heads, grain, n, shares, rotation)}

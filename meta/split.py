@@ -285,3 +285,24 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
         return False
     n_q, n_v = (max(end for _, end in s.ranges) for s in (q, v))
     return n_v % n_q == 0 and scaled(q.ranges, n_v // n_q) == v.ranges
+
+
+def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
+    """A device scans its heads: those of x, of which `heads` has one value each, with the B and C of the
+    groups that they read; `sizes`: of a head, of B of a group, heads of a group. The result is split like x.
+    """
+    head_dim, n_state, group = sizes
+    if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
+        own = resized(x, 1, head_dim)
+        groups = split(1, kv_heads_of(own.ranges, group), [n_state, n_state])
+        if (heads, bc, state) == (own, groups, resized(x, n_state)):
+            return x
+    raise _no_rule("ssm_scan", x=x, bc=bc, heads=heads, state=state)
+
+
+def group_norm(x: State, w: State, group: int) -> bool:
+    """Whether every device has whole groups of `group` columns; where one does not, the groups' squares are
+    summed over devices."""
+    if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
+        return all(at % group == 0 for cut in x.ranges for at in cut)
+    raise _no_rule("group_norm", x=x, w=w)

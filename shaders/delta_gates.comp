@@ -14,19 +14,14 @@ layout(set = 0, binding = 3) readonly buffer B { float b[]; };
 layout(set = 0, binding = 4) writeonly buffer G { float g[]; };
 layout(set = 0, binding = 5) writeonly buffer Beta { float beta[]; };
 
-// log(1 + e), exact to rounding also where 1 + e loses most of e
-float log1p(float e) {
-    precise const float u = 1.0 + e;
-    precise const float rest = u - 1.0;
-    return rest == 0.0 ? e : log(u) * (e / rest);
-}
+#include "lib/softplus.glsl"
 
 void main() {
     const uint i = global_index();
     if (i < n_rows * n_heads * width) {
         const uint channel = i % (n_heads * width);
         const float value = a[a_off + i] + dt[dt_off + channel];
-        g[g_off + i] = (max(value, 0.0) + log1p(exp(-abs(value)))) * decay[decay_off + channel / width];
+        g[g_off + i] = softplus(value) * decay[decay_off + channel / width];
     }
     if (i < n_rows * n_heads) beta[beta_off + i] = 1.0 / (1.0 + exp(min(-b[b_off + i], 87.0)));
 }

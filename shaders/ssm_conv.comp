@@ -1,23 +1,25 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = silu(causal depthwise convolution of each run's rows), behind the state's D_CONV - 1 columns, which are moved on.
-// Workgroup (channels, tile of 16 rows). The run's first tile alone reads and writes the state, each invocation its own
-// channel's, so it may be changed in place.
+// y = silu(causal depthwise convolution of each run's rows + bias), behind the state's D_CONV - 1 columns, which are
+// moved on. Workgroup (channels, tile of 16 rows). The run's first tile alone reads and writes the state, each
+// invocation its own channel's, so it may be changed in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
 layout(constant_id = 2) const uint SILU = 1; // 0: the convolution as it is
+layout(constant_id = 3) const uint HAS_B = 0; // 0: no bias, b is not read
 
 layout(push_constant) uniform Push {
-    uint x_off, w_off, state_off, y_off;
+    uint x_off, w_off, b_off, state_off, y_off;
     uint width, n_rows;
 };
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) readonly buffer W { float w[]; };
-layout(set = 0, binding = 2) buffer State { float state[]; };
-layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
+layout(set = 0, binding = 2) readonly buffer B { float b[]; };
+layout(set = 0, binding = 3) buffer State { float state[]; };
+layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
 
-#define STEP_BINDING 4
+#define STEP_BINDING 5
 #include "lib/step.glsl"
 #include "lib/runs.glsl"
 
@@ -55,10 +57,11 @@ void main() {
             state[to + j] = value;
         }
     }
+    const float bias = HAS_B != 0 ? b[b_off + channel] : 0.0;
     for (uint t = tile.first; t < tile.first + tile.n; ++t) {
         [[unroll]] for (uint j = 0; j < N_STATE; ++j) window[j] = window[j + 1];
         window[N_STATE] = x[x_off + at + t * width];
-        float sum = 0.0;
+        float sum = bias;
         [[unroll]] for (uint j = 0; j < D_CONV; ++j) sum += taps[j] * window[j];
         y[y_off + at + t * width] = SILU != 0 ? sum / (1.0 + exp(min(-sum, 87.0))) : sum;
     }

@@ -16,7 +16,7 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import holders
-from vkbackend.models.architectures.base import KVSpec, Model, StateSpec
+from vkbackend.models.architectures.base import Model, StateSpec, kv_of
 from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import lay_out
@@ -56,7 +56,13 @@ PROOFS = {  # by column; of test_architectures.py, and others by file
         "tests/vkbackend/ops/test_gdn_oracle.py::test_shaders",
     ),
 }
-DIMS = {"heads": "heads", "k_heads": "key heads", "ffn": "ffn", "experts": "experts"}  # by role
+DIMS = {  # by role
+    "heads": "heads",
+    "k_heads": "key heads",
+    "ssm_heads": "ssm heads",
+    "ffn": "ffn",
+    "experts": "experts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ def row_of(name: str) -> Row:
         whole_slots=recurrent,  # the sequence so far left it: it cannot be cut at a position
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
-        windows=any(isinstance(spec, KVSpec) and spec.window > 0 for spec in memories),
+        windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),
         recurrent=recurrent,
     )
 

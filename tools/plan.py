@@ -46,10 +46,13 @@ from vkbackend.wire import wire_words
 
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
+RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # dimensions that are shown where a layer has them
 DIMS = {  # of a plan, and what they are called
     "heads": "heads",
     "kv_heads": "kv heads",
-    "k_heads": "key heads",  # of recurrent layers, shown where there are some
+    "k_heads": "key heads",
+    "ssm_heads": "ssm heads",
+    "ssm_groups": "ssm groups",
     "ffn": "ffn columns",
     "vocab": "vocabulary rows",
 }
@@ -181,7 +184,7 @@ def named_plans(layout: Layout) -> list[tuple[str, Plan]]:
 
 
 def shown_dims(layout: Layout) -> list[str]:
-    return [dim for dim in DIMS if dim != "k_heads" or any(dim in plan.ranges for plan in layout.plans)]
+    return [dim for dim in DIMS if dim not in RECURRENT or any(dim in plan.ranges for plan in layout.plans)]
 
 
 def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:

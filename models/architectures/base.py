@@ -163,21 +163,34 @@ class LayerCache:
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """The recurrent state of one layer: arrays of (name, values per unit of each segment), whose units are
-    those of the plan's dimension `dim`. It has no positions: it is what the whole sequence so far left."""
+    those of the plan's dimension `dim`. It has no positions: it is what the whole sequence so far left.
+
+    `beside`: more arrays of the layer, cut along another dimension. `kv`: its caches, if it attends too.
+    """
 
     n_units: int
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
     dim: str = "k_heads"
+    beside: StateSpec | None = None
+    kv: KVSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The state of one layer: arrays [n_cells, values] by name."""
+    """The state of one layer: arrays [n_cells, values] by name, none where the layer remembers nothing, and
+    the caches of one that attends too."""
 
     arrays: Mapping[str, Weight]
+    cache: LayerCache | None = None
 
 
 LayerMemory = LayerCache | LayerState
+MemorySpec = KVSpec | StateSpec | None  # None: what a layer computes of a row depends on that row alone
+
+
+def kv_of(spec: MemorySpec) -> KVSpec | None:
+    """The caches of a layer, if it attends."""
+    return spec.kv if isinstance(spec, StateSpec) else spec
 
 
 class Weights:
@@ -223,7 +236,7 @@ class Model(Protocol):
 
     def weights(self) -> list[WeightSpec]: ...
     def unread(self) -> set[str]: ...  # tensors that files may have and no device needs
-    def kv(self, il: int) -> KVSpec | StateSpec: ...
+    def kv(self, il: int) -> MemorySpec: ...
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]: ...  # for contexts of n_ctx tokens
     def layer(self, il: int, types: Mapping[str, str]) -> Layer: ...
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None: ...

@@ -26,7 +26,7 @@ from vkbackend.models.architectures.base import (
     KVSpec,
     LayerCache,
     LayerMemory,
-    StateSpec,
+    MemorySpec,
     Weights,
     WeightSpec,
     check_off,
@@ -79,9 +79,10 @@ class Config:
         mixture: Mixture | None = None,
         low: int = 1,
         norm_key: str = "layer_norm_rms_epsilon",
+        layers: tuple[LayerConfig, ...] | None = None,
     ) -> Config:
-        """Raises GGUFError for missing or impossible values, UnsupportedModel for features that are not
-        there."""
+        """`layers`: in place of what their keys say. Raises GGUFError for missing or impossible values,
+        UnsupportedModel for features that are not there."""
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
@@ -92,7 +93,7 @@ class Config:
             n_vocab=gguf.tensors["token_embd.weight"].shape[0],
             n_ctx_train=n_ctx_train,
             eps=float(gguf.f32(f"{arch}.attention.{norm_key}")),
-            layers=read_layers(gguf, mixture, low),
+            layers=layers or read_layers(gguf, mixture, low),
         )
 
 
@@ -270,7 +271,7 @@ class Decoder:
         names = "attn_q_norm", "attn_k_norm"
         return [WeightSpec(name, (self.config.layers[il].head_dim,)) for name in names]
 
-    def kv(self, il: int) -> KVSpec | StateSpec:
+    def kv(self, il: int) -> MemorySpec:
         layer = self.config.layers[il]
         return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window)
 

@@ -139,7 +139,7 @@ class Model(gemma3.Model):
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
         layer, c = super().layer(il, types), self.config.layers[il]
-        if not c.mixture:
+        if not c.mixture or not layer.ffn:
             return layer
         block = block_of(types[f"blk.{il}.ffn_down.weight"])[0]
         return replace(layer, ffn=replace(layer.ffn, beside=c.n_ff, beside_block=block))

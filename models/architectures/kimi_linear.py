@@ -14,9 +14,9 @@ from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import Attention, DeltaNet, FeedForward, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import (
-    KVSpec,
     LayerMemory,
     LayerState,
+    MemorySpec,
     StateSpec,
     Weights,
     WeightSpec,
@@ -83,7 +83,7 @@ class Model(LatentAttention):
             WeightSpec("attn_output", (n_embd, n), columns("k_heads")),
         ]
 
-    def kv(self, il: int) -> KVSpec | StateSpec:
+    def kv(self, il: int) -> MemorySpec:
         if not self.recurrent[il]:
             return super().kv(il)
         n_head, size = self.config.layers[il].n_head, self.size

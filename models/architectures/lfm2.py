@@ -16,9 +16,9 @@ from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import DeltaNet, FeedForward, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import (
-    KVSpec,
     LayerMemory,
     LayerState,
+    MemorySpec,
     StateSpec,
     Weights,
     WeightSpec,
@@ -71,7 +71,7 @@ class Model(Decoder):
         by_name |= {spec.name: spec for spec in fused(f"{prefix}shortconv.in_proj.weight", gates)}
         return list(by_name.values())
 
-    def kv(self, il: int) -> KVSpec | StateSpec:
+    def kv(self, il: int) -> MemorySpec:
         if not self.recurrent[il]:
             return super().kv(il)
         return StateSpec(self.config.n_embd, (("conv", (self.d_conv - 1,)),))

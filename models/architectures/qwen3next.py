@@ -18,9 +18,9 @@ from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import DeltaNet, FeedForward, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import (
-    KVSpec,
     LayerMemory,
     LayerState,
+    MemorySpec,
     StateSpec,
     Weights,
     WeightSpec,
@@ -128,7 +128,7 @@ class Model(Decoder):
             by_name |= {qkv.name: replace(qkv, part=part), z.name: z}
         return list(by_name.values())
 
-    def kv(self, il: int) -> KVSpec | StateSpec:
+    def kv(self, il: int) -> MemorySpec:
         if not self.recurrent[il]:
             return super().kv(il)
         d = self.delta

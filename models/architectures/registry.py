@@ -25,6 +25,7 @@ MODELS = {
     "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash",
     "mistral4": "Mistral Small 4",
     "kimi-linear": "Kimi-Linear-48B-A3B",
+    "mamba2": "Mamba-2, Mamba-Codestral",
     "phi3": "Phi-3, Phi-4",
     "gemma": "Gemma 1",
     "gemma2": "Gemma 2",

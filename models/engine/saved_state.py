@@ -26,7 +26,6 @@ from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
-from vkbackend.models.architectures.base import LayerCache
 from vkbackend.models.engine.state_checksums import check, checksums
 from vkbackend.models.gguf.reader import GGUF
 
@@ -277,8 +276,7 @@ def _caches(runner: Runner) -> Iterator[tuple[str, Weight, tuple[int, int], Cell
     """(name in the file, cache, (kv heads, head size in stored elements), cell table, window) of every cache,
     in the order of layers."""
     for plan in runner.kv.plans:
-        layer, table = runner.kv.layers[plan.layer], runner.kv.tables[plan.ring]
-        assert isinstance(layer, LayerCache)
+        layer, table = runner.kv.own[plan.layer], runner.kv.tables[plan.ring]
         for (name, width, dtype), cache in zip(plan.arrays, (layer.k, layer.v), strict=True):
             shape = plan.spec.n_head_kv, row_nbytes(dtype, width) // np.dtype(_DTYPES[dtype][1]).itemsize
             yield f"cache_{name}_l{plan.layer}", cache, shape, table, plan.spec.window

@@ -24,8 +24,7 @@ def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) 
         pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
         for plan in kv.plans if table and pairs else ():
             if kv.tables[plan.ring] is table:
-                layer = kv.layers[plan.layer]
-                for cache in (layer.k, layer.v):  # type: ignore[union-attr]
+                for cache in (kv.own[plan.layer].k, kv.own[plan.layer].v):
                     for begin, other, n in _runs(np.array(pairs).T):
                         _copy(recordings, cache, CELL_BLOCK * begin, CELL_BLOCK * other, CELL_BLOCK * n)
     _run(devices, recordings)

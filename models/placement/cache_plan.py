@@ -16,7 +16,7 @@ from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
-from vkbackend.models.architectures.base import KVSpec, StateSpec
+from vkbackend.models.architectures.base import KVSpec, MemorySpec, kv_of
 from vkbackend.models.options import Options
 from vkbackend.ops import CELL_BLOCK
 
@@ -51,7 +51,7 @@ class CachePlan:
 
 
 def plan_caches(
-    specs: Sequence[KVSpec | StateSpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
+    specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
     """The caches of all layers that have their own, in the order of layers.
 
@@ -69,8 +69,8 @@ def plan_caches(
             options.n_slots,
             homes[il],
         )
-        for il, spec in enumerate(specs)
-        if isinstance(spec, KVSpec) and spec.owner is None
+        for il, spec in enumerate(map(kv_of, specs))
+        if spec and spec.owner is None
     ]
 
 
@@ -104,7 +104,7 @@ def n_blocks(ring: int, options: Options) -> int:
     return min(most, -(-options.kv_cells // CELL_BLOCK))
 
 
-def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec | StateSpec]) -> list[Layer]:
+def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
     """The layers, of which an owner's heads come in units that the quant blocks of its sharers allow too."""
     units = list(layers)
     for il, spec in enumerate(specs):
@@ -125,7 +125,7 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[KVSpec | StateSpec
     return units
 
 
-def heads_of_owners(plans: Sequence[Plan], specs: Sequence[KVSpec | StateSpec]) -> list[Plan]:
+def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
     """The plans, in which q heads of a layer lie where the layer whose cache they read has its kv heads."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.owner])})

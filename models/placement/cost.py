@@ -23,7 +23,14 @@ from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import LayerCache, LayerMemory, LayerState, Model, Weights
 from vkbackend.models.options import Options
-from vkbackend.models.placement.layout import Layout, lay_out, layer_of, sizes, weight_nbytes
+from vkbackend.models.placement.layout import (
+    Layout,
+    lay_out,
+    layer_of,
+    memories,
+    sizes,
+    weight_nbytes,
+)
 from vkbackend.ops import MAX_TOP_K
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
@@ -203,11 +210,10 @@ def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
 
 def _caches(layout: Layout) -> list[LayerMemory]:
     own: dict[int, LayerCache] = {}
-    states: dict[int, LayerMemory] = {}
+    states: dict[int, LayerState] = {}
     for state in layout.states:
-        names = [name for name, _ in state.spec.arrays]
         arrays = (_cache(state.n_cells, how, "f32", layout.n_devices) for _, _, how in state.arrays())
-        states[state.layer] = LayerState(dict(zip(names, arrays, strict=True)))
+        states[state.layer] = LayerState(dict(zip(state.names(), arrays, strict=True)))
     for plan in layout.caches:
         shape = plan.n_slots, plan.width
         cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
@@ -216,10 +222,7 @@ def _caches(layout: Layout) -> list[LayerMemory]:
             for _, width, dtype in plan.arrays
         )
         own[plan.layer] = LayerCache(k, v, cells, plan.spec.window)
-    return [
-        states.get(il) or (own[il] if owner is None else replace(own[owner], shared=True))
-        for il, owner in enumerate(layout.cache_owners)
-    ]
+    return memories(layout, own, states)
 
 
 def _cache(n_cells: int, state: State, dtype: str, n_devices: int) -> Weight:

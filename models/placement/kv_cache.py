@@ -7,16 +7,14 @@ newest positions where that is shorter than the context; the engine's prefix cac
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.split import split
-from vkbackend.models.architectures.base import LayerCache, LayerMemory
+from vkbackend.models.architectures.base import LayerCache
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import CachePlan
-from vkbackend.models.placement.layout import Layout
+from vkbackend.models.placement.layout import Layout, memories
 from vkbackend.models.placement.recurrent_state import RecurrentState
 from vkbackend.ops import CELL_BLOCK
 
@@ -59,8 +57,8 @@ class CellTable:
 
 
 class KVCache:
-    """K and V caches of every layer; `layers` are what each reads, a sharing layer its owner's, a recurrent
-    one its state."""
+    """K and V caches of every layer, `own` those of the layers that have some; `layers` are what each reads:
+    a sharing layer its owner's, a recurrent one its state."""
 
     def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
@@ -84,10 +82,8 @@ class KVCache:
                 for name, width, dtype in plan.arrays
             )
             own[plan.layer] = LayerCache(k, v, table.cells, plan.spec.window)
-        self.layers: list[LayerMemory] = [
-            self.states.layers.get(il) or (own[il] if owner is None else replace(own[owner], shared=True))
-            for il, owner in enumerate(layout.cache_owners)
-        ]
+        self.own = own
+        self.layers = memories(layout, own, self.states.layers)
 
     @property
     def groups(self) -> list[CellTable | None]:

@@ -15,10 +15,17 @@ from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
-from vkbackend.meta.policy import DeltaNet, Layer, plan_model
+from vkbackend.meta.policy import Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.split import Ranges, holders
-from vkbackend.models.architectures.base import KVSpec, Model, WeightSpec
+from vkbackend.models.architectures.base import (
+    LayerCache,
+    LayerMemory,
+    LayerState,
+    Model,
+    WeightSpec,
+    kv_of,
+)
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
 from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
@@ -75,9 +82,24 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
     ]
     active = {f"blk.{il}": _active(plan) for il, plan in enumerate(plans)} | {"": _active(output_plan)}
     caches = plan_caches(kv, plans, kv_homes, options)
-    owners = [spec.owner if isinstance(spec, KVSpec) else None for spec in kv]
+    owners = [own.owner if (own := kv_of(spec)) else None for spec in kv]
     states = plan_states(kv, plans, kv_homes, options)
     return Layout(n_devices, plans, output_plan, loads, caches, owners, states, active)
+
+
+def memories(
+    layout: Layout, own: Mapping[int, LayerCache], states: Mapping[int, LayerState]
+) -> list[LayerMemory]:
+    """What every layer reads, of the caches and states of the layers that have some."""
+    found: list[LayerMemory] = []
+    for il, owner in enumerate(layout.cache_owners):
+        if il in states:
+            found.append(replace(states[il], cache=own.get(il)))
+        elif owner is not None:
+            found.append(replace(own[owner], shared=True))
+        else:
+            found.append(own.get(il) or LayerState({}))
+    return found
 
 
 def layer_of(name: str) -> int | None:
@@ -104,14 +126,13 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 
 def whole_on(layer: Layer, device: int, n: int) -> Plan:
     """The plan that gives all of a layer to one device."""
-    a, f = layer.attention, layer.ffn
-    sizes = {"ffn": f.beside if f.n_expert else f.n_ff}
-    if isinstance(a, DeltaNet):
-        sizes |= {"k_heads": a.n_k_heads}
-    else:
-        sizes |= {"kv_heads": a.n_head_kv, "heads": a.n_head}
+    sizes: dict[str, int] = {}
+    for mixer in layer.mixers:
+        sizes |= mixer.sizes
+    if (f := layer.ffn) is not None:
+        sizes["ffn"] = f.beside if f.n_expert else f.n_ff
     ranges = {name: _whole(size, device, n) for name, size in sizes.items() if size}
-    return Plan(ranges, (_whole(f.n_ff, device, n),) * f.n_expert)
+    return Plan(ranges, (_whole(f.n_ff, device, n),) * f.n_expert if f else ())
 
 
 def _whole(size: int, device: int, n: int) -> Ranges:

@@ -8,7 +8,7 @@ several rows, and the first of a single row behind it, keep the state before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vkbackend.buffer import Home
@@ -22,20 +22,29 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The state of one layer: its arrays as `StateSpec`, the units of each device, cells of all slots."""
+    """The state of one layer: its arrays as `StateSpec`, the units of each device by dimension, cells of all
+    slots."""
 
     layer: int
     spec: StateSpec
-    units: Ranges
+    units: Mapping[str, Ranges]
     n_cells: int
     home: Home
 
     def arrays(self) -> list[tuple[str, int, State]]:
         """(name, values of a cell, how they are split) of each."""
-        return [
-            (f"state_{name}_l{self.layer}", self.spec.n_units * sum(segments), split(1, self.units, segments))
-            for name, segments in self.spec.arrays
-        ]
+        found: list[tuple[str, int, State]] = []
+        spec: StateSpec | None = self.spec
+        while spec:
+            for name, segments in spec.arrays:
+                how = split(1, self.units[spec.dim], segments)
+                found.append((f"state_{name}_l{self.layer}", spec.n_units * sum(segments), how))
+            spec = spec.beside
+        return found
+
+    def names(self) -> list[str]:
+        """Of the arrays, as the model calls them."""
+        return [name.removeprefix("state_").rpartition("_l")[0] for name, _, _ in self.arrays()]
 
     def nbytes(self, device: int) -> list[int]:
         """Bytes of each array on a device."""
@@ -48,7 +57,7 @@ def plan_states(
     """The states of all layers that have one, in the order of layers."""
     n_cells = options.n_slots * (1 + options.n_snapshots)
     return [
-        StatePlan(il, spec, plans[il].ranges[spec.dim], n_cells, homes[il])
+        StatePlan(il, spec, plans[il].ranges, n_cells, homes[il])
         for il, spec in enumerate(specs)
         if isinstance(spec, StateSpec)
     ]
@@ -61,11 +70,10 @@ class RecurrentState:
         self.plans = plans
         self.layers: dict[int, LayerState] = {}
         for plan in self.plans:
-            names = [name for name, _ in plan.spec.arrays]
             weights = [
                 mesh.cache(name, plan.n_cells, n, "f32", state, plan.home) for name, n, state in plan.arrays()
             ]
-            self.layers[plan.layer] = LayerState(dict(zip(names, weights, strict=True)))
+            self.layers[plan.layer] = LayerState(dict(zip(plan.names(), weights, strict=True)))
         self.slots = SlotStates(options.n_slots, options.n_snapshots)
 
     def __bool__(self) -> bool:

@@ -13,7 +13,7 @@ from split_cases import BLOCKS, Case, answers, cases, load_oracle
 
 from vkbackend.errors import InvalidArgument, PlanError
 from vkbackend.meta.plan import normalise
-from vkbackend.meta.policy import Attention, DeltaNet, FeedForward, Layer, ffn_unit, plan_model
+from vkbackend.meta.policy import Attention, DeltaNet, FeedForward, Layer, StateSpace, ffn_unit, plan_model
 from vkbackend.meta.split import Ranges, check_tiling, kv_heads_of
 
 pytestmark = pytest.mark.no_vulkan
@@ -157,6 +157,35 @@ def test_delta_nets_are_shared_out_by_whole_blocks_of_key_heads(
         assert all(n == 0 for n, share in zip(widths(heads), split or [1] * 3, strict=True) if not share)
         if policy == "balanced" and split is None:
             assert max(widths(heads)) - min(widths(heads)) <= grain
+
+
+@pytest.mark.parametrize("split", [None, [2.0, 1.0, 1.0], [1.0, 0.0, 3.0]])
+@pytest.mark.parametrize(("n_group", "block", "grain"), [(8, 32, 1), (8, 256, 4), (1, 256, 4), (2, 1, 1)])
+def test_state_space_heads_are_shared_out_with_the_groups_they_read(
+    n_group: int, block: int, grain: int, split: list[float] | None
+) -> None:
+    layer = Layer(StateSpace(32, n_group, 64, 128, block), None)
+    plans, _ = plan_model([layer] * 3, 100, 3, split)
+    for plan in plans:
+        heads, groups = plan.ranges["ssm_heads"], plan.ranges["ssm_groups"]
+        check_tiling(heads, 32, "heads")
+        assert groups == kv_heads_of(heads, 32 // n_group) and set(plan.ranges) == {"ssm_heads", "ssm_groups"}
+        assert all(at % grain == 0 for cut in heads for at in cut)
+        shares = split or [1] * 3
+        assert all(share or not n for n, share in zip(widths(heads), shares, strict=True))
+        assert split or all(widths(heads))
+
+
+def test_a_layer_may_lack_either_half_and_may_scan_beside_attention() -> None:
+    attention, scan, ffn = Attention(8, 4, 64, 64), StateSpace(8, 1, 64, 128), FeedForward(256)
+    layers = [Layer(None, ffn), Layer(scan, None), Layer(attention, ffn, beside=scan)]
+    for policy in ("balanced", "llama.cpp"):
+        plans, _ = plan_model(layers, 100, 2, None, policy)
+        assert [set(plan.ranges) for plan in plans] == [
+            {"ffn"},
+            {"ssm_heads", "ssm_groups"},
+            {"heads", "kv_heads", "ssm_heads", "ssm_groups", "ffn"},
+        ]
 
 
 @pytest.mark.parametrize("policy", ["balanced", "llama.cpp"])

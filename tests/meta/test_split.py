@@ -93,6 +93,22 @@ def delta(
     return rules.delta_net(parts, g, beta, state, 8, width)
 
 
+# Six heads of 8 in groups of two, whose B and C of 4 values the devices have that need them: those of the
+# second group both.
+HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
+INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
+
+
+def scan(x: State = INNER, bc: State = GROUPS, dt: State = HEADS, state: State = SCANNED) -> State:
+    return rules.ssm_scan(x, bc, dt, state, (8, 4, 2))
+
+
+def normed(x: State) -> State:
+    """The rule gives no state of its own."""
+    rules.group_norm(x, MIRRORED, 8)
+    return x
+
+
 RULES: list[tuple[str, Callable[[], State], State]] = [
     ("linear, all mirrored", lambda: rules.linear(MIRRORED, MIRRORED), MIRRORED),
     ("linear, rows of w", lambda: rules.linear(MIRRORED, ROWS), COLUMNS),
@@ -129,6 +145,7 @@ RULES: list[tuple[str, Callable[[], State], State]] = [
     ),
     ("delta_net, three tensors", lambda: delta(KEYS, KEYS, VALUES), VALUES),
     ("delta_net, gates of channels", lambda: delta(QKV, g=VALUES, width=8), VALUES),
+    ("ssm_scan", scan, INNER),
     ("mat_heads", lambda: rules.mat_heads(KEYS, replace(VALUES, axis=0), 8, 16), VALUES),
     ("concat", lambda: rules.concat(KEYS, VALUES, 8, 16), split(1, ((0, 24), (24, 48)))),
     (
@@ -224,6 +241,14 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("delta_net, gates elsewhere", lambda: delta(QKV, g=OTHER), "delta_net of"),
     ("delta_net, beta elsewhere", lambda: delta(QKV, beta=OTHER), "delta_net of"),
     ("delta_net, whole state", lambda: delta(QKV, state=MIRRORED), "state MIRRORED"),
+    ("ssm_scan, whole", lambda: scan(MIRRORED), "ssm_scan of x MIRRORED"),
+    ("ssm_scan, sum", lambda: scan(SUM), "x PARTIAL"),
+    ("ssm_scan, through a head", lambda: scan(split(1, ((0, 20), (20, 48)))), "ssm_scan with heads of 8"),
+    ("ssm_scan, of other groups", lambda: scan(bc=split(1, ((0, 1), (1, 3)), [4, 4])), "ssm_scan of"),
+    ("ssm_scan, steps of other heads", lambda: scan(dt=OTHER), "ssm_scan of"),
+    ("ssm_scan, state of other heads", lambda: scan(state=rules.resized(INNER, 3)), "ssm_scan of"),
+    ("group_norm, sum", lambda: normed(SUM), "group_norm of x PARTIAL"),
+    ("group_norm, whole weight", lambda: normed(INNER), "w MIRRORED"),
     ("mat_heads, whole x", lambda: rules.mat_heads(MIRRORED, ROWS, 8, 8), "x MIRRORED"),
     ("mat_heads, sum", lambda: rules.mat_heads(SUM, ROWS, 8, 8), "x PARTIAL"),
     ("mat_heads, columns of w", lambda: rules.mat_heads(KEYS, KEYS, 8, 8), "mat_heads of"),
@@ -249,6 +274,13 @@ REFUSED: list[tuple[str, Callable[[], State], str]] = [
     ("attention, mirrored k", lambda: attend(Q, MIRRORED, V), "attention"),
     ("attention, sum", lambda: attend(SUM, K, V), "attention"),
 ]
+
+
+def test_a_norm_of_groups_is_exchanged_where_one_is_cut() -> None:
+    w = replace(INNER, axis=0)
+    assert [rules.group_norm(INNER, w, group) for group in (8, 24, 16, 48)] == [True, True, False, False]
+    left = split(1, ((0, 48), (48, 48)))
+    assert rules.group_norm(left, replace(left, axis=0), 48)
 
 
 @pytest.mark.parametrize(("derive", "want"), [r[1:] for r in RULES], ids=[r[0] for r in RULES])

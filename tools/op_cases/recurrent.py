@@ -39,7 +39,7 @@ def states(rng: np.random.Generator, runs: tuple[StateRun, ...], *shape: int) ->
     return Tensor(values.shape, "f32", values, written=True)
 
 
-def _n_rows(runs: tuple[StateRun, ...]) -> int:
+def n_rows_of(runs: tuple[StateRun, ...]) -> int:
     return sum(run[1] for run in runs)
 
 
@@ -52,18 +52,21 @@ class SsmConv(Case):
     runs: tuple[StateRun, ...] = RUNS
     pad: int = 1
     silu: bool = True
+    bias: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        shape = (_n_rows(self.runs) + self.pad, self.width)
+        shape = (n_rows_of(self.runs) + self.pad, self.width)
         tensors = {
             "x": uniform(rng, *shape),
             "w": uniform(rng, self.width, self.d_conv),
             "state": states(rng, self.runs, self.width, self.d_conv - 1),
             "y": output(*shape),
         }
+        if self.bias:
+            tensors["b"] = uniform(rng, self.width)
 
         def record(r: Recorder, v: Views) -> None:
-            r.ssm_conv(v["x"], v["w"], v["state"], v["y"], v["step"], silu=self.silu)
+            r.ssm_conv(v["x"], v["w"], v.get("b"), v["state"], v["y"], v["step"], silu=self.silu)
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -138,7 +141,7 @@ class DeltaNet(Case):
     least: float = -20.0
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        rows, n_heads, size = _n_rows(self.runs) + self.pad, self.n_k * self.repeat, self.size
+        rows, n_heads, size = n_rows_of(self.runs) + self.pad, self.n_k * self.repeat, self.size
         tensors: dict[str, Tensor] = {}
         for name in ("q", "k"):
             heads = rng.uniform(-1, 1, (rows, self.n_k, size))
@@ -218,7 +221,7 @@ def quick() -> list[Case]:
         SsmConv(),
         SsmConv(257, 3, ((0, 1, 0, 0),), 0),
         SsmConv(65, 3, silu=False),
-        SsmConv(130, 9, ((4, 40, 1, 1), (1, 16, 0, 2))),
+        SsmConv(130, 9, ((4, 40, 1, 1), (1, 16, 0, 2)), bias=True),
         L2Norm(),
         L2Norm(128, 3, 5, gap=7),
         L2Norm(16, 1, 1),

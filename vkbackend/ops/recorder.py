@@ -14,7 +14,18 @@ from vkbackend.ops.moe import MoeOps
 from vkbackend.ops.operands import OperandOps
 from vkbackend.ops.recurrent import RecurrentOps
 from vkbackend.ops.rows import RowOps
+from vkbackend.ops.state_space import StateSpaceOps
 
 
-class Recorder(AttentionOps, ElementwiseOps, HeadOps, MoeOps, OperandOps, ProductOps, RecurrentOps, RowOps):
+class Recorder(
+    AttentionOps,
+    ElementwiseOps,
+    HeadOps,
+    MoeOps,
+    OperandOps,
+    ProductOps,
+    RecurrentOps,
+    RowOps,
+    StateSpaceOps,
+):
     """Every op, into one recording, for the limits of one device, under one label."""

@@ -66,9 +66,11 @@ def delta_work(n_rows: int, n_heads: int, size: int, kda: bool) -> tuple[int, in
 class RecurrentOps(Target):
     """Convolutions and the delta net."""
 
-    def ssm_conv(self, x: View, w: View, state: View, y: View, step: View, *, silu: bool = True) -> None:
-        """y = silu(sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run, what is before it
-        from the state.
+    def ssm_conv(
+        self, x: View, w: View, b: View | None, state: View, y: View, step: View, *, silu: bool = True
+    ) -> None:
+        """y = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run, what is before
+        it from the state; b [width] or None for none.
 
         x, y [n_rows, width], w f32 [width, d_conv], state f32 [n_cells, width, d_conv - 1], the oldest column
         first, which ends as the run's last columns. Rows of no run are not written. Without `silu` y is the
@@ -78,13 +80,14 @@ class RecurrentOps(Target):
         n_rows = rows_of(x, width)
         assert w.dtype == state.dtype == "f32" and rows_of(y, width) == n_rows and d_conv >= 2, (x, w, y)
         assert state.shape[1:] == (width, d_conv - 1), (w, state)
+        assert b is None or (b.shape == (width,) and b.dtype == "f32"), b
         local = 64
         self.record(
             "ssm_conv",
             "f32",
-            (x, w, state, y),
+            (x, w, w if b is None else b, state, y),
             {"width": width, "n_rows": n_rows},
-            {"LOCAL": local, "D_CONV": d_conv, "SILU": int(silu)},
+            {"LOCAL": local, "D_CONV": d_conv, "SILU": int(silu), "HAS_B": int(b is not None)},
             (*self.fold(-(-width // local)), _tiles(n_rows, CONV_TILE)),
             step,
             flops=2 * n_rows * width * d_conv,

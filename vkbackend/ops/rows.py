@@ -21,7 +21,7 @@ def _activation(y: View) -> str:
     return y.dtype
 
 
-def _row_consts(limits: Limits, n: int) -> tuple[int, int]:
+def row_consts(limits: Limits, n: int) -> tuple[int, int]:
     """(LOCAL, BATCH) of a workgroup that goes over a row of n. A step's one row is all the work there is, so
     on a GPU its reads have to overlap: each takes half a microsecond, over a bus one or two."""
     if limits.is_cpu:
@@ -63,7 +63,7 @@ class RowOps(Target):
         assert rows_of(y, n, _activation(y)) == n_rows and (
             w is None or (w.shape == (n,) and w.dtype == "f32")
         ), (x, w, y)
-        local, batch = _row_consts(self.limits, n)
+        local, batch = row_consts(self.limits, n)
         self.record(
             "rms_norm",
             y.dtype,
@@ -86,7 +86,7 @@ class RowOps(Target):
             "f32",
             (x, w, w if b is None else b, y),
             {"n": n, "n_rows": n_rows, "eps": eps},
-            {"LOCAL": _row_consts(self.limits, n)[0], "HAS_B": int(b is not None)},
+            {"LOCAL": row_consts(self.limits, n)[0], "HAS_B": int(b is not None)},
             (*self.fold(n_rows), 1),
             flops=6 * n * n_rows,
         )
@@ -96,7 +96,7 @@ class RowOps(Target):
         n_rows, width = x.shape
         assert x.dtype == "f32" and rows_of(y, 1) == n_rows and 0 <= first <= width - n, (x, y, first, n)
         push: dict[str, int | float] = {"n": n, "width": width, "first": first, "n_rows": n_rows}
-        consts = {"LOCAL": _row_consts(self.limits, max(n, 1))[0]}
+        consts = {"LOCAL": row_consts(self.limits, max(n, 1))[0]}
         groups = (*self.fold(n_rows), 1)
         self.record("sum_squares", "f32", (x, y), push, consts, groups, flops=2 * n * n_rows)
 
@@ -176,7 +176,7 @@ class RowOps(Target):
         assert residual is None or rows_of(residual, n) == n_rows, (residual, h)
         own_words = n_words if wire == "f16" else n_rows * n
         assert own is None or math.prod(own.shape) == own_words, (own, h, wire)
-        local, batch = _row_consts(self.limits, n)
+        local, batch = row_consts(self.limits, n)
         self.record(
             "add_partials",
             out,

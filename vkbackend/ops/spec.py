@@ -129,7 +129,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec("moe_sum", "x:r weights:r y:w", "n n_used n_rows"),
         op_spec("mat_heads", "w:r x:r y:w", "k n n_heads n_rows", "TPR N"),
         op_spec("concat", "a:r b:r y:w", "n_a n_b n_rows"),
-        op_spec("ssm_conv", "x:r w:r state:w y:w", "width n_rows", "D_CONV SILU", step=True),
+        op_spec("ssm_conv", "x:r w:r b:r state:w y:w", "width n_rows", "D_CONV SILU HAS_B", step=True),
         op_spec("l2_norm", "x:r y:w", "n n_heads x_stride n_rows eps:f"),
         op_spec("delta_gates", "a:r dt:r decay:r b:r g:w beta:w", "n_heads width n_rows"),
         op_spec(
@@ -147,6 +147,15 @@ SPECS: dict[str, OpSpec] = {
             step=True,
         ),
         op_spec("delta_scan", "work:r state:w y:w", "n_heads n_rows", "S C", step=True),
+        op_spec(
+            "ssm_scan",
+            "x:r bc:r dt:r bias:r a:r d:r state:w y:w",
+            "n_heads n_groups group first n_rows",
+            "P N COLUMNS ROWS",
+            step=True,
+        ),
+        op_spec("group_squares", "z:r x:r sums:w", "width first group n_groups n_rows", "HAS_Z BATCH"),
+        op_spec("group_norm", "z:r x:r sums:r w:r y:w", "width first group n_groups n_rows eps:f", "HAS_Z"),
         op_spec("pack_bf16", "x:r y:w", "n"),
         op_spec("pack_halves", "x:r y:w kept:w", "n", "KEEPS"),
         op_spec(

@@ -13,9 +13,20 @@ from collections.abc import Callable
 from functools import cache
 
 from vkbackend.ops.table import OPS
-from vkbackend.twins import attention, elementwise, half, heads, matrix, moe, quantized, recurrent, rows
+from vkbackend.twins import (
+    attention,
+    elementwise,
+    half,
+    heads,
+    matrix,
+    moe,
+    quantized,
+    recurrent,
+    rows,
+    state_space,
+)
 
-_FAMILIES = (attention, elementwise, half, heads, matrix, moe, quantized, recurrent, rows)
+_FAMILIES = (attention, elementwise, half, heads, matrix, moe, quantized, recurrent, rows, state_space)
 
 
 @cache

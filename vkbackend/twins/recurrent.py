@@ -11,7 +11,7 @@ from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, f64
 
 
-def _runs(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
+def runs_of(step: StepParams) -> Iterator[tuple[int, int, int, int, bool]]:
     """(first row, rows, state cell read, state cell written, whether it begins at position 0) of each run."""
     for _, first, n, position in step.runs[: step.n_runs].tolist():
         cells = int(step.rows[first, 3])
@@ -25,16 +25,17 @@ def _strided(x: Array, n_rows: int, stride: int, n_heads: int, size: int) -> Arr
 
 
 def ssm_conv(
-    x: Array, w: Array, state: Array, y: Array, step: StepParams, *, width: int, n_rows: int, d_conv: int,
-    silu: int = 1, **_: Any,
+    x: Array, w: Array, b: Array, state: Array, y: Array, step: StepParams, *, width: int, n_rows: int,
+    d_conv: int, silu: int = 1, has_b: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = silu(sum over j of w[c, j] * (state, x)[t + j, c]); the state: the last d_conv - 1 columns."""
+    """y = silu(b + sum over j of w[c, j] * (state, x)[t + j, c]); the state: the last d_conv - 1 columns."""
     rows, taps, out = x.reshape(n_rows, width), f64(w, width, d_conv), y.reshape(n_rows, width)
+    bias = f64(b, width) if has_b else 0.0
     cells = state.reshape(-1, width, d_conv - 1)
-    for first, n, read, written, is_fresh in _runs(step):
+    for first, n, read, written, is_fresh in runs_of(step):
         before = np.zeros((d_conv - 1, width)) if is_fresh else cells[read].T.astype(np.float64)
         columns = np.concatenate([before, rows[first : first + n].astype(np.float64)])
-        total = sum(columns[j : j + n] * taps[:, j] for j in range(d_conv))
+        total = bias + sum(columns[j : j + n] * taps[:, j] for j in range(d_conv))
         out[first : first + n] = total / (1.0 + np.exp(np.minimum(-total, 700.0))) if silu else total
         cells[written] = columns[n:].T
 
@@ -73,7 +74,7 @@ def delta_net(
     weights, cells = f64(beta, n_rows, n_heads, 1), state.reshape(-1, n_heads, s, s)
     out = y.reshape(n_rows, n_heads, s)
     out[step.n_rows :] = 0.0
-    for first, n, read, written, is_fresh in _runs(step):
+    for first, n, read, written, is_fresh in runs_of(step):
         m = np.zeros((n_heads, s, s)) if is_fresh else cells[read].astype(np.float64)
         for t in range(first, first + n):
             m = m * np.exp(gates[t])[:, :, None]
@@ -93,7 +94,7 @@ def delta_chunk(
     queries, keys = (_strided(x, n_rows, q_stride, n_k, s)[:, heads] for x in (q, k))
     values, gates = _strided(v, n_rows, v_stride, n_heads, s), f64(g, n_rows, n_heads, s if kda else 1)
     weights, out = f64(beta, n_rows, n_heads, 1), work.reshape(n_rows, n_heads, 5 * s + c)
-    for first, n, *_cells in _runs(step):
+    for first, n, *_cells in runs_of(step):
         for begin in range(first, first + n, c):
             rows = slice(begin, min(begin + c, first + n))
             n_chunk = rows.stop - begin
@@ -121,7 +122,7 @@ def delta_scan(
     parts, cells = work.reshape(n_rows, n_heads, 5 * s + c), state.reshape(-1, n_heads, s, s)
     out = y.reshape(n_rows, n_heads, s)
     out[step.n_rows :] = 0.0
-    for first, n, read, written, is_fresh in _runs(step):
+    for first, n, read, written, is_fresh in runs_of(step):
         m = np.zeros((n_heads, s, s)) if is_fresh else cells[read].astype(np.float64)
         for begin in range(first, first + n, c):
             rows = slice(begin, min(begin + c, first + n))

@@ -70,7 +70,7 @@ class Fixture:
 
 Q8_0, MXFP4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.MXFP4
 # What stays F32 in quantized files, beside vectors.
-KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$)|^rope_")
+KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_norm\.|^rope_")
 
 
 def quantized(name: str, values: np.ndarray) -> np.ndarray | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from oracles import decoders, gemma, more_decoders, newer_decoders, recurrent
+from oracles import decoders, gemma, more_decoders, newer_decoders, recurrent, state_space
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
 FIXTURES = tuple(BUILDERS)
-assert decoders and gemma and more_decoders and newer_decoders and recurrent  # imported to register theirs
+assert (
+    decoders and gemma and more_decoders and newer_decoders and recurrent and state_space
+)  # imported to register theirs
 
 
 def build(name: str) -> Fixture:

@@ -9,16 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from oracles import hf_decoders, hf_gemma, hf_more_decoders, hf_newer_decoders, hf_recurrent
+from oracles import (
+    hf_decoders,
+    hf_gemma,
+    hf_more_decoders,
+    hf_newer_decoders,
+    hf_recurrent,
+    hf_state_space,
+)
 from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
-MADE_OF = hf_decoders, hf_gemma, hf_more_decoders, hf_newer_decoders, hf_recurrent  # which register theirs
+MADE_OF = (  # which register theirs
+    hf_decoders,
+    hf_gemma,
+    hf_more_decoders,
+    hf_newer_decoders,
+    hf_recurrent,
+    hf_state_space,
+)
 
 
 def versions() -> str:
@@ -32,7 +47,7 @@ def logits(
     vectors behind layers."""
     made = model(fixture)
     for il, direction in (steering or {}).items():
-        made.model.layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
+        made.base_model.layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
     return run(made, batches)
 
 
@@ -56,8 +71,9 @@ def model(fixture: Fixture) -> Any:
 @torch.no_grad()
 def run(made: Any, batches: Sequence[Sequence[int]]) -> np.ndarray:
     cache, rows = None, []
+    name = "cache_params" if "cache_params" in signature(made.forward).parameters else "past_key_values"
     for tokens in batches:
-        out = made(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = made(torch.tensor([list(tokens)]), use_cache=True, **{name: cache})
+        cache = out[name]
         rows.append(out.logits[0].numpy())
     return np.concatenate(rows)

@@ -91,7 +91,8 @@ def test_conv_in_two_steps_is_conv_in_one() -> None:
     at, read = 0, 2
     for n, written in ((2, 1), (1, 1), (8, 0)):  # two shorter than the state
         step = one_run(n, at, (read, written))
-        twins.recurrent.ssm_conv(x[at : at + n], w, state, y[at : at + n], step, width=3, n_rows=n, d_conv=4)
+        part = x[at : at + n], w, w, state, y[at : at + n], step
+        twins.recurrent.ssm_conv(*part, width=3, n_rows=n, d_conv=4)
         at, read = at + n, written
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(state[0], x[-3:].T)
@@ -111,3 +112,46 @@ def test_l2_norm_has_unit_length() -> None:
     twins.recurrent.l2_norm(x, y, n=8, n_heads=2, x_stride=20, n_rows=3, eps=0.0)
     np.testing.assert_allclose(np.linalg.norm(y, axis=2), 1, rtol=1e-6)
     np.testing.assert_allclose(y[1, 1] / y[1, 1, 0], x[1, 8:16] / x[1, 8], rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_the_scan_is_a_masked_product(rows: int) -> None:
+    """Duality (Dao and Gu 2024, eq. 6): y_t = sum over s <= t of e^(A (T_t - T_s)) C_t B_s t_s x_s, T the
+    sums of the steps t; what the state before gives decays likewise."""
+    heads, p, n = 6, 5, 8
+    shapes = {"x": (heads, p), "bc": (2, 2, n), "dt": (heads,)}
+    a = {name: RNG.uniform(-1, 1, (rows, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    bias, decay, skip = RNG.uniform(-1, 1, (3, heads)).astype(np.float32)
+    decay, state = -np.abs(decay), RNG.uniform(-1, 1, (2, heads, n, p)).astype(np.float32)
+    y, before = np.full((rows, heads, p), np.nan, np.float32), state[1].astype(np.float64)
+    where = {"n_heads": heads, "n_groups": 2, "group": 4, "first": 1, "n_rows": rows, "p": p, "n": n}
+    vectors = bias, decay, skip, state
+    twins.state_space.ssm_scan(a["x"], a["bc"], a["dt"], *vectors, y, one_run(rows, 7, (1, 0)), **where)
+    for h in range(heads):
+        b, c = (a["bc"][:, i, (h + 1) // 4].astype(np.float64) for i in range(2))
+        steps = np.log1p(np.exp(a["dt"][:, h].astype(np.float64) + bias[h]))
+        sums, added = decay[h] * np.cumsum(steps), steps[:, None] * a["x"][:, h]
+        since = np.exp(np.minimum(sums[:, None] - sums, 0)) * np.tri(rows)
+        old = np.exp(sums)[:, None] * (c @ before[h])
+        want = (since * (c @ b.T)) @ added + old + skip[h] * a["x"][:, h]
+        after = np.exp(sums[-1]) * before[h] + (since[-1, :, None] * b).T @ added
+        assert nmse(y[:, h], want) < 1e-12 and nmse(state[0, h], after) < 1e-12
+
+
+def test_a_norm_of_groups_over_two_devices() -> None:
+    """Columns 0..20 and 20..36 of three groups of 12: the sums of both, then each its own columns."""
+    x, z, w = (RNG.uniform(-2, 2, shape).astype(np.float32) for shape in ((2, 36), (2, 36), (36,)))
+    gated = z / (1 + np.exp(-z.astype(np.float64))) * x
+    squares = (gated * gated).reshape(2, 3, 12).mean(axis=2)
+    want = gated / np.sqrt(np.repeat(squares, 12, axis=1) + 0.5) * w
+    where = {"group": 12, "n_groups": 3, "n_rows": 2, "has_z": 1}
+    cuts = (0, 20), (20, 36)
+    sums = np.full((2, 2, 3), np.nan, np.float32)
+    for i, (begin, end) in enumerate(cuts):
+        part = z[:, begin:end], x[:, begin:end], sums[i]
+        twins.state_space.group_squares(*part, width=end - begin, first=begin, **where)
+    for begin, end in cuts:
+        y = np.full((2, end - begin), np.nan, np.float32)
+        part = z[:, begin:end], x[:, begin:end], sums.sum(axis=0), w[begin:end], y
+        twins.state_space.group_norm(*part, width=end - begin, first=begin, eps=0.5, **where)
+        assert nmse(y, want[:, begin:end]) < 1e-12

@@ -1,0 +1,88 @@
+"""The ops of state space layers over N devices, as those of ops.py. Heads are independent: every device scans
+its own, with the B and C of the groups that they read, which several devices may have. Only the norm of a
+group whose heads lie on several devices needs an exchange: one sum of squares for each row.
+"""
+
+from __future__ import annotations
+
+from vkbackend.buffer import View
+from vkbackend.meta import split
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.ops import whole
+from vkbackend.meta.sums import holders_of
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def ssm_scan(
+    x: Tensor,
+    bc: Tensor,
+    dt: Tensor,
+    bias: Weight,
+    a: Weight,
+    d: Weight,
+    state: Weight,
+    *,
+    head_dim: int,
+    n_group: int,
+) -> Tensor:
+    """Mamba-2's scan of x [rows, heads * head_dim] (vkbackend/ops/state_space.py), split like x.
+
+    bc: B of all groups, then C, as segments; dt [rows, heads]; bias, a, d [heads]; `state` [n_cells, heads *
+    n * head_dim] is read and left as the last row of a run has it.
+    """
+    graph, rows, n_head = x.graph, x.rows, dt.width
+    n, group = bc.width // (2 * n_group), n_head // n_group
+    for w in (bias, a, d):
+        split.add_bias(dt.state, w.state)
+    how = split.ssm_scan(x.state, bc.state, dt.state, state.state, (head_dim, n, group))
+    y = graph.new(rows, x.width, how, "ssm_scan")
+    for r, out in enumerate(y.views):
+        if out is None:
+            continue
+        heads, groups, cells = out.shape[1] // head_dim, bc.on(r).shape[1] // (2 * n), state.whole(r)
+        shape = rows, heads, head_dim
+        graph.on(r, "ssm_scan").ssm_scan(
+            x.on(r).reshape(*shape),
+            bc.on(r).reshape(rows, 2, groups, n),
+            dt.on(r),
+            bias.whole(r),
+            a.whole(r),
+            d.whole(r),
+            cells.reshape(cells.shape[0], heads, n, head_dim),
+            out.reshape(*shape),
+            graph.inputs[r].step,
+            group=group,
+            first=how.ranges[r][0] // head_dim % group,
+        )
+    return y
+
+
+def gated_norm(gate: Tensor, x: Tensor, w: Weight, n_group: int, eps: float) -> Tensor:
+    """RMS norms of n_group equal groups of columns of silu(gate) * x, times w [width]."""
+    graph, size = x.graph, x.width // n_group
+    how = split.elementwise("gated_norm", gate.state, x.state)
+    apart = split.group_norm(x.state, w.state, size)
+    y = graph.new(x.rows, x.width, how, "gated_norm")
+    views = {}
+    for d in holders_of(y):
+        width = x.on(d).shape[1]
+        views[d] = graph.scratch((x.rows, width // size if apart else n_group), "group_squares")
+        first = 0 if apart else how.ranges[d][0]
+        graph.on(d, "group_squares").group_squares(gate.on(d), x.on(d), views[d], group=size, first=first)
+    if not apart:
+        views = _summed(graph, views, x.rows * n_group)
+    for d in holders_of(y):
+        first = 0 if apart else how.ranges[d][0]
+        sums = views[d].reshape(x.rows, views[d].nbytes // (4 * x.rows))
+        graph.on(d, "gated_norm").group_norm(
+            gate.on(d), x.on(d), sums, w.whole(d), y.on(d), group=size, first=first, eps=eps
+        )
+    return y
+
+
+def _summed(graph: Graph, shares: dict[int, View], n: int) -> dict[int, View]:
+    """The sum of what devices have of n values, on each of them."""
+    views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
+    sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
+    found = whole(sums)
+    return {d: found.on(d) for d in shares}

@@ -1,0 +1,39 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// The sum of squares of what this device has of each group of `group` columns of every row: of x, or with HAS_Z of
+// silu(z) x. Workgroup: a group of a row. The columns here begin at `first` of all; a group that has none gives 0.
+#include "lib/types.glsl"
+#include "lib/reduce.glsl"
+
+layout(constant_id = 1) const uint HAS_Z = 0; // 0: z is not read
+layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads before it uses one: latencies overlap
+
+layout(push_constant) uniform Push {
+    uint z_off, x_off, sums_off;
+    uint width, first, group, n_groups, n_rows;
+};
+layout(set = 0, binding = 0) readonly buffer Z { float z[]; };
+layout(set = 0, binding = 1) readonly buffer X { float x[]; };
+layout(set = 0, binding = 2) writeonly buffer Sums { float sums[]; };
+#include "lib/glu.glsl"
+
+void main() {
+    const uint index = group_index();
+    if (index >= n_rows * n_groups) return;
+    const uint row = index / n_groups;
+    const uint g = index % n_groups;
+    const uint begin = clamp(g * group, first, first + width) - first;
+    const uint end = clamp((g + 1) * group, first, first + width) - first;
+    float sum = 0.0;
+    for (uint i0 = begin + gl_LocalInvocationID.x; i0 < end; i0 += BATCH * LOCAL) {
+        float value[BATCH];
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) value[u] = x[x_off + row * width + min(i0 + u * LOCAL, end - 1)];
+        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
+            const uint i = min(i0 + u * LOCAL, end - 1);
+            if (HAS_Z != 0) value[u] = glu_value(SILU, z[z_off + row * width + i], value[u]);
+            sum += i0 + u * LOCAL < end ? value[u] * value[u] : 0.0;
+        }
+    }
+    sum = reduce_sum(sum);
+    if (gl_LocalInvocationID.x == 0) sums[sums_off + index] = sum;
+}

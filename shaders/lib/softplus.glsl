@@ -1,0 +1,10 @@
+// log(1 + e^x), as exact as rounding allows for every x.
+
+// log(1 + e), exact to rounding also where 1 + e loses most of e
+float log1p(float e) {
+    precise const float u = 1.0 + e;
+    precise const float rest = u - 1.0;
+    return rest == 0.0 ? e : log(u) * (e / rest);
+}
+
+float softplus(float x) { return max(x, 0.0) + log1p(exp(-abs(x))); }

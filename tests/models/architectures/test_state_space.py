@@ -1,0 +1,122 @@
+"""Models with layers of Mamba-2: any shares give the logits of one device, each layer exchanges what was
+planned, slots go back, are copied and saved.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from oracles.fixture import PROMPT, Fixture, write
+from oracles.fixtures import build
+from places import GOLDEN
+from runners import load_runner
+
+from vkbackend import LLM
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.step import Run
+
+pytestmark = pytest.mark.no_vulkan
+
+NAMES = ("mamba2",)
+SHARES = ([2, 1, 1], [1, 0, 3], [0, 1, 0], [9, 1, 9])
+F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
+N = len(PROMPT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state_space")
+
+
+def model(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.gguf"
+    return path if path.exists() else write(build(name), path)
+
+
+def planned(runner: Runner, rows: int) -> list[int]:
+    """The elements of every exchange of a step: a row of the residual for each half of a layer, and in front
+    of it a sum of squares for each group, where the heads of a group that is normed lie on several devices.
+    """
+    wanted, m = [], runner.model
+    for il, plan in enumerate(runner.layout.plans):
+        heads = plan.ranges.get("ssm_heads")
+        if heads and f"blk.{il}.ssm_norm.weight" in {spec.name for spec in m.weights()}:
+            group = m.scan.n_head // m.scan.n_group  # type: ignore[attr-defined]
+            if any(at % group for cut in heads for at in cut):
+                wanted.append(rows * m.scan.n_group)  # type: ignore[attr-defined]
+        halves = bool(heads or "heads" in plan.ranges) + ("ffn" in plan.ranges or bool(plan.experts))
+        wanted += [rows * m.n_embd] * halves
+    return wanted
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -> None:
+    options = F32 | {"n_ubatch": 64, "tensor_split": shares}
+    runner = load_runner(model(folder, name), devices=["numpy"] * 3, **options)
+    try:
+        logits = runner.step(PROMPT[:40], [Run(0, 0, 40, 0)], range(40)).copy()
+        rest = [runner.step([PROMPT[i]], [Run(0, 0, 1, i)], [0]).copy() for i in range(40, N)]
+        want = np.load(GOLDEN / f"{name}.npz")["logits"]
+        assert nmse(np.concatenate([logits, *rest]), want) <= 1e-9
+        for rows in (1, 48):
+            found = runner.mesh.recorded_step(rows, rows).reduces
+            several = sum(share > 0 for share in shares) > 1
+            assert [r.elements for r in found] == (planned(runner, rows) if several else [])
+            assert sum(4 * r.elements for r in found) == 4 * sum(planned(runner, rows)) * several
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slots_go_back_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
+    """On three devices and on two what a new slot of one device gives."""
+    path, prompt = model(folder, name), PROMPT[:30]
+    other, few = [*prompt, 7, 8, 9], {"temperature": 0, "ignore_eos": True}
+    with LLM(path, devices=["numpy"], **F32) as llm:
+        want = [llm.generate(text, 6, **few).tokens for text in (prompt, other)]
+        third = llm.generate([*other, *want[1]], 6, **few).tokens
+    with LLM(path, devices=["numpy"] * 3, tensor_split=[3, 0, 2], n_slots=2, n_ubatch=16, **F32) as llm:
+        assert llm.generate(prompt, 6, slot=0, **few).tokens == want[0]
+        back = llm.generate(other, 6, slot=0, **few)
+        assert back.tokens == want[1] and back.timings["prompt_n"] == 3  # from the first prompt's end
+        llm.copy_slot(0, 1)
+        copied = llm.generate([*other, *want[1]], 6, slot=1, **few)
+        assert copied.tokens == third and copied.timings["prompt_n"] == 1
+        llm.save_state(tmp_path / "state", slot=0)
+    with LLM(path, devices=["numpy"] * 2, n_slots=2, **F32) as llm:
+        loaded = llm.generate(llm.load_state(tmp_path / "state", slot=1), 6, slot=1, **few)
+        assert loaded.tokens == third and loaded.timings["prompt_n"] == 1
+
+
+def changed(key: str, value: Any) -> Fixture:
+    m = build("mamba2")
+    m.keys[key] = value
+    return m
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        ("ssm.inner_size", 100, GGUFError, "8 state space heads in 1 groups .* inner size 100"),
+        ("ssm.group_count", 3, GGUFError, "8 state space heads in 3 groups"),
+        ("ssm.state_size", 40, UnsupportedModel, "states of 40"),
+        ("ssm.state_size", 512, UnsupportedModel, "states of 512"),
+        ("ssm.conv_kernel", 1, UnsupportedModel, "convolutions of 1"),
+        ("ssm.inner_size", 96, UnsupportedModel, "heads of 12"),
+        ("expert_count", 4, UnsupportedModel, "expert_count = 4"),
+    ],
+)
+def test_sizes_that_do_not_go(tmp_path: Path, key: str, value: Any, error: type, message: str) -> None:
+    with (
+        GGUF.open(write(changed(key, value), tmp_path / "m.gguf")) as gguf,
+        pytest.raises(error, match=message),
+    ):
+        load_model(gguf)

@@ -1,0 +1,133 @@
+"""Test cases of the ops of state space layers, as op_cases.py, whose lists include these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vkbackend.ops import Recorder
+from vkbackend.tools.op_cases.recurrent import RUNS, StateRun, n_rows_of, states, step_of
+from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
+
+
+@dataclass(frozen=True)
+class SsmScan(Case):
+    """Heads of p over states of n values; `group` heads read one B and C, the first head is number `first` of
+    all. Steps are from where softplus is e^x to where it is x; decays reach e^-`span`."""
+
+    n_heads: int = 4
+    p: int = 16
+    n: int = 16
+    group: int = 2
+    first: int = 0
+    runs: tuple[StateRun, ...] = RUNS
+    pad: int = 1
+    span: float = 8.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows, heads, n_groups = n_rows_of(self.runs) + self.pad, self.n_heads, self.n_groups
+        decay = -np.exp(rng.uniform(-4, 1, heads)).astype(np.float32)
+        tensors = {
+            "x": uniform(rng, rows, heads, self.p),
+            "bc": uniform(rng, rows, 2, n_groups, self.n),
+            "dt": uniform(rng, rows, heads, span=self.span),
+            "bias": uniform(rng, heads),
+            "a": Tensor((heads,), "f32", decay),
+            "d": uniform(rng, heads),
+            "state": states(rng, self.runs, heads, self.n, self.p),
+            "y": output(rows, heads, self.p),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            names = ("x", "bc", "dt", "bias", "a", "d", "state", "y", "step")
+            r.ssm_scan(*(v[name] for name in names), group=self.group, first=self.first)
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+    @property
+    def n_groups(self) -> int:
+        return (self.first + self.n_heads - 1) // self.group + 1
+
+
+@dataclass(frozen=True)
+class GroupSquares(Case):
+    """Columns first..first + width of n_groups groups."""
+
+    width: int = 64
+    group: int = 64
+    n_groups: int = 1
+    first: int = 0
+    rows: int = 3
+    gated: bool = True
+
+    def inputs(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        shape = self.rows, self.width
+        return {"x": uniform(rng, *shape)} | ({"z": uniform(rng, *shape, span=9.0)} if self.gated else {})
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = self.inputs(rng) | {"sums": output(self.rows, self.n_groups)}
+
+        def record(r: Recorder, v: Views) -> None:
+            r.group_squares(v.get("z"), v["x"], v["sums"], group=self.group, first=self.first)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class GroupNorm(GroupSquares):
+    in_place: bool = False
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        sums = rng.uniform(0.1, 2, (self.rows, self.n_groups)).astype(np.float32)
+        tensors = self.inputs(rng) | {"sums": Tensor(sums.shape, "f32", sums), "w": uniform(rng, self.width)}
+        if self.in_place:
+            tensors["x"].written = True
+        else:
+            tensors["y"] = output(self.rows, self.width)
+
+        def record(r: Recorder, v: Views) -> None:
+            y = v["x" if self.in_place else "y"]
+            where: dict[str, Any] = {"group": self.group, "first": self.first}
+            r.group_norm(v.get("z"), v["x"], v["sums"], v["w"], y, eps=1e-5, **where)
+
+        return Setup(tensors, record)
+
+
+# ---- the lists ----
+
+_LONG: tuple[StateRun, ...] = ((7, 19, 1, 0), (0, 8, 2, 2))
+
+
+def quick() -> list[Case]:
+    return [
+        SsmScan(),
+        SsmScan(1, 8, 4, 1, 0, ((0, 1, 0, 0),), 0),
+        SsmScan(3, 64, 128, 4, 2, _LONG, 3),
+        SsmScan(2, 80, 128, 2, 0, ((9, 1, 0, 3),), 0),
+        SsmScan(2, 32, 256, 1, 0, ((3, 9, 0, 1), (4, 1, 2, 2))),
+        SsmScan(5, 24, 48, 3, 1, _LONG, 1, 60.0),
+        GroupSquares(),
+        GroupSquares(31, 16, 4, 17, 2),
+        GroupSquares(1, 257, 1, 256, 5, gated=False),
+        GroupSquares(513, 513, 1),
+        GroupNorm(),
+        GroupNorm(31, 16, 4, 17, 2),
+        GroupNorm(257, 1024, 2, 1000, 2, gated=False, in_place=True),
+    ]
+
+
+def wide() -> list[Case]:
+    """Real models' heads: of Mamba-2, Granite 4, Falcon-H1 and Nemotron."""
+    cases: list[Case] = []
+    for p, n, group in ((64, 128, 8), (64, 64, 8), (80, 128, 4), (128, 256, 8), (32, 16, 8)):
+        for rows in (1, 7, 8, 9, 64, 127):
+            for first in (0, 3):
+                runs = ((3, rows, 1, 0), (0, 4, 2, 2))
+                cases.append(SsmScan(8, p, n, group, first, runs))
+    for width, group, n_groups in ((8192, 1024, 8), (3072, 3072, 1), (1536, 3072, 1)):
+        for rows in (1, 5):
+            shape = width, group, n_groups, n_groups * group - width, rows
+            cases += [GroupSquares(*shape), GroupNorm(*shape)]
+    return cases

@@ -1,0 +1,123 @@
+"""The ops of state space layers: Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060, section 7), and the norm
+of groups of columns behind it, whose squares several devices may have to sum. States, runs: as recurrent.py.
+"""
+
+from __future__ import annotations
+
+from vkbackend.buffer import View
+from vkbackend.ops.rows import row_consts
+from vkbackend.ops.target import Target, floor_pow2, rows_of
+from vkbackend.step import MAX_RUNS
+
+MAX_SSM_STATE = 256  # values of B and C of a head: a part of a column of the state stays in registers
+TILE_VALUES, MOST_ROWS = 1024, 8  # of B in a tile, rows of one: 14 KiB of shared memory at most
+
+
+def low_bit(value: int) -> int:
+    """The largest power of two that divides it."""
+    return value & -value
+
+
+class StateSpaceOps(Target):
+    """The scan and the norm of groups."""
+
+    def ssm_scan(
+        self,
+        x: View,
+        bc: View,
+        dt: View,
+        bias: View,
+        a: View,
+        d: View,
+        state: View,
+        y: View,
+        step: View,
+        *,
+        group: int,
+        first: int = 0,
+    ) -> None:
+        """With t = softplus(dt + bias): M' = e^(t a) M + t B x^T, y = M'^T C + d x, row by row.
+
+        x, y [n_rows, n_heads, p], dt [n_rows, n_heads], bias, a, d [n_heads], a not positive; bc [n_rows, 2,
+        n_groups, n] has B, then C: head h reads group (first + h) / group; state f32 [n_cells, n_heads, n,
+        p]. Rows of no run are zeros.
+        """
+        (n_rows, n_heads, p), (n_groups, n) = y.shape, bc.shape[2:]
+        assert bc.shape[:2] == (n_rows, 2) and x.dtype == y.dtype == bc.dtype == "f32", (x, bc, y)
+        assert rows_of(x, n_heads * p) == rows_of(dt, n_heads) == n_rows, (x, dt, y)
+        assert bias.shape == a.shape == d.shape == (n_heads,), (bias, a, d)
+        assert state.shape[1:] == (n_heads, n, p) and state.dtype == "f32", (state, y)
+        assert (n_heads - 1 + first) // group < n_groups and n % 4 == 0 and n <= MAX_SSM_STATE, (
+            bc,
+            group,
+            first,
+        )
+        most = 32 if self.limits.is_cpu else 128
+        columns = min(low_bit(p), most // 4)
+        parts = min(most // columns, low_bit(n // 4))
+        self.record(
+            "ssm_scan",
+            "f32",
+            (x, bc, dt, bias, a, d, state, y),
+            {"n_heads": n_heads, "n_groups": n_groups, "group": group, "first": first, "n_rows": n_rows},
+            {
+                "LOCAL": columns * parts,
+                "P": p,
+                "N": n,
+                "COLUMNS": columns,
+                "ROWS": max(1, min(MOST_ROWS, TILE_VALUES // n)),
+            },
+            (p // columns, n_heads, min(n_rows, MAX_RUNS)),
+            step,
+            flops=5 * n_rows * n_heads * n * p,
+        )
+
+    def group_squares(self, z: View | None, x: View, sums: View, *, group: int, first: int = 0) -> None:
+        """sums [n_rows, n_groups]: of the squares of x, or with z of silu(z) x, over each group of `group`
+        columns. x, z [n_rows, width] are columns first..first + width of all; other columns count as 0."""
+        width, n_groups = x.shape[-1], sums.shape[-1]
+        n_rows = rows_of(x, width)
+        assert rows_of(sums, n_groups) == n_rows and first + width <= n_groups * group, (
+            x,
+            sums,
+            first,
+            group,
+        )
+        assert z is None or rows_of(z, width) == n_rows, (z, x)
+        local, batch = row_consts(self.limits, min(width, group))
+        self.record(
+            "group_squares",
+            "f32",
+            (x if z is None else z, x, sums),
+            {"width": width, "first": first, "group": group, "n_groups": n_groups, "n_rows": n_rows},
+            {"LOCAL": local, "HAS_Z": int(z is not None), "BATCH": batch},
+            (*self.fold(n_rows * n_groups), 1),
+            flops=2 * n_rows * width,
+        )
+
+    def group_norm(
+        self, z: View | None, x: View, sums: View, w: View, y: View, *, group: int, first: int = 0, eps: float
+    ) -> None:
+        """y = x / sqrt(sums / group + eps) * w, or with z silu(z) x in place of x; `sums` of all groups as
+        group_squares gives them, w [width]; y may be x."""
+        width, n_groups = x.shape[-1], sums.shape[-1]
+        n_rows = rows_of(x, width)
+        assert rows_of(sums, n_groups) == rows_of(y, width) == n_rows and w.shape == (width,), (x, sums, w, y)
+        assert first + width <= n_groups * group and (z is None or rows_of(z, width) == n_rows), (z, x, sums)
+        local = min(128, floor_pow2(self.limits.max_invocations))
+        self.record(
+            "group_norm",
+            "f32",
+            (x if z is None else z, x, sums, w, y),
+            {
+                "width": width,
+                "first": first,
+                "group": group,
+                "n_groups": n_groups,
+                "n_rows": n_rows,
+                "eps": eps,
+            },
+            {"LOCAL": local, "HAS_Z": int(z is not None)},
+            (*self.fold(-(-n_rows * width // local)), 1),
+            flops=4 * n_rows * width,
+        )

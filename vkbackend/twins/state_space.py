@@ -1,0 +1,59 @@
+"""Twins of the ops of state space layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.step import StepParams
+from vkbackend.twins.arrays import Array, f64
+from vkbackend.twins.recurrent import runs_of
+
+
+def ssm_scan(
+    x: Array, bc: Array, dt: Array, bias: Array, a: Array, d: Array, state: Array, y: Array, step: StepParams,
+    *, n_heads: int, n_groups: int, group: int, first: int, n_rows: int, p: int, n: int, **_: Any,
+) -> None:  # fmt: skip
+    """M = e^(t a) M + t B x^T, t = softplus(dt + bias); y = M^T C + d x, row by row."""
+    values, cells = f64(x, n_rows, n_heads, p), state.reshape(-1, n_heads, n, p)
+    both = f64(bc, n_rows, 2, n_groups, n)[:, :, (np.arange(n_heads) + first) // group]
+    times = np.logaddexp(0.0, f64(dt, n_rows, n_heads) + f64(bias, n_heads))
+    kept, skip = np.exp(times * f64(a, n_heads)), f64(d, n_heads, 1)
+    out = y.reshape(n_rows, n_heads, p)
+    out[step.n_rows :] = 0.0
+    for begin, n_run, read, written, is_fresh in runs_of(step):
+        m = np.zeros((n_heads, n, p)) if is_fresh else cells[read].astype(np.float64)
+        for t in range(begin, begin + n_run):
+            added = times[t, :, None] * both[t, 0]
+            m = m * kept[t, :, None, None] + added[:, :, None] * values[t, :, None, :]
+            out[t] = np.einsum("hij,hi->hj", m, both[t, 1]) + skip * values[t]
+        cells[written] = m
+
+
+def _gated(z: Array, x: Array, n_rows: int, width: int, has_z: int) -> Array:
+    values = f64(x, n_rows, width)
+    if not has_z:
+        return values
+    gate = f64(z, n_rows, width)
+    return gate / (1.0 + np.exp(np.minimum(-gate, 700.0))) * values
+
+
+def group_squares(
+    z: Array, x: Array, sums: Array, *, width: int, first: int, group: int, n_groups: int, n_rows: int,
+    has_z: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """The sums of squares of groups of columns, of which x has those from `first` on."""
+    whole = np.zeros((n_rows, n_groups * group))
+    whole[:, first : first + width] = _gated(z, x, n_rows, width, has_z)
+    sums.reshape(n_rows, n_groups)[:] = (whole * whole).reshape(n_rows, n_groups, group).sum(axis=2)
+
+
+def group_norm(
+    z: Array, x: Array, sums: Array, w: Array, y: Array, *, width: int, first: int, group: int, n_groups: int,
+    n_rows: int, eps: float, has_z: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """y = x / sqrt(mean of squares + eps) * w."""
+    means = f64(sums, n_rows, n_groups)[:, (first + np.arange(width)) // group] / group
+    values = _gated(z, x, n_rows, width, has_z)
+    y.reshape(n_rows, width)[:] = values / np.sqrt(means + eps) * f64(w, width)
