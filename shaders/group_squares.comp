@@ -9,12 +9,12 @@ layout(constant_id = 1) const uint HAS_Z = 0; // 0: z is not read
 layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads before it uses one: latencies overlap
 
 layout(push_constant) uniform Push {
-    uint z_off, x_off, sums_off;
+    uint z_off, x_off, squares_off;
     uint width, first, group, n_groups, n_rows;
 };
 layout(set = 0, binding = 0) readonly buffer Z { float z[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
-layout(set = 0, binding = 2) writeonly buffer Sums { float sums[]; };
+layout(set = 0, binding = 2) writeonly buffer Squares { float squares[]; };
 #include "lib/glu.glsl"
 
 void main() {
@@ -35,5 +35,5 @@ void main() {
         }
     }
     sum = reduce_sum(sum);
-    if (gl_LocalInvocationID.x == 0) sums[sums_off + index] = sum;
+    if (gl_LocalInvocationID.x == 0) squares[squares_off + index] = sum;
 }

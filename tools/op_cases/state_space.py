@@ -67,10 +67,10 @@ class GroupSquares(Case):
         return {"x": uniform(rng, *shape)} | ({"z": uniform(rng, *shape, span=9.0)} if self.gated else {})
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        tensors = self.inputs(rng) | {"sums": output(self.rows, self.n_groups)}
+        tensors = self.inputs(rng) | {"squares": output(self.rows, self.n_groups)}
 
         def record(r: Recorder, v: Views) -> None:
-            r.group_squares(v.get("z"), v["x"], v["sums"], group=self.group, first=self.first)
+            r.group_squares(v.get("z"), v["x"], v["squares"], group=self.group, first=self.first)
 
         return Setup(tensors, record)
 
@@ -80,8 +80,9 @@ class GroupNorm(GroupSquares):
     in_place: bool = False
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        sums = rng.uniform(0.1, 2, (self.rows, self.n_groups)).astype(np.float32)
-        tensors = self.inputs(rng) | {"sums": Tensor(sums.shape, "f32", sums), "w": uniform(rng, self.width)}
+        squares = rng.uniform(0.1, 2, (self.rows, self.n_groups)).astype(np.float32)
+        known = {"squares": Tensor(squares.shape, "f32", squares), "w": uniform(rng, self.width)}
+        tensors = self.inputs(rng) | known
         if self.in_place:
             tensors["x"].written = True
         else:
@@ -90,7 +91,7 @@ class GroupNorm(GroupSquares):
         def record(r: Recorder, v: Views) -> None:
             y = v["x" if self.in_place else "y"]
             where: dict[str, Any] = {"group": self.group, "first": self.first}
-            r.group_norm(v.get("z"), v["x"], v["sums"], v["w"], y, eps=1e-5, **where)
+            r.group_norm(v.get("z"), v["x"], v["squares"], v["w"], y, eps=1e-5, **where)
 
         return Setup(tensors, record)
 

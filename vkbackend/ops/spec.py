@@ -154,8 +154,10 @@ SPECS: dict[str, OpSpec] = {
             "P N COLUMNS ROWS",
             step=True,
         ),
-        op_spec("group_squares", "z:r x:r sums:w", "width first group n_groups n_rows", "HAS_Z BATCH"),
-        op_spec("group_norm", "z:r x:r sums:r w:r y:w", "width first group n_groups n_rows eps:f", "HAS_Z"),
+        op_spec("group_squares", "z:r x:r squares:w", "width first group n_groups n_rows", "HAS_Z BATCH"),
+        op_spec(
+            "group_norm", "z:r x:r squares:r w:r y:w", "width first group n_groups n_rows eps:f", "HAS_Z"
+        ),
         op_spec("pack_bf16", "x:r y:w", "n"),
         op_spec("pack_halves", "x:r y:w kept:w", "n", "KEEPS"),
         op_spec(

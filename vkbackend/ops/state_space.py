@@ -72,14 +72,14 @@ class StateSpaceOps(Target):
             flops=5 * n_rows * n_heads * n * p,
         )
 
-    def group_squares(self, z: View | None, x: View, sums: View, *, group: int, first: int = 0) -> None:
-        """sums [n_rows, n_groups]: of the squares of x, or with z of silu(z) x, over each group of `group`
+    def group_squares(self, z: View | None, x: View, squares: View, *, group: int, first: int = 0) -> None:
+        """squares [n_rows, n_groups]: sums of x^2, or with z of (silu(z) x)^2, over each group of `group`
         columns. x, z [n_rows, width] are columns first..first + width of all; other columns count as 0."""
-        width, n_groups = x.shape[-1], sums.shape[-1]
+        width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
-        assert rows_of(sums, n_groups) == n_rows and first + width <= n_groups * group, (
+        assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group, (
             x,
-            sums,
+            squares,
             first,
             group,
         )
@@ -88,7 +88,7 @@ class StateSpaceOps(Target):
         self.record(
             "group_squares",
             "f32",
-            (x if z is None else z, x, sums),
+            (x if z is None else z, x, squares),
             {"width": width, "first": first, "group": group, "n_groups": n_groups, "n_rows": n_rows},
             {"LOCAL": local, "HAS_Z": int(z is not None), "BATCH": batch},
             (*self.fold(n_rows * n_groups), 1),
@@ -96,19 +96,33 @@ class StateSpaceOps(Target):
         )
 
     def group_norm(
-        self, z: View | None, x: View, sums: View, w: View, y: View, *, group: int, first: int = 0, eps: float
+        self,
+        z: View | None,
+        x: View,
+        squares: View,
+        w: View,
+        y: View,
+        *,
+        group: int,
+        first: int = 0,
+        eps: float,
     ) -> None:
-        """y = x / sqrt(sums / group + eps) * w, or with z silu(z) x in place of x; `sums` of all groups as
-        group_squares gives them, w [width]; y may be x."""
-        width, n_groups = x.shape[-1], sums.shape[-1]
+        """y = x / sqrt(squares / group + eps) * w, or with z silu(z) x in place of x; `squares` of all groups
+        as group_squares gives them, w [width]; y may be x."""
+        width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
-        assert rows_of(sums, n_groups) == rows_of(y, width) == n_rows and w.shape == (width,), (x, sums, w, y)
-        assert first + width <= n_groups * group and (z is None or rows_of(z, width) == n_rows), (z, x, sums)
+        assert rows_of(squares, n_groups) == rows_of(y, width) == n_rows, (x, squares, y)
+        assert w.shape == (width,) and w.dtype == "f32", w
+        assert first + width <= n_groups * group and (z is None or rows_of(z, width) == n_rows), (
+            z,
+            x,
+            squares,
+        )
         local = min(128, floor_pow2(self.limits.max_invocations))
         self.record(
             "group_norm",
             "f32",
-            (x if z is None else z, x, sums, w, y),
+            (x if z is None else z, x, squares, w, y),
             {
                 "width": width,
                 "first": first,

@@ -40,20 +40,20 @@ def _gated(z: Array, x: Array, n_rows: int, width: int, has_z: int) -> Array:
 
 
 def group_squares(
-    z: Array, x: Array, sums: Array, *, width: int, first: int, group: int, n_groups: int, n_rows: int,
+    z: Array, x: Array, squares: Array, *, width: int, first: int, group: int, n_groups: int, n_rows: int,
     has_z: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """The sums of squares of groups of columns, of which x has those from `first` on."""
     whole = np.zeros((n_rows, n_groups * group))
     whole[:, first : first + width] = _gated(z, x, n_rows, width, has_z)
-    sums.reshape(n_rows, n_groups)[:] = (whole * whole).reshape(n_rows, n_groups, group).sum(axis=2)
+    squares.reshape(n_rows, n_groups)[:] = (whole * whole).reshape(n_rows, n_groups, group).sum(axis=2)
 
 
 def group_norm(
-    z: Array, x: Array, sums: Array, w: Array, y: Array, *, width: int, first: int, group: int, n_groups: int,
-    n_rows: int, eps: float, has_z: int = 0, **_: Any,
+    z: Array, x: Array, squares: Array, w: Array, y: Array, *, width: int, first: int, group: int,
+    n_groups: int, n_rows: int, eps: float, has_z: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """y = x / sqrt(mean of squares + eps) * w."""
-    means = f64(sums, n_rows, n_groups)[:, (first + np.arange(width)) // group] / group
+    means = f64(squares, n_rows, n_groups)[:, (first + np.arange(width)) // group] / group
     values = _gated(z, x, n_rows, width, has_z)
     y.reshape(n_rows, width)[:] = values / np.sqrt(means + eps) * f64(w, width)
