@@ -1,5 +1,7 @@
-"""lfm2moe (LFM2 with experts): lfm2 with a mixture of experts behind some dense layers: chosen by sigmoid plus
-a bias that has no part in their weights, these normalised. Liquid AI 2025, arXiv:2511.23404.
+"""lfm2moe (LFM2 with experts): lfm2 with a mixture of experts behind some dense layers.
+
+Experts are chosen by sigmoid plus a bias that has no part in their weights; these are normalised. Liquid AI
+2025, arXiv:2511.23404.
 """
 
 from __future__ import annotations

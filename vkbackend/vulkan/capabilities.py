@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -273,6 +273,21 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
         for name, (version, extension, fields) in _STRUCTS.items()
         if _has(api, extensions, version, extension)
     }
+
+
+def enabling(
+    api: int, extensions: set[str], features: Mapping[str, Any]
+) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
+    """What opening a device with `features` takes: (struct name, its fields) of each struct that enables one,
+    and the extensions among `extensions` that serve no enabled feature."""
+    chain, idle = [], set()
+    for name, (version, extension, fields) in _STRUCTS.items():
+        values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}
+        if not any(values.values()):
+            idle.add(extension)
+        elif _has(api, extensions, version, extension):
+            chain.append((name, values))
+    return chain, extensions & idle
 
 
 def _features(physical: Any, api: int, extensions: set[str]) -> dict[str, bool | int | str]:

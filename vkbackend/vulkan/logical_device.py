@@ -12,7 +12,7 @@ from typing import Any
 
 from vkbackend import faults
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.vulkan.capabilities import DeviceInfo, compute_family, extensions_of, feature_structs
+from vkbackend.vulkan.capabilities import DeviceInfo, compute_family, enabling, extensions_of
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 
@@ -49,12 +49,11 @@ class LogicalDevice:
 
     def _create(self) -> None:
         present = extensions_of(self.info.physical)
-        wanted = [name for name in _EXTENSIONS if name in present]
+        chain, idle = enabling(self._api_version(), present, self.features)
+        wanted = [name for name in _EXTENSIONS if name in present - idle]
         head = None
-        for name, (struct, fields) in feature_structs(self._api_version(), present).items():
-            for ours, theirs in fields.items():
-                setattr(struct, theirs, int(bool(self.features.get(ours))))
-            head = new(name, head, **{f: getattr(struct, f) for f in fields.values()})
+        for name, fields in chain:
+            head = new(name, head, **fields)
         self.family = compute_family(self.info.physical)[0]  # type: ignore[index]
         queues = new(
             "VkDeviceQueueCreateInfo",

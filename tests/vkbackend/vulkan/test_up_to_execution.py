@@ -1,0 +1,34 @@
+"""Everything in front of execution as the drivers of Intel and NVIDIA see it: memory, loading, pipelines,
+recordings, submissions. Mesa's shims stand for the kernel's drivers, nothing is computed, and a step ends in
+Timeout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from oracles.fixtures import FIXTURES
+from places import SUPPORT
+
+from vkbackend.tools.measure import compilers
+
+pytestmark = [pytest.mark.wide, pytest.mark.timeout(1800)]
+# Features of these devices that the validation layer of Debian 12 (1.3.239) does not know.
+UNKNOWN_TO_VALIDATION = "cooperative_matrix"
+
+
+@pytest.mark.parametrize("devices", ["0", "0,0"])
+@pytest.mark.parametrize("gpu", ["DG2", "BMG", "AMPERE"])
+def test_every_architecture_is_submitted(gpu: str, devices: str) -> None:
+    if why := compilers.missing(compilers.GPUS[gpu]):
+        pytest.skip(why)
+    command, env = compilers.start(compilers.GPUS[gpu], "up_to_execution", [devices, *FIXTURES])
+    env |= {"PYTHONPATH": str(SUPPORT), "DEBUG": "1", "VKBACKEND_VALIDATION": "1", "VKBACKEND_TIMEOUT": "1"}
+    env["VKBACKEND_DISABLE"] = UNKNOWN_TO_VALIDATION
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["model"] for row in told} == set(FIXTURES)
+    assert not [row for row in told if row["ended"] != "Timeout"]
+    assert not [line for line in done.stderr.splitlines() if "validation:" in line]
