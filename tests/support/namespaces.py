@@ -81,6 +81,14 @@ class Net:
                     continue
         return found
 
+    def manager(self, host: int) -> int:
+        """The process manager's helper on a host other than host 0."""
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self.names[host]], capture_output=True, text=True, check=True
+        )
+        here, words = set(map(int, pids.stdout.split())), self.processes()
+        return next(pid for pid in sorted(here) if "hydra_pmi_proxy" in words[pid].split()[0])
+
     def ranks(self) -> dict[int, int]:
         """The process of each host's rank, by host."""
         found = {}

@@ -21,6 +21,8 @@ from oracles.fixture import write
 from oracles.fixtures import build
 from places import SUPPORT
 
+from vkbackend.meta.pulse import BEAT_S
+
 pytest.importorskip("mpi4py")
 pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
 
@@ -134,8 +136,9 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
 # ---- hosts that are lost ----
 
 
-def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
-    """A signal to a host's process: a typed error in time, nothing is left, a new group gives the tokens."""
+def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0) -> None:
+    """A signal to a host's process: a typed error in time, nothing is left, a new group gives the tokens.
+    `late`: seconds until the process manager hears of it."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)
@@ -147,7 +150,13 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
             assert caller.heard() == {"at": when}
             time.sleep(0.3)
         struck_at = time.monotonic()
-        os.kill(net.ranks()[host], number)
+        manager, rank = net.manager(host) if late else 0, net.ranks()[host]
+        if late:
+            os.kill(manager, signal.SIGSTOP)
+        os.kill(rank, number)
+        if late:
+            time.sleep(late)
+            os.kill(manager, signal.SIGCONT)
         if when == "idle":  # nothing is asked, and still everything ends
             wait_until(lambda: not net.ranks(), SILENCE_S + 20)
             caller.go_on()
@@ -156,8 +165,7 @@ def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: in
         limit = 70 if when == "load" else SILENCE_S + 25  # a host that never came up is waited for longer
         assert time.monotonic() - struck_at < limit
         if host and number == signal.SIGKILL:
-            # mpiexec ends the others within 0.2 s: the caller may see one of those go first, and names it.
-            assert any(f"host {n} ({net.address(n)})" in error["words"] for n in range(3)), error
+            assert f"host {host} ({net.address(host)})" in error["words"], error
         wait_until(lambda: set(net.processes()) == {caller.process.pid}, 20)
         caller.go_on()
         again = caller.heard()["again"]
@@ -191,14 +199,15 @@ def test_a_cut_link(net: namespaces.Net, tmp_path: Path) -> None:
 STRUCK = [(when, host, number) for when in ("load", "step", "idle") for host in (0, 1, 2)
           for number in (signal.SIGKILL, signal.SIGSTOP)]  # fmt: skip
 SOME = [("step", 2, signal.SIGKILL), ("idle", 1, signal.SIGSTOP)]
+LATE_S = 3 * BEAT_S  # meanwhile others send to a process that is gone, in which MPICH crashes
 
 
 @pytest.mark.parametrize(("when", "host", "number"), SOME)
 def test_a_struck_host(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
-    struck(net, tmp_path, when, host, number)
+    struck(net, tmp_path, when, host, number, LATE_S if number == signal.SIGKILL else 0.0)
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("when", "host", "number"), [one for one in STRUCK if one not in SOME])
+@pytest.mark.parametrize(("when", "host", "number"), STRUCK)
 def test_more_struck_hosts(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int) -> None:
     struck(net, tmp_path, when, host, number)
