@@ -4,14 +4,17 @@ shares of the vocabulary, and what they may choose from."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from vkbackend.buffer import View
+from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits
+from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.split import Ranges
 from vkbackend.meta.tensor import Inputs
+from vkbackend.meta.transport import Transfers
 from vkbackend.ops import top_k_chunks
 from vkbackend.runtime import Device
 
@@ -40,88 +43,112 @@ def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int)
     return places(region, n_outputs, k, top_k_chunks(limits, n_vocab, k)[1])
 
 
-def write_masks(
-    devices: Sequence[Device], inputs_of: Sequence[Inputs], vocab: Ranges, masks: np.ndarray
-) -> None:
-    """Hand every device its part of uint32 [n, ceil(n_vocab / 32)]."""
-    bits = None
-    for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
-        if inputs.mask is None or device.host:
-            continue
-        n_words = inputs.mask.shape[1]
-        if begin % 32 == 0:
-            part = masks[:, begin // 32 : begin // 32 + n_words]
-        else:
-            bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little") if bits is None else bits
-            own = np.zeros((len(masks), 32 * n_words), np.uint8)
-            own[:, : end - begin] = bits[:, begin:end]
-            part = np.packbits(own, axis=1, bitorder="little").view(np.uint32)
-        host = inputs.mask.buffer.host  # type: ignore[union-attr]
-        target = host[inputs.mask.offset : inputs.mask.end].view(np.uint32).reshape(inputs.mask.shape)
-        target[: len(masks)] = part
-        device.flush(inputs.mask.buffer)  # type: ignore[arg-type]
+class Outputs:
+    """The devices' regions of output rows. `nbytes`: their sizes. `n_places`: steps whose rows may be on
+    their way from other hosts, each to memory of its own."""
 
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        inputs_of: Sequence[Inputs],
+        vocab: Ranges,
+        nbytes: Sequence[int],
+        hosts: Hosts | None = None,
+        n_places: int = 1,
+    ) -> None:
+        self._devices, self._vocab, self._hosts = devices, vocab, hosts
+        self._masks = [inputs.mask for inputs in inputs_of]
+        self._places = [[inputs.logits for inputs in inputs_of]]
+        for _ in range(1, n_places):
+            regions = list(self._places[0])
+            for d, device in enumerate(devices):
+                if device.host and (region := regions[d]):
+                    buffer = device.buffer(nbytes[d], Home.STAGING, "logits")
+                    regions[d] = replace(region, buffer=buffer)
+            self._places.append(regions)
 
-def outputs(
-    devices: Sequence[Device],
-    inputs_of: Sequence[Inputs],
-    vocab: Ranges,
-    n_outputs: int,
-    k: int,
-    summed: bool,
-) -> list[View | None]:
-    """The words of each device's region that a step of `n_outputs` rows leaves: logits, or k candidates."""
-    views: list[View | None] = []
-    for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
-        if (region := inputs.logits) is None:
-            views.append(None)
-            continue
-        if not device.host:
-            device.invalidate(region.buffer)  # type: ignore[arg-type]
-        last = region.rows(0, n_outputs)
-        if k:
-            last = found_in(region, n_outputs, k, device.limits, end - begin)[2 if summed else 1]
-        views.append(View(region.buffer, region.offset, ((last.end - region.offset) // 4,), "u32"))
-    return views
+    def write_masks(self, masks: np.ndarray) -> None:
+        """Hand every device its part of uint32 [n, ceil(n_vocab / 32)]: which tokens the candidates of the
+        next step's first n output rows may be, the lowest bit of a word first."""
+        bits = None
+        for device, mask, (begin, end) in zip(self._devices, self._masks, self._vocab, strict=True):
+            if mask is None or device.host:
+                continue
+            n_words = mask.shape[1]
+            if begin % 32 == 0:
+                part = masks[:, begin // 32 : begin // 32 + n_words]
+            else:
+                bits = (
+                    np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little") if bits is None else bits
+                )
+                own = np.zeros((len(masks), 32 * n_words), np.uint8)
+                own[:, : end - begin] = bits[:, begin:end]
+                part = np.packbits(own, axis=1, bitorder="little").view(np.uint32)
+            host = mask.buffer.host  # type: ignore[union-attr]
+            target = host[mask.offset : mask.end].view(np.uint32).reshape(mask.shape)
+            target[: len(masks)] = part
+            device.flush(mask.buffer)  # type: ignore[arg-type]
 
+    # ---- between hosts ----
 
-def read_logits(
-    devices: Sequence[Device], inputs_of: Sequence[Inputs], vocab: Ranges, out: np.ndarray, n_outputs: int
-) -> None:
-    """Put the logits of the devices' shares together in `out`, float32 [>= n_outputs, n_vocab]."""
-    for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
-        if inputs.logits is not None:
-            view = inputs.logits
-            device.invalidate(view.buffer)  # type: ignore[arg-type]
-            host = view.buffer.host[: view.nbytes].view(np.float32)  # type: ignore[union-attr]
-            out[:n_outputs, begin:end] = host.reshape(view.shape)[:n_outputs]
+    def expect(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> None:
+        """Host 0, in front of a step: let its output rows come from other hosts to that place. A host that
+        sends them waits for nothing then, whatever host 0 does meanwhile."""
+        if self._hosts and self._hosts.rank == 0:
+            self._gather(n_outputs, k, summed, place).start()
 
+    def collect(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> None:
+        """Bring the output rows of a step, logits or k candidates, to host 0; every host calls it behind the
+        step."""
+        if self._hosts:
+            gather = self._gather(n_outputs, k, summed, place)
+            if self._hosts.rank:
+                gather.start()
+            gather.finish()
 
-def read_top_k(
-    devices: Sequence[Device],
-    inputs_of: Sequence[Inputs],
-    vocab: Ranges,
-    n_outputs: int,
-    k: int,
-    summed: bool,
-) -> TopK:
-    """What the devices chose of their shares, merged."""
-    ids, logits, sums = [], [], []
-    for device, inputs, (begin, end) in zip(devices, inputs_of, vocab, strict=True):
-        if inputs.logits is not None:
-            device.invalidate(inputs.logits.buffer)  # type: ignore[arg-type]
-            views = found_in(inputs.logits, n_outputs, k, device.limits, end - begin)
-            host = views[0].buffer.host  # type: ignore[union-attr]
-            found = host[views[0].offset : views[0].end].view(np.uint32).reshape(n_outputs, k)
-            ids.append(found.astype(np.int64) + begin)
-            logits.append(host[views[1].offset : views[1].end].view(np.float32).reshape(n_outputs, k))
-            if summed:
-                read = host[views[2].offset : views[2].end].view(np.float32)
-                sums.append(read.reshape(views[2].shape))
-    every, value = np.concatenate(ids, axis=1), np.concatenate(logits, axis=1)
-    order = np.argsort(np.where(np.isnan(value), -np.inf, -value), axis=1, kind="stable")[:, :k]
-    log_sums = log_of_sums(np.concatenate(sums, axis=1)) if summed else None
-    return TopK(np.take_along_axis(every, order, 1), np.take_along_axis(value, order, 1), log_sums)
+    def _gather(self, n_outputs: int, k: int, summed: bool, place: int) -> Transfers:
+        assert self._hosts
+        views: list[View | None] = []
+        for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
+            if region is None:
+                views.append(None)
+                continue
+            if not device.host:
+                device.invalidate(region.buffer)  # type: ignore[arg-type]
+            last = region.rows(0, n_outputs)
+            if k:
+                last = found_in(region, n_outputs, k, device.limits, end - begin)[2 if summed else 1]
+            views.append(View(region.buffer, region.offset, ((last.end - region.offset) // 4,), "u32"))
+        return self._hosts.gather((n_outputs, k, summed, place), views)
+
+    # ---- on host 0 ----
+
+    def read_logits(self, out: np.ndarray, n_outputs: int, place: int = 0) -> None:
+        """Put the logits of the devices' shares together in `out`, float32 [>= n_outputs, n_vocab]."""
+        for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
+            if region is not None:
+                device.invalidate(region.buffer)  # type: ignore[arg-type]
+                host = region.buffer.host[: region.nbytes].view(np.float32)  # type: ignore[union-attr]
+                out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
+
+    def read_top_k(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> TopK:
+        """What the devices chose of their shares, merged; the step was one with `top_k` k, and `summed`."""
+        ids, logits, sums = [], [], []
+        for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
+            if region is not None:
+                device.invalidate(region.buffer)  # type: ignore[arg-type]
+                views = found_in(region, n_outputs, k, device.limits, end - begin)
+                host = views[0].buffer.host  # type: ignore[union-attr]
+                found = host[views[0].offset : views[0].end].view(np.uint32).reshape(n_outputs, k)
+                ids.append(found.astype(np.int64) + begin)
+                logits.append(host[views[1].offset : views[1].end].view(np.float32).reshape(n_outputs, k))
+                if summed:
+                    read = host[views[2].offset : views[2].end].view(np.float32)
+                    sums.append(read.reshape(views[2].shape))
+        every, value = np.concatenate(ids, axis=1), np.concatenate(logits, axis=1)
+        order = np.argsort(np.where(np.isnan(value), -np.inf, -value), axis=1, kind="stable")[:, :k]
+        log_sums = log_of_sums(np.concatenate(sums, axis=1)) if summed else None
+        return TopK(np.take_along_axis(every, order, 1), np.take_along_axis(value, order, 1), log_sums)
 
 
 def log_of_sums(sums: np.ndarray) -> np.ndarray:

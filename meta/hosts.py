@@ -16,7 +16,7 @@ import numpy as np
 
 from vkbackend.buffer import Buffer, View
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, parts_of
-from vkbackend.meta.transport import Part, Transfers, Transport
+from vkbackend.meta.transport import Lane, Part, Transfers, Transport
 from vkbackend.runtime import Device
 from vkbackend.wire import wire_words
 
@@ -26,7 +26,7 @@ class Hosts:
 
     def __init__(self, transport: Transport, of: Sequence[int]) -> None:
         self.transport, self.of = transport, tuple(of)
-        self._gathers: dict[tuple[int, int, bool], Transfers] = {}
+        self._gathers: dict[tuple[int, ...], Transfers] = {}
 
     @property
     def rank(self) -> int:
@@ -35,9 +35,9 @@ class Hosts:
     def is_here(self, device: int) -> bool:
         return self.of[device] == self.rank
 
-    def gather(self, key: tuple[int, int, bool], views: Sequence[View | None]) -> None:
-        """Bring the bytes at `views[d]` of every device to host 0, into the stand-in's memory; a key always
-        means the same views."""
+    def gather(self, key: tuple[int, ...], views: Sequence[View | None]) -> Transfers:
+        """What brings the bytes at `views[d]` of every device to host 0, into the stand-in's memory; a key
+        always means the same views. On a lane of its own: host 0 may wait for it before other exchanges."""
         found = self._gathers.get(key)
         if found is None:
             sent: list[Part] = []
@@ -50,8 +50,9 @@ class Hosts:
                     received.append((host, part))
                 elif self.rank and host == self.rank:
                     sent.append((0, part))
-            found = self._gathers[key] = self.transport.transfers(sent, received, "logits")
-        found.run()
+            found = self.transport.transfers(sent, received, "logits", Lane.OUTPUT)
+            self._gathers[key] = found
+        return found
 
     def close(self) -> None:
         for transfers in self._gathers.values():

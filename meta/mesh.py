@@ -18,7 +18,7 @@ from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.candidates import TopK, outputs, read_logits, read_top_k, write_masks
+from vkbackend.meta.candidates import Outputs
 from vkbackend.meta.compiling import compile_all
 from vkbackend.meta.graph import mix_of
 from vkbackend.meta.hosts import Hosts, OverHosts
@@ -81,6 +81,7 @@ class Mesh:
         self._provider: Provider | None = None
         self._pages: list[Pages] = []
         self._inputs: list[Inputs] = []
+        self.outputs = Outputs([], [], (), [])  # of steps, once these are prepared
         self._arenas: list[Buffer] = []
         self._steps: dict[StepKind, Step] = {}
         self._n_asked = 0
@@ -160,8 +161,11 @@ class Mesh:
             whole = weight.whole(d)
             device.write(View(whole.buffer, whole.offset + at, values.shape, whole.dtype), values)
 
-    def prepare(self, build: Build, shape: StepShape, sizes: StepSizes | None = None) -> None:
-        """Allocate what steps up to `shape` need: `sizes`, or what building the largest of them shows."""
+    def prepare(
+        self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
+    ) -> None:
+        """Allocate what steps up to `shape` need: `sizes`, or what building the largest of them shows.
+        `n_places`: steps whose output rows may be on their way from other hosts."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         for d, device in enumerate(self.devices):
             host = device.buffer(sizes.params, Home.STAGING, "step")
@@ -173,6 +177,8 @@ class Mesh:
             provider = make_provider(self.devices, sizes.slot, self.options.reduce_provider)
             self._provider = OverHosts(provider, self.devices, self.hosts) if self.hosts else provider
         self._shape, self._build = shape, build
+        logits = [sizes.logits[d] for d in range(len(self.devices))]
+        self.outputs = Outputs(self.devices, self._inputs, shape.vocab, logits, self.hosts, n_places)
 
     def _plan(self, recording: Recording) -> tuple[dict[Virtual, int], int]:
         return plan_scratch(recording, reuse=self.reuse)
@@ -269,11 +275,6 @@ class Mesh:
                 host[at : at + rows.nbytes] = rows.reshape(-1).view(np.uint8)
             device.flush(inputs.host.buffer)  # type: ignore[arg-type]
 
-    def write_masks(self, masks: np.ndarray) -> None:
-        """Hand every device its part of uint32 [n, ceil(n_vocab / 32)]: which tokens the candidates of the
-        next step's first n output rows may be, the lowest bit of a word first."""
-        write_masks(self.devices, self._inputs, self._shape.vocab, masks)
-
     def check_usable(self) -> None:
         """Raise DeviceLost after a step that failed or was interrupted, ForkedProcess in a forked child."""
         if self._forked:
@@ -364,20 +365,6 @@ class Mesh:
                 device.abandoned = True
                 env.log(1, f"{device.name} does not answer and is abandoned")
 
-    def collect(self, n_outputs: int, k: int, summed: bool = False) -> None:
-        """Bring what the next two read from other hosts to host 0; every host calls it behind a step."""
-        if self.hosts:
-            views = outputs(self.devices, self._inputs, self._shape.vocab, n_outputs, k, summed)
-            self.hosts.gather((n_outputs, k, summed), views)
-
-    def read_logits(self, out: np.ndarray, n_outputs: int) -> None:
-        """Gather the logits of the last step into `out`, float32 [>= n_outputs, n_vocab]."""
-        read_logits(self.devices, self._inputs, self._shape.vocab, out, n_outputs)
-
-    def read_top_k(self, n_outputs: int, k: int, summed: bool = False) -> TopK:
-        """The candidates of the last step, which was one with `top_k` k, and `summed`."""
-        return read_top_k(self.devices, self._inputs, self._shape.vocab, n_outputs, k, summed)
-
     def close(self) -> None:
         """Release recordings, memory and devices; a device that does not answer is left as it is."""
         for device in self.devices:  # nothing may run any more when its command buffers go
@@ -395,6 +382,7 @@ class Mesh:
         if abandoned:
             _leaked.append((self._pages, self._provider))
         self._provider, self._pages, self._inputs, self._arenas, self.weights = None, [], [], [], {}
+        self.outputs = Outputs([], [], (), [])
 
 
 # Pages that an abandoned device may still write stay mapped for the life of the process.

@@ -80,8 +80,10 @@ class MPITransport(Transport):
             raise self._gone(error) from None
         return bytes(data)
 
-    def transfers(self, sent: Sequence[Part], received: Sequence[Part], what: str) -> Transfers:
-        return _Persistent(self, sent, received, what)
+    def transfers(
+        self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
+    ) -> Transfers:
+        return _Persistent(self, sent, received, what, lane)
 
     def _gone(self, error: Exception) -> DeviceLost:
         return DeviceLost(f"a host of the group is gone: {self.lost or error}; start the group again")
@@ -102,24 +104,37 @@ class _Persistent(Transfers):
     """Persistent requests: MPI prepares each once."""
 
     def __init__(
-        self, transport: MPITransport, sent: Sequence[Part], received: Sequence[Part], what: str
+        self,
+        transport: MPITransport,
+        sent: Sequence[Part],
+        received: Sequence[Part],
+        what: str,
+        lane: Lane,
     ) -> None:
         comm, byte = transport.comm, transport.mpi.BYTE
         self._transport, self._what = transport, what
         self._sizes = [part.nbytes for _, part in sent]
         self._hosts = [host for host, _ in (*received, *sent)]
         self._requests: list[Any] = [
-            comm.Recv_init([part, byte], source=host, tag=Lane.SLOT) for host, part in received
-        ] + [comm.Send_init([part, byte], dest=host, tag=Lane.SLOT) for host, part in sent]
+            comm.Recv_init([part, byte], source=host, tag=lane) for host, part in received
+        ] + [comm.Send_init([part, byte], dest=host, tag=lane) for host, part in sent]
 
-    def run(self) -> None:
+    def start(self) -> None:
         if not self._requests:
             return
-        transport, mpi, requests = self._transport, self._transport.mpi, self._requests
+        transport, mpi = self._transport, self._transport.mpi
         transport.n_messages += len(self._sizes)
         transport.n_bytes += sum(self._sizes)
         try:
-            mpi.Prequest.Startall(requests)
+            mpi.Prequest.Startall(self._requests)
+        except mpi.Exception as error:
+            raise transport._gone(error) from None
+
+    def finish(self) -> None:
+        if not self._requests:
+            return
+        transport, mpi, requests = self._transport, self._transport.mpi, self._requests
+        try:
             transport.wait(lambda: mpi.Request.Testall(requests), self._what)
         except Timeout as error:
             late = {h for h, request in zip(self._hosts, requests, strict=True) if not request.Test()}

@@ -41,9 +41,18 @@ Part = tuple[int, np.ndarray]  # (host, bytes that lie at the same address for g
 class Transfers(ABC):
     """Bytes that are sent and received again and again, always between the same addresses."""
 
-    @abstractmethod
     def run(self) -> None:
         """Do it once. Raises DeviceLost, Timeout."""
+        self.start()
+        self.finish()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Let them begin; what is received may come from now on. Raises DeviceLost."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait for all that was started. Raises DeviceLost, Timeout."""
 
     @abstractmethod
     def close(self) -> None:
@@ -79,8 +88,10 @@ class Transport(ABC):
         """A message of at most `most` bytes, if one has come; DeviceLost for a longer one."""
 
     @abstractmethod
-    def transfers(self, sent: Sequence[Part], received: Sequence[Part], what: str) -> Transfers:
-        """Parts that will be moved together on the lane of slots. Both sides name them in the same order."""
+    def transfers(
+        self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
+    ) -> Transfers:
+        """Parts that will be moved together on a lane. Both sides name them in the same order."""
 
     def close(self) -> None:  # noqa: B027 - a twin has nothing to leave
         """Leave the group in order; the others do the same."""
@@ -184,22 +195,31 @@ class TwinTransport(Transport):
             raise self.too_long(host, lane, len(data), most)
         return data
 
-    def transfers(self, sent: Sequence[Part], received: Sequence[Part], what: str) -> Transfers:
-        return _TwinTransfers(self, sent, received, what)
+    def transfers(
+        self, sent: Sequence[Part], received: Sequence[Part], what: str, lane: Lane = Lane.SLOT
+    ) -> Transfers:
+        return _TwinTransfers(self, sent, received, what, lane)
 
 
 class _TwinTransfers(Transfers):
     def __init__(
-        self, transport: TwinTransport, sent: Sequence[Part], received: Sequence[Part], what: str
+        self,
+        transport: TwinTransport,
+        sent: Sequence[Part],
+        received: Sequence[Part],
+        what: str,
+        lane: Lane,
     ) -> None:
-        self._transport, self._sent, self._received, self._what = transport, sent, received, what
+        self._transport, self._what, self._lane = transport, what, lane
+        self._sent, self._received = sent, received
 
-    def run(self) -> None:
-        transport = self._transport
+    def start(self) -> None:
         for host, part in self._sent:
-            transport.send(host, Lane.SLOT, part.tobytes())
+            self._transport.send(host, self._lane, part.tobytes())
+
+    def finish(self) -> None:
         for host, part in self._received:
-            data = transport.receive(host, Lane.SLOT, part.nbytes, self._what)
+            data = self._transport.receive(host, self._lane, part.nbytes, self._what)
             part[:] = np.frombuffer(data, np.uint8)
 
     def close(self) -> None:

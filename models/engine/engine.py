@@ -8,12 +8,14 @@ step computes.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
+from vkbackend.models.engine.flights import Flight, Mark, Rows, candidates_of, rows_of
 from vkbackend.models.engine.grammars import Grammars
 from vkbackend.models.engine.messages import (
     Cancel,
@@ -45,20 +47,15 @@ from vkbackend.models.sampling.logprobs import Logprobs
 from vkbackend.models.sampling.rows import Choice, choose_rows
 from vkbackend.models.sampling.sampler import Sampler
 from vkbackend.ops import CELL_BLOCK
-from vkbackend.step import Run
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner import Runner
 
 
-# Of a step's output rows: candidates' ids, or None where the logits are whole rows; logits; the logarithms of
-# their sums, where logprobs of candidates are asked for.
-Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
-
-
 class Engine:
-    """Runs requests on a runner. `submit` never blocks; each `step` runs one micro-batch and returns what it
-    brought.
+    """Runs requests on a runner. `submit` never blocks, but for what reads or writes a slot; each `step` runs
+    one micro-batch and returns what it brought. Where the runner has several on their way, it begins others
+    before it waits for the first.
     """
 
     def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
@@ -85,7 +82,9 @@ class Engine:
         self._deadlines, self._times = Deadlines(), StepTimes()
         self._news = News()
         self._n_submitted = self._n_steps = 0
-        self._reduced = runner.reduce_stats()  # before the next step
+        self._flights: deque[Flight] = deque()
+        self._landed = self._mark()  # the last one
+        self._reduced = runner.reduce_stats()  # until then
         self.is_stuck = False  # the last step had no rows
         self._broken: ErrorData | None = None
 
@@ -107,7 +106,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do or to say."""
-        return bool(self._news) or bool(self._by_id)
+        return bool(self._news) or bool(self._by_id) or bool(self._flights)
 
     # ---- requests ----
 
@@ -135,6 +134,8 @@ class Engine:
             self.close()
         else:
             try:
+                while self._flights:  # which write into slots
+                    self._land()
                 if self._broken:
                     raise self._broken.exception()
                 self._tell(Event(request.id, slot=request.slot, tokens=self._slots.run(request)))
@@ -178,6 +179,8 @@ class Engine:
         """A request is over, wherever it is."""
         sequence.is_over = True
         del self._by_id[sequence.request.id]
+        if sequence.in_flight:  # its recurrent state is already behind what is known to be stored
+            sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
         if sequence.slot >= 0:
             self.scheduler.release(sequence)
         elif not self.grammars.forget(sequence):
@@ -186,6 +189,7 @@ class Engine:
     def close(self) -> None:
         """Release the runner; requests in work get no further event. May be called twice."""
         self._by_id.clear()
+        self._flights.clear()
         self.scheduler.running.clear()
         self.scheduler.waiting = Waiting()
         self._news = News()
@@ -220,63 +224,55 @@ class Engine:
         try:
             if self.scheduler.free and self.scheduler.waiting:
                 self.scheduler.admit()
-            batch = self.scheduler.compose()
+            most = self.runner.n_in_flight
+            while len(self._flights) < most and (batch := self.scheduler.compose(most)):
+                self._launch(batch)
         except VkbackendError as error:  # of a device that copies a block
             self._fail([], error)
-            batch = []
-        self.is_stuck = not batch
-        if batch:
-            self._run(batch)
+        self.is_stuck = not self._flights
+        if self._flights:
+            self._land()
         news, self._news = self._news, News()
         return news
 
-    def _run(self, batch: Batch) -> None:
-        tokens: list[int] = []
-        runs: list[Run] = []
-        outputs: list[int] = []
-        n_decode = 0
-        for sequence, n, n_outputs in batch:
-            first, start = len(tokens), sequence.n_stored
-            runs.append(Run(sequence.slot, first, n, start))
-            if n == 1:
-                n_decode += sequence.n_wanted == 1  # else one row of a prompt
-                tokens.append(sequence.tokens[start])
-            else:
-                tokens += sequence.tokens[start : start + n]
-            if n_outputs:
-                outputs += range(first + n - n_outputs, first + n)
-        began, (reduces, reduce_s) = time.perf_counter(), self._reduced
-        recorded, record_s = self.runner.n_recorded, self.runner.record_s
+    def _launch(self, batch: Batch) -> None:
+        tokens, runs, outputs, n_decode = rows_of(batch)
+        began = self._mark()
         try:
             masks = self.grammars.masks(batch)
-            if top_k := self._top_k(batch):
-                summed = any(s.sampler.params.logprobs is not None for s, *_ in batch if s.sampler)
-                found: Rows = self.runner.step_top_k(tokens, runs, outputs, top_k, masks, summed)
-            else:
-                found = None, self.runner.step(tokens, runs, outputs), None
+            top_k, summed = candidates_of(batch, self.runner.max_top_k)
+            step = self.runner.launch(tokens, runs, outputs, top_k, masks if top_k else None, summed)
         except VkbackendError as error:
             self._fail(batch, error)
             return
-        # What is recorded and compiled once is no part of the time that tokens take.
-        step_s = time.perf_counter() - began - (self.runner.record_s - record_s)
-        if recorded == self.runner.n_recorded:
-            self.scheduler.budget.took(n_decode, len(tokens) - n_decode, step_s)
+        for sequence, *_ in batch:
+            sequence.in_flight = True
+        self._flights.append(Flight(batch, step, began, len(tokens), n_decode))
+
+    def _mark(self) -> Mark:
+        return Mark(time.perf_counter(), self.runner.n_recorded, self.runner.record_s)
+
+    def _land(self) -> None:
+        """Wait for the step that began first, and take what it brought."""
+        flight = self._flights.popleft()
+        try:
+            found: Rows = self.runner.collect(flight.step)
+        except VkbackendError as error:
+            self._fail(flight.batch, error)
+            return
+        before, now = self._landed, self._mark()
+        self._landed = now
+        # Of several on their way each costs the time since the one before it.
+        since = max(flight.began, before)
+        step_s = since.until(now)
+        if since.n_recorded == now.n_recorded:
+            self.scheduler.budget.took(flight.n_decode, flight.n_rows - flight.n_decode, step_s)
+        reduces, reduce_s = self._reduced
         reduces_now, reduce_s_now = self._reduced = self.runner.reduce_stats()
         n_reduces, reduced_s = reduces_now - reduces, reduce_s_now - reduce_s
-        self._times.add(step_s, len(tokens), n_reduces, reduced_s)
-        self._advance(batch, found, step_s, n_reduces, reduced_s)
+        self._times.add(step_s, flight.n_rows, n_reduces, reduced_s)
+        self._advance(flight.batch, found, flight.began.until(now), n_reduces, reduced_s)
         self._n_steps += 1
-
-    def _top_k(self, batch: Batch) -> int:
-        """Candidates per output row that are enough for every sequence of a step; 0: whole rows are."""
-        most = 0
-        for sequence, _, n_outputs in batch:
-            if n_outputs:
-                wanted = sequence.sampler.n_candidates(sequence.tokens) if sequence.sampler else 0
-                if not 0 < wanted <= self.runner.max_top_k:
-                    return 0
-                most = max(most, wanted)
-        return most
 
     def _advance(
         self,
@@ -293,7 +289,11 @@ class Engine:
         over: list[Sequence] = []
         always = self._windowed or self.runner.states is not None
         for sequence, n, n_outputs in batch:
+            if sequence.is_over:  # meanwhile
+                row += n_outputs
+                continue
             start = sequence.n_stored
+            sequence.in_flight = False
             sequence.n_stored = stored = start + n
             sequence.served = self._n_steps
             if stored <= len(sequence.request.tokens):
@@ -385,9 +385,10 @@ class Engine:
 
     def _fail(self, batch: Batch, error: VkbackendError) -> None:
         """A step failed: its requests end; after a lost device or a timeout nothing can run any more."""
-        failed = [sequence for sequence, *_ in batch]
+        failed = [sequence for sequence, *_ in batch if not sequence.is_over]
         if isinstance(error, DeviceLost | Timeout):
             self._broken = ErrorData.of(error)
+            self._flights.clear()
             failed = list(self._by_id.values())
         for sequence in failed:
             if sequence.slot >= 0:

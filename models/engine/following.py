@@ -127,6 +127,8 @@ def _step(runner: Runner, call: say.Step) -> None:
         for r in call.runs
     ]
     runner.compute(call.tokens, runs, call.outputs, call.top_k, masks, call.summed, tables)
+    if call.outputs:
+        runner.mesh.outputs.collect(len(call.outputs), call.top_k, call.summed)
 
 
 def _range(group: Group, runner: Runner, device: int, name: str, offset: int, nbytes: int, call: Any) -> View:

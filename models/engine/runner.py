@@ -3,16 +3,16 @@ sampling."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vkbackend import env
-from vkbackend.buffer import Home
+from vkbackend.errors import VkbackendError
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.candidates import TopK
 from vkbackend.meta.graph import mix_of
@@ -22,6 +22,9 @@ from vkbackend.meta.speed import measure_gpus
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
+from vkbackend.models.engine.flights import Launched, Rows
+from vkbackend.models.engine.loading import Told
+from vkbackend.models.engine.memory_report import memory_report
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
@@ -44,23 +47,6 @@ if TYPE_CHECKING:
     from vkbackend.runtime import Device
 
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
-
-
-class _Told:
-    """Progress of loading, told again while devices compile: whoever waits with a deadline hears of it."""
-
-    def __init__(self, progress: Callable[[int, int], None] | None) -> None:
-        self._progress, self._last = progress, (0, 0)
-        self._lock = Lock()  # devices compile side by side
-
-    def tell(self, done: int, total: int) -> None:
-        self._last = done, total
-        if self._progress:
-            self._progress(done, total)
-
-    def again(self) -> None:
-        with self._lock:
-            self.tell(*self._last)
 
 
 class Runner:
@@ -174,13 +160,18 @@ class Runner:
                 group.settle(options)
             ropes = model.ropes(self.n_ctx)
             group.compare(self.fingerprint, options, layout.table(), limits, steps, ropes)
-        told = _Told(progress)
+        told = Told(progress)
         mesh.load(layout.loads, FileSource(gguf, model.weights()), told.tell)
         self.kv = KVCache(mesh, layout, options)
         self._tables = self.kv.groups
         self._make_tables(shape)
         weights = Weights(mesh.weights)
-        mesh.prepare(lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps)
+        self._n_places = self.n_in_flight = self._n_stages() if leads else 1
+        self._launched: deque[Launched] = deque()
+        self._n_launched = 0
+        mesh.prepare(
+            lambda graph: model.forward(graph, weights, self.kv.layers), shape, steps, self._n_places
+        )
         for device in mesh.devices:
             device.drop_upload()
             device.compiled = told.again
@@ -190,6 +181,17 @@ class Runner:
             device.compiled = None
         if group:
             group.loaded(mesh)
+
+    def _n_stages(self) -> int:
+        """How many hosts work one after another, so that each may compute another step; 1 where the last is
+        host 0, which computes its part of a step at once."""
+        if not self.group or self.options.split_mode != "layer":
+            return 1
+        of, active = self.group.hosts.of, self.layout.active.values()
+        last = {
+            of[d] for d, (begin, end) in enumerate(self.layout.output_plan.ranges["vocab"]) if begin < end
+        }
+        return 1 if 0 in last else len({of[d] for devices in active for d in devices} | last)
 
     def _make_tables(self, shape: StepShape) -> None:
         """What steps write: parameters, RoPE rows (all positions at once where that takes little), logits."""
@@ -212,10 +214,7 @@ class Runner:
         Rows of a run are consecutive positions of one slot. The result is a view that the next step
         overwrites.
         """
-        self._run(tokens, runs, outputs, 0)
-        if outputs:
-            self.mesh.read_logits(self._logits, len(outputs))
-        return self._logits[: len(outputs)]
+        return self.collect(self.launch(tokens, runs, outputs))[1]
 
     def step_top_k(
         self,
@@ -228,21 +227,25 @@ class Runner:
     ) -> TopK:
         """As `step`; the best `k` (up to `max_top_k`) tokens of each output row, of those whose bits are set
         in `masks`, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
-        assert 0 < k <= self.max_top_k and outputs
-        asked = 1 if k == 1 else self.max_top_k
-        self._run(tokens, runs, outputs, asked, masks, summed)
-        found = self.mesh.read_top_k(len(outputs), asked, summed)
-        return found if k == asked else TopK(found.ids[:, :k], found.logits[:, :k], found.log_sums)
+        assert 0 < k and outputs
+        ids, logits, log_sums = self.collect(self.launch(tokens, runs, outputs, k, masks, summed))
+        assert ids is not None
+        return TopK(ids, logits, log_sums)
 
-    def _run(
+    def launch(
         self,
         tokens: Sequence[int],
         runs: Sequence[Run],
         outputs: Sequence[int],
-        top_k: int,
+        k: int = 0,
         masks: np.ndarray | None = None,
         summed: bool = False,
-    ) -> None:
+    ) -> Launched:
+        """Begin a micro-batch: `step_top_k`, or `step` where k is 0. Up to `n_in_flight` may be on their way,
+        and `collect` takes them in order; whatever is done meanwhile is done behind them."""
+        assert k <= self.max_top_k and len(self._launched) < self.n_in_flight <= self._n_places
+        top_k = k if k < 2 else self.max_top_k
+        launched = Launched(len(outputs), k, top_k, summed, self._n_launched % self._n_places)
         self.mesh.check_usable()
         recorded = self._recorded(runs, len(tokens), outputs, top_k, masks is not None, summed)
         self.kv.flush()
@@ -254,7 +257,27 @@ class Runner:
                 positions = np.concatenate([np.arange(r.first_pos, r.first_pos + r.n_rows) for r in runs])
                 tables = self._angles(positions)
             self.group.step(tokens, runs, outputs, top_k, masks, summed, tables)
+        if outputs:
+            self.mesh.outputs.expect(len(outputs), top_k, summed, launched.place)
         self.compute(tokens, runs, outputs, top_k, masks, summed, recorded=recorded)
+        self._n_launched += 1
+        self._launched.append(launched)
+        return launched
+
+    def collect(self, launched: Launched) -> Rows:
+        """What a step gives, the one that was launched first: a view that the next call overwrites. Raises
+        what its hosts' ends raise."""
+        first = self._launched.popleft()
+        assert first is launched
+        n, k, computed, summed, place = launched
+        if n:
+            self.mesh.outputs.collect(n, computed, summed, place)
+        if k:
+            ids, logits, log_sums = self.mesh.outputs.read_top_k(n, computed, summed, place)
+            return ids[:, :k], logits[:, :k], log_sums
+        if n:
+            self.mesh.outputs.read_logits(self._logits, n, place)
+        return None, self._logits[:n], None
 
     def _recorded(
         self,
@@ -286,14 +309,14 @@ class Runner:
         tables: Mapping[str, np.ndarray] | None = None,
         recorded: tuple[Step, int, Mix] | None = None,
     ) -> None:
-        """Run one micro-batch whose runs know the recurrent states they read and write; its output rows are
-        then on host 0. `tables`: rows of cos and sin by name, where this host's are not to be used."""
+        """Run this host's part of a micro-batch, whose runs know the recurrent states they read and write.
+        `tables`: rows of cos and sin by name, where this host's are not to be used."""
         n_rows = len(tokens)
         if recorded is None:
             recorded = self._recorded(runs, n_rows, outputs, top_k, masks is not None, summed)
         step, half, mix = recorded
         if masks is not None:
-            self.mesh.write_masks(masks)
+            self.mesh.outputs.write_masks(masks)
         second = self._second if half else None
         if second:
             front, back = cut_runs(runs, half)
@@ -306,8 +329,6 @@ class Runner:
             positions = np.concatenate([positions, second.rows[: n_rows - half, 0]])
         self.mesh.write_step(self._params, tables or self._angles(positions), second)
         self.mesh.run(step)
-        if outputs:
-            self.mesh.collect(len(outputs), top_k, summed)
 
     def _angles(self, positions: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of cos and sin, which the next call overwrites."""
@@ -367,34 +388,8 @@ class Runner:
         return [d.physical.name if d.physical else d.name for d in self.mesh.devices]
 
     def memory(self) -> list[dict[str, Any]]:
-        """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
-
-        Host pages that all devices share count for the first: tables as `shared`, slots as staging. `mapped`
-        are weights read in the file, whose pages are nobody's own.
-        """
-        report: list[dict[str, Any]] = []
-        others = self.group.memory() if self.group and self.group.leads else {}
-        for i, device in enumerate(self.mesh.devices):
-            if i in others:
-                report.append(others[i] | {"device": device.name})
-                continue
-            n = device.nbytes
-            shared, slots = self.mesh.pages_nbytes if i == 0 else (0, 0)
-            report.append(
-                {
-                    "device": device.name,
-                    "weights": n[Home.WEIGHTS],
-                    "mapped": self.mesh.mapped_nbytes(i),
-                    "kv": n[Home.KV],
-                    "scratch": n[Home.SCRATCH],
-                    "host": n[Home.HOST],
-                    "shared": shared,
-                    "staging": n[Home.STAGING] + slots,
-                    "free_before": self._free_before[i],
-                    "free": device.free_nbytes(),
-                }
-            )
-        return report
+        """Bytes per device by purpose (memory_report.py)."""
+        return memory_report(self.mesh, self._free_before, self.group)
 
     def reduce_stats(self) -> tuple[int, float]:
         """(all-reduces so far, seconds the host spent between the last writer's end and the release of the
@@ -404,5 +399,9 @@ class Runner:
     def close(self) -> None:
         """Release everything; may be called twice."""
         if self.group:
+            with suppress(VkbackendError):  # what is on its way to memory that goes now
+                while self._launched and not self.group.transport.lost:
+                    self.mesh.check_usable()
+                    self.collect(self._launched[0])
             self.group.close()
         self.mesh.close()

@@ -170,14 +170,20 @@ class Scheduler:
 
     # ---- rows ----
 
-    def compose(self) -> Batch:
-        """The rows of the next step, those of sequences with one row first.
+    def compose(self, most: int = 1) -> Batch:
+        """The rows of the next step, those of sequences with one row first. `most`: how many steps may be on
+        their way, which share the sequences; nobody is in two.
 
         Who waited longest comes first. A row is kept for each sequence that decodes, the budget's rest goes
         to prompts; neither the rows nor the outputs of a step are exceeded, and the first in line always gets
         something, but for a step now and then without rows of prompts.
         """
-        line = sorted([s for s in self.running if not s.is_paused], key=_turn)
+        line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
+        taken: set[object] = set()
+        if most > 1:
+            flying = [s for s in self.running if s.in_flight]
+            taken.update(self._next_key(s) for s in flying if s.n_wanted > 1)
+            del line[-(-(len(line) + len(flying)) // most) :]
         n_ones = sum([s.n_wanted == 1 for s in line])
         rows, outputs = self._n_ubatch, self._max_outputs
         n_prompt = self.budget.rows(n_ones, rows) if n_ones < len(line) else rows
@@ -185,7 +191,6 @@ class Scheduler:
             # All decode: nothing is to be shared out.
             batch = [(sequence, 1, 1) for sequence in line if self._has_room(sequence, 1)]
             return [entry for entry in batch if entry[0].slot >= 0]
-        taken: set[object] = set()
         batch = []
         for sequence in line:
             if sequence.slot < 0:
@@ -217,11 +222,14 @@ class Scheduler:
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
-        key = self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored)
+        key = self._next_key(sequence)
         if key is None or key not in taken:
             taken.add(key)
             return True
         return False
+
+    def _next_key(self, sequence: Sequence) -> object:
+        return self.cache.next_key(sequence.slot, sequence.tokens, sequence.n_stored)
 
     def _to_boundary(self, sequence: Sequence, n: int) -> int:
         """Recurrent layers resume where a state was kept: a prompt pauses behind its last full block."""
@@ -236,6 +244,8 @@ class Scheduler:
             return True
         while not self.cache.reserve(sequence.slot, end):
             youngest = max(self.running, key=lambda s: s.order)
+            if youngest.in_flight:
+                return False  # what it computes comes first, then it gives way
             self._preempt(youngest)
             if youngest is sequence:
                 return False

@@ -27,6 +27,7 @@ class Sequence:
     n_given: int = 0  # rows of logits that its caller has
     is_over: bool = False
     is_paused: bool = False  # its caller does not read what it gets
+    in_flight: bool = False  # a step with rows of it is on its way
     prompt_n: int = 0
     prompt_s: float = 0.0
     decode_n: int = 0

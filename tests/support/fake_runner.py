@@ -7,6 +7,7 @@ It refuses what the real one may not be given. Importable by spawned processes.
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,7 @@ class FakeRunner:
         snapshots: int | None = None,
         prefix_cache: bool = True,
         n_queue: int = 4096,
+        n_in_flight: int = 1,
     ) -> None:
         self.n_ctx, self.n_slots, self.n_ubatch = n_ctx or 64, n_slots, n_ubatch
         self.max_outputs = max_outputs or n_ubatch
@@ -83,6 +85,8 @@ class FakeRunner:
         self.state_cells: dict[int, tuple[int, ...]] = {}
         self.steps: list[list[Run]] = []
         self.n_rows = self.n_copies = self.closed = 0
+        self.n_in_flight, self.in_flight = n_in_flight, deque[Any]()
+        self.most_in_flight = 0
 
     def resume_at(self, slot: int, position: int) -> int:
         return self.states.resume_at(slot, position) if self.states else position
@@ -105,6 +109,21 @@ class FakeRunner:
         """The tokens in a slot's cells of positions first..end."""
         at = np.arange(first, end)
         return self.cells[group][self.tables[group][slot, at // CELL_BLOCK], at % CELL_BLOCK].tolist()  # type: ignore[no-any-return]
+
+    def launch(
+        self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], k: int, masks: Any, _: bool
+    ) -> Any:
+        """The devices compute in the order of launches; the host knows nothing of it until it collects."""
+        assert not k and masks is None and len(self.in_flight) < self.n_in_flight
+        logits = self.step(tokens, runs, outputs)
+        self.in_flight.append((logits, len(self.steps)))
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+        return self.in_flight[-1]
+
+    def collect(self, launched: Any) -> Any:
+        first = self.in_flight.popleft()
+        assert first is launched
+        return None, first[0], None
 
     def step(self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int]) -> np.ndarray:
         assert not self.closed

@@ -56,11 +56,13 @@ def test_one_request(n_ubatch: int) -> None:
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_crowd_gets_what_each_gets_alone(data: st.DataObject) -> None:
-    """Any mix of requests, slots and limits: nothing starves, and neighbours change no token and no logit."""
+    """Any mix of requests, slots, limits and steps on their way: nothing starves, and neighbours change no
+    token and no logit."""
     n_ubatch = data.draw(st.integers(1, 12))
     options = {
         "n_slots": data.draw(st.integers(1, 6)), "n_ubatch": n_ubatch, "n_ctx": 24,
         "max_outputs": data.draw(st.integers(1, n_ubatch)),
+        "n_in_flight": data.draw(st.integers(1, 3)),
     }  # fmt: skip
     requests: list[Request] = []
     for i in range(data.draw(st.integers(1, 9))):

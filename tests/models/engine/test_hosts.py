@@ -13,7 +13,6 @@ from oracles.fixtures import build
 from runners import load_runner
 from safetensors import safe_open
 from tiny_models import Tiny, write_tiny
-from twins import twin_runner
 
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, PlanError
 from vkbackend.limits import Limits
@@ -28,6 +27,7 @@ from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.placement import fit
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
+from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import NumpyDevice
 
 pytestmark = pytest.mark.no_vulkan

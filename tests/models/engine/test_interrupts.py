@@ -142,7 +142,7 @@ def test_a_bug_in_a_step_ends_the_engine(model: Path, monkeypatch: pytest.Monkey
         raise ZeroDivisionError("a bug")
 
     llm = LLM(model)
-    monkeypatch.setattr(Runner, "step", bug)
+    monkeypatch.setattr(Runner, "launch", bug)
     for _ in range(2):
         with pytest.raises(VkbackendError, match="ZeroDivisionError: a bug"):
             llm.generate(PROMPT, 1)

@@ -183,7 +183,7 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
     n_slots, n_ctx = rng.randint(1, 5), 192
     engine, _ = make(
         n_slots=n_slots, n_ctx=n_ctx, n_ubatch=rng.choice([8, 33, 64]),
-        blocks=rng.choice([None, 6, 9, 14]), **KINDS[kind],
+        blocks=rng.choice([None, 6, 9, 14]), n_in_flight=rng.choice([1, 1, 2, 3]), **KINDS[kind],
     )  # fmt: skip
     prompts: list[tuple[int, ...]] = [prompt(rng.randint(1, 150), rng.randrange(99))]
     events: dict[int, list[Event]] = {}
@@ -228,12 +228,12 @@ def test_trees_of_prompts(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("n", [600, pytest.param(10_000, marks=pytest.mark.wide)])
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_many_requests_leave_nothing(kind: str, n: int) -> None:
+@pytest.mark.parametrize(("kind", "n_in_flight"), [*((kind, 1) for kind in KINDS), ("both", 2)])
+def test_many_requests_leave_nothing(kind: str, n_in_flight: int, n: int) -> None:
     """Random cancels, priorities and deadlines: no cell is lost, nothing is kept of who is gone, and no token
     is wrong against what a request gets alone."""
     rng = random.Random(n)
-    engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, **KINDS[kind])
+    engine, _ = make(n_slots=4, n_ctx=128, n_ubatch=48, blocks=10, n_in_flight=n_in_flight, **KINDS[kind])
     bases = [prompt(80, i) for i in range(5)]
     asked: dict[int, tuple[int, ...]] = {}
     got: dict[int, list[int]] = {}

@@ -1,0 +1,43 @@
+"""Who holds how many bytes of what, over the devices of all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vkbackend.buffer import Home
+from vkbackend.meta.mesh import Mesh
+
+if TYPE_CHECKING:
+    from vkbackend.models.engine.host_group import Group
+
+
+def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
+    """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
+
+    Host pages that all devices share count for the first: tables as `shared`, slots as staging. `mapped` are
+    weights read in the file, whose pages are nobody's own.
+    """
+    report: list[dict[str, Any]] = []
+    others = group.memory() if group and group.leads else {}
+    for i, device in enumerate(mesh.devices):
+        if i in others:
+            report.append(others[i] | {"device": device.name})
+            continue
+        n = device.nbytes
+        shared, slots = mesh.pages_nbytes if i == 0 else (0, 0)
+        report.append(
+            {
+                "device": device.name,
+                "weights": n[Home.WEIGHTS],
+                "mapped": mesh.mapped_nbytes(i),
+                "kv": n[Home.KV],
+                "scratch": n[Home.SCRATCH],
+                "host": n[Home.HOST],
+                "shared": shared,
+                "staging": n[Home.STAGING] + slots,
+                "free_before": free_before[i],
+                "free": device.free_nbytes(),
+            }
+        )
+    return report

@@ -1,0 +1,134 @@
+"""What steps on their way give a pipeline over hosts: `python -m vkbackend.tools.studies.pipeline`.
+
+Two hosts as threads of one process, each with a device that computes nothing and sleeps instead, in each
+segment of a step that multiplies with weights. Prints a Markdown table of tokens per second of all sequences
+together, with one step on its way and with two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import vkbackend.models.engine.runner as runners
+from vkbackend.checks import whole_number
+from vkbackend.models.engine.engine import Engine
+from vkbackend.models.engine.messages import Generate
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.sampling.params import SamplingParams
+from vkbackend.recording import Dispatch
+from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.measure.twin_hosts import twin_runner
+from vkbackend.twins.device import HostQueue, NullDevice
+
+N_TOKENS = 24  # of each sequence and turn, the first ones left out
+N_WARM = 4
+
+
+class Sleeping(NullDevice):
+    """`seconds`: of a segment, or with `per_row` of each of its rows. Logits are 0."""
+
+    seconds, per_row = 0.0, False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.queue = _Sleep(self)
+
+    def buffer(self, *args: Any) -> Any:
+        made = super().buffer(*args)
+        made.host[:] = 0
+        return made
+
+
+class _Sleep(HostQueue):
+    def submit(self, executable: Any, first: int, count: int) -> None:
+        rows = int(executable.recording.name.partition("rows=")[2].split()[0])
+        each = Sleeping.seconds * (rows if Sleeping.per_row else 1)
+        for s in range(first, first + count):
+            ops = [command.op for command in executable.segments[s] if isinstance(command, Dispatch)]
+            self._pending.append((s > 0, [each] if any(op.startswith("mat_") for op in ops) else []))
+        self.submitted += count
+        self._run()
+
+    def _run(self) -> None:
+        while self._pending and (not self._pending[0][0] or self._done < self._allowed):
+            for seconds in self._pending.pop(0)[1]:
+                time.sleep(seconds)
+            self._done += 1
+
+
+def rate(engine: Engine, n: int, turn: int) -> float:
+    """Tokens per second of n sequences, from where all of them decode."""
+    greedy = SamplingParams(temperature=0)
+    for i in range(n):
+        engine.submit(Generate(turn * n + i, (1 + i, 2, 3 + turn), N_WARM + N_TOKENS, greedy))
+    got, began, counted = 0, 0.0, 0
+    while engine.busy:
+        news = engine.step()
+        got += len(news.tokens) + sum(event.token is not None for event in news.events)
+        if not began and got >= N_WARM * n:
+            began, counted = time.perf_counter(), got
+        if got >= N_TOKENS * n:
+            break
+    took, tokens = time.perf_counter() - began, got - counted
+    while engine.busy:
+        engine.step()
+    return tokens / took
+
+
+def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, float]:
+    """Medians of the rate with one step on its way and with two, in turns."""
+    options: dict[str, Any] = {
+        "split_mode": "layer",
+        "n_ctx": 64,
+        "n_slots": n,
+        "n_ubatch": n_ubatch,
+        "prefix_cache": False,
+    }
+    found: dict[int, list[float]] = {1: [], 2: []}
+    with twin_runner(model, ["0/sleep", "1/sleep"], **options) as runner:
+        engine = Engine(_most(runner, 2))
+        for turn in range(-1, rounds):
+            for n_in_flight, rates in found.items():
+                _most(runner, n_in_flight)
+                one = rate(engine, n, 2 * turn + n_in_flight + 2)
+                if turn >= 0:  # before, steps are recorded
+                    rates.append(one)
+    return statistics.median(found[1]), statistics.median(found[2])
+
+
+def _most(runner: Runner, n_in_flight: int) -> Runner:
+    runner.n_in_flight = n_in_flight
+    return runner
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", default=demo_model(), help="GGUF file (default: the demo model)")
+    parser.add_argument("-n", "--sequences", type=int, default=8, help="that decode (default: 8)")
+    parser.add_argument("-t", "--ms", type=int, default=10, help="a segment sleeps so long (default: 10)")
+    parser.add_argument("-r", "--rounds", type=int, default=3, help="turns of each (default: 3)")
+    args = parser.parse_args(argv)
+    with errors_told():
+        n = whole_number("-n", args.sequences, 2, 64)
+        seconds = whole_number("-t", args.ms, 1, 1000) / 1e3
+        runners.open_devices = lambda own, *_, **__: [Sleeping(word) for word in own]
+        rows = []
+        for how, per_row, n_ubatch in (
+            (f"{args.ms} ms a segment, at most {-(-n // 2)} rows a step", False, -(-n // 2)),
+            (f"{args.ms} ms a segment, all rows in a step", False, 64),
+            (f"{args.ms / n:.3g} ms a row of a segment", True, 64),
+        ):
+            Sleeping.per_row, Sleeping.seconds = per_row, seconds / n if per_row else seconds
+            one, two = compare(args.model, n, n_ubatch, args.rounds)
+            rows.append((how, one, two, two / one))
+        columns = "each host sleeps", "one step on its way", "two", "ratio"
+        table(f"tokens/s of {n} sequences over two hosts", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
