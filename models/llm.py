@@ -58,7 +58,7 @@ class LLM(Chats, Slots):
     called with (bytes loaded, bytes in all). All other keywords are described in `Keywords`
     (models/options.py): `devices`, `tensor_split`, `n_ctx`, `n_slots` and more.
 
-    n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), chat_templates (by name),
+    path, n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), chat_templates (by name),
     prediction (of measured devices) and notes say what was opened.
     Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
     UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout, and ForkedProcess in a process that
@@ -93,6 +93,7 @@ class LLM(Chats, Slots):
         self._mailbox = Mailbox(partial(self._engine(wanted), wanted), progress)
         info = self._mailbox.info
         self.n_ctx, self.n_vocab, self.n_slots = info.n_ctx, info.n_vocab, info.n_slots
+        self.path = wanted.path
         self.device_names, self.prediction = list(info.devices), list(info.prediction)
         self.notes = list(info.notes)
 
@@ -354,6 +355,11 @@ class LLM(Chats, Slots):
         """
         if self._mailbox is not None:
             self._mailbox.close()
+
+    def __repr__(self) -> str:
+        where = ", ".join(self.device_names)
+        end = "" if self.is_open else ", closed"
+        return f"<LLM {self.path!r} on {where}, n_ctx={self.n_ctx}, n_slots={self.n_slots}{end}>"
 
     def __enter__(self) -> Self:
         return self

@@ -47,8 +47,9 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "split": ("split", "Write a GGUF model as several files"),
     "merge": ("merge", "Write a split GGUF model as one file"),
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
+    "completion": ("completion", "Print the script with which a shell completes commands and flags"),
 }
-NO_DEVICE = {"devices", "models", "info", "bench-serve", "hosts", "split", "merge"}  # what opens none
+NO_DEVICE = {"devices", "models", "info", "bench-serve", "hosts", "split", "merge", "completion"}  # what opens none
 EPILOG = """\
 examples:
   vkbackend devices
@@ -71,6 +72,7 @@ examples:
   vkbackend split model.gguf parts/model --split-max-size 2G
   vkbackend merge parts/model-00001-of-00003.gguf model.gguf
   vkbackend export -m model.gguf -o copy.gguf -dev 0,1
+  vkbackend completion bash > ~/.local/share/bash-completion/completions/vkbackend
 
 Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, plan and tracebacks.
 """
@@ -156,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
             stream.reconfigure(errors="backslashreplace")
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may stand at the cursor
+        complete()
     words = conversation(bind_values(sys.argv[1:] if argv is None else argv))
     flags: dict[str, str] = {}
     try:
@@ -186,6 +190,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         mute_stdout()
         sys.stderr.write(f"error: the output cannot be written: {error}; free space or write elsewhere\n")
         return 2
+
+
+def complete() -> None:
+    """Answer a shell and end. The word behind the command's own says whose flags are meant."""
+    import argcomplete
+
+    words = os.environ.get("COMP_LINE", "").split()
+    argcomplete.autocomplete(build_parser(words[1] if len(words) > 1 else "")[0])
 
 
 def mute_stdout() -> None:

@@ -4,6 +4,7 @@
 (`vkbackend.recording`, `vkbackend.ops`, ...) never pulls in the layers above it.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,14 @@ from vkbackend.errors import (
     Timeout,
     UnsupportedFeature,
     UnsupportedModel,
+    UnsupportedPlatform,
     VkbackendError,
 )
+
+if sys.platform != "linux":
+    raise UnsupportedPlatform(
+        f"vkbackend needs Linux, and this is {sys.platform!r}; docs/platforms.md says what is missing here"
+    )
 
 if TYPE_CHECKING:
     from vkbackend.models.chats.conversation import Chat
@@ -43,6 +50,7 @@ __all__ = [
     "Timeout",
     "UnsupportedFeature",
     "UnsupportedModel",
+    "UnsupportedPlatform",
     "VkbackendError",
 ]
 

@@ -42,6 +42,10 @@ class UnsupportedFeature(VkbackendError):
     """The Vulkan loader, a driver or a device lacks something that is needed."""
 
 
+class UnsupportedPlatform(UnsupportedFeature, ImportError):
+    """`import vkbackend` on another system than Linux."""
+
+
 class OutOfDeviceMemory(VkbackendError):
     """A device memory request exceeds what the device has; `requested` and `budget` are bytes."""
 
