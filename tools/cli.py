@@ -49,7 +49,16 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
     "completion": ("completion", "Print the script with which a shell completes commands and flags"),
 }
-NO_DEVICE = {"devices", "models", "info", "bench-serve", "hosts", "split", "merge", "completion"}  # what opens none
+NO_DEVICE = {
+    "devices",
+    "models",
+    "info",
+    "bench-serve",
+    "hosts",
+    "split",
+    "merge",
+    "completion",
+}  # what opens none
 EPILOG = """\
 examples:
   vkbackend devices

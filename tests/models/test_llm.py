@@ -51,6 +51,14 @@ def test_generate_is_the_joined_stream(make: Make) -> None:
     assert done.timings["decode_tokens_per_second"] > 0 and done.timings["reduce_us"] == pytest.approx(5)
 
 
+def test_its_repr_says_what_was_opened(make: Make, model: Path) -> None:
+    llm = make(n_slots=2)
+    devices = ", ".join(llm.device_names)
+    assert repr(llm) == f"<LLM {str(model)!r} on {devices}, n_ctx=64, n_slots=2>"
+    llm.close()
+    assert repr(llm).endswith(", n_slots=2, closed>")
+
+
 def test_a_seed_repeats_the_run_and_is_reported(make: Make) -> None:
     llm = make()
     first = llm.generate([1, 9], 20, temperature=1.5, top_k=0, min_p=0)
