@@ -15,19 +15,7 @@ drivers=$(bash tools/setup.sh --drivers)
 # The folders are mapped under one import name at install time (package-dir), and mypy does not follow an
 # editable install's import hook: it gets a tree of links laid out as installed.
 mypy_tree() {
-    "$bin/python" - "$root" <<'PY'
-import pathlib, shutil, sys, tomllib
-
-root = pathlib.Path(sys.argv[1])
-tree = root / ".mypy_cache" / "tree"
-shutil.rmtree(tree, ignore_errors=True)
-package_dir = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
-for package, folder in package_dir.items():
-    for source in (*(root / folder).rglob("*.py"), *(root / folder).glob("py.typed")):
-        target = tree.joinpath(*package.split("."), source.relative_to(root / folder))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(source)
-PY
+    "$bin/python" -m vkbackend.tools.studies.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
     "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend
 }

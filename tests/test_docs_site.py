@@ -1,0 +1,103 @@
+"""The documentation: every page is in the site, every link resolves, every public name is in the reference."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+import vkbackend
+
+pytestmark = pytest.mark.no_vulkan
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+NAV = re.findall(r"^ +- .*?: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+CLASSES = ["LLM", "Chat", "Completion", "Chunk"]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(path: Path) -> str:
+    """The text of a page without its code."""
+    return re.sub(r"(?ms)^```.*?^```$|^    .*?$|`[^`\n]*`", "", path.read_text())
+
+
+def anchors(path: Path) -> set[str]:
+    """What a link into the page may name: its headings, as GitHub and the site write them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", [*OUTSIDE, *PAGES], ids=named)
+def test_links_resolve(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        if DOCS in path.parents:
+            assert target.is_relative_to(DOCS), f"{link}: the site has the pages of docs/ alone"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), link
+
+
+def test_every_page_is_in_the_site_once() -> None:
+    assert sorted(NAV) == [str(path.relative_to(DOCS)) for path in PAGES]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    directives = set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    assert {f"vkbackend.{name}" for name in CLASSES} <= directives
+    errors = {name for name in vkbackend.__all__ if hasattr(vkbackend.errors, name)}
+    assert errors | set(CLASSES) == set(vkbackend.__all__) and "vkbackend.errors" in directives
+
+
+def public_members() -> list[str]:
+    """`Class.method` of the public classes, inherited ones too."""
+    found = []
+    for name in CLASSES:
+        class_ = getattr(vkbackend, name)
+        for member, value in inspect.getmembers_static(class_):
+            if (
+                member.startswith("_")
+                or not isinstance(value, property | classmethod | staticmethod)
+                and not callable(value)
+            ):
+                continue
+            found.append(f"{name}.{member}")
+    return found
+
+
+@pytest.mark.parametrize("member", public_members())
+def test_every_public_method_says_what_it_does(member: str) -> None:
+    """The reference leaves out what has no docstring."""
+    class_, _, name = member.partition(".")
+    assert inspect.getdoc(getattr(getattr(vkbackend, class_), name))
+
+
+@pytest.mark.skipif(find_spec("zensical") is None, reason="needs the extra docs")
+def test_the_site_is_built_without_a_warning() -> None:
+    done = subprocess.run(
+        ["bash", "tools/docs.sh"], cwd=ROOT, env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Warning" not in done.stdout + done.stderr, done.stdout + done.stderr
+    reference = "".join(page.read_text() for page in (ROOT / "build/site/reference").glob("*.html"))
+    missing = [member for member in public_members() if f'id="vkbackend.{member}"' not in reference]
+    missing += [
+        name for name in vkbackend.__all__ if not re.search(rf'id="vkbackend\.(errors\.)?{name}"', reference)
+    ]
+    assert not missing

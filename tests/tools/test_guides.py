@@ -1,0 +1,58 @@
+"""Every command of the guides runs and prints what the text says; those of the README have their own test."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from device_sets import device_infos
+from places import ROOT
+
+PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+STORY = "generate .*Once upon a time.*--temp 0"
+PRINTS = {  # how each command begins after `vkbackend`, and what it must print
+    "devices": r"index +name +vendor.*\n +0 ",
+    "plan ": r"(?s)blk\.0\S* +Vulkan0.*predicted +[\d.]+ ms per token",
+    STORY: r"(?s)^, there was (?!.*Once upon a time)(\S+\s+){4,}",
+    "bench ": r"(?s)pp64.*tg16",
+    "verify ": r"(?s)rms_norm\.f32 +.*pass.*\d+ pass, 0 FAIL",
+    "generate .*Once. -n 2": r"(?s)\brms_norm\S* .*\bmat_\S+ ",  # a line for each dispatch
+}
+
+
+def commands() -> list[str]:
+    """Without repetition: what follows `vkbackend`, and the variables in front of it."""
+    blocks = [
+        text for page in PAGES for text in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    return list(dict.fromkeys(line for text in blocks for line in text.splitlines() if line.strip()))
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    """The texts that commands wrote, to compare them."""
+    return {}
+
+
+@pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
+@pytest.mark.parametrize("command", commands())
+def test_command(command: str, told: dict[str, str], tmp_path: Path) -> None:
+    variables, _, words = command.rpartition("vkbackend ")
+    (wanted,) = (pattern for begin, pattern in PRINTS.items() if re.match(begin, words))
+    shutil.copy(ROOT / "models/demo/demo.gguf", tmp_path / "model.gguf")
+    result = subprocess.run(
+        ["bash", "-c", f"{variables} exec {sys.executable} -m vkbackend {words}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, env=os.environ,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    output = result.stderr if "DEBUG=" in variables else result.stdout
+    assert re.search(wanted, output), output
+    if re.match(STORY, words):
+        told[command] = result.stdout.strip()
+        longest = max(told.values(), key=len)
+        assert all(map(longest.startswith, told.values())), "every placement and device writes one story"

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Builds the documentation site into build/site. A warning is an error. Needs the extra `docs`:
+# .venv/bin/pip install -e '.[docs]' && bash tools/docs.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=${PYTHON:-.venv/bin/python}
+"$python" -m vkbackend.tools.studies.linked_tree build/tree
+exec "$python" -m zensical build --clean --strict
