@@ -269,6 +269,11 @@ def gelu(x: Tensor) -> Tensor:
     return _glu("gelu", x, x, "gelu_alone")
 
 
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (So et al. 2021, arXiv:2109.08668)."""
+    return _glu("relu2", x, x, "relu2_alone")
+
+
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
     """sigmoid(gate) * x: an output gate."""
     return _glu("sigmoid_mul", gate, x, "sigmoid")

@@ -35,9 +35,9 @@ class Router:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """gate, up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff]; biases [n_expert, n_ff, 1] and, of
-    down, [n_expert, n_embd]."""
+    down, [n_expert, n_embd]. Without a gate `act` is one that takes up alone."""
 
-    gate: Weight
+    gate: Weight | None
     up: Weight
     down: Weight
     gate_bias: Weight | None = None
@@ -54,22 +54,23 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
     """
     x, h, graph, e = whole(x), whole(h), x.graph, experts
     biases = [bias.state for bias in (e.gate_bias, e.up_bias) if bias]
-    state = split.moe(x.state, router.w.state, e.gate.state, e.up.state, e.down.state, *biases)
+    state = split.moe(x.state, router.w.state, (e.gate or e.up).state, e.up.state, e.down.state, *biases)
     y = graph.new(x.rows, x.width, state, "moe")
     routed = _route(h, router, state.writers)
     for d in state.writers:
         on = graph.on(d, "moe")
         weights, ids = routed[0].on(d), replace(routed[1].on(d), dtype="u32")
-        widths = [ranges[d][1] - ranges[d][0] for ranges in e.gate.state.experts]
+        widths = [ranges[d][1] - ranges[d][0] for ranges in e.up.state.experts]
         width, equal = max(widths), min(widths) == max(widths)
         a, b = (graph.scratch((x.rows, router.n_used, width), "moe columns") for _ in range(2))
+        matrices = [(e.gate, e.gate_bias, a)] if e.gate else []
         each = graph.scratch((x.rows, router.n_used, x.width), "moe experts")
-        groups = _groups(graph, d, ids, e.gate.starts[d])
+        groups = _groups(graph, d, ids, e.up.starts[d])
         # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
-        for w, bias, out in ((e.gate, e.gate_bias, a), (e.up, e.up_bias, b)):
+        for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             operand = operand_of(x, d, _operand_type(graph, d, w, groups))
             _experts(graph, d, w, bias, operand, ids, groups, out)
-        on.glu(a, b, a, act=e.act)
+        on.glu(a if e.gate else b, b, a, act=e.act)
         # The sum over devices has the bias of down once.
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None

@@ -109,10 +109,10 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
     """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
     kind of layer. `mixture` says what the architecture's experts are like, if it may have some, `low` how few
-    kv heads there may be."""
+    kv heads and columns of a dense FFN there may be."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
-    n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer)
+    n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)
     heads = read_counts(gguf, "attention.head_count", n_layer)
     kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads, low=low)
     n_embd = read_count(gguf, "embedding_length")
@@ -281,12 +281,19 @@ class Decoder:
         return tables | {"rope": long} if long and n_ctx > long.orig_ctx else tables
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
+        return Layer(self.attention_of(il, types), self.feed_forward_of(il, types))
+
+    def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
+        """The heads that a layer has to share out."""
+        layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output.weight"])[0]
+        return Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, block)
+
+    def feed_forward_of(self, il: int, types: Mapping[str, str]) -> FeedForward:
+        """And the columns of its feed-forward network."""
         layer, prefix = self.config.layers[il], f"blk.{il}."
-        o_block = block_of(types[f"{prefix}attn_output.weight"])[0]
-        attention = Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, o_block)
         if layer.mixture:
-            return Layer(attention, layer.mixture.feed_forward(types, prefix))
-        return Layer(attention, FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0]))
+            return layer.mixture.feed_forward(types, prefix)
+        return FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0])
 
     # ---- graph ----
 

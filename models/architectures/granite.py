@@ -23,10 +23,13 @@ class Model(Decoder):
 
     def read_config(self, gguf: GGUF) -> Config:
         check_off(gguf, "rope.scaling.finetuned", True)
+        self.read_multipliers(gguf)
+        return super().read_config(gguf)
+
+    def read_multipliers(self, gguf: GGUF) -> None:
         self.embedding_scale = read_float(gguf, "embedding_scale", 1.0)
         self.residual_scale = read_float(gguf, "residual_scale", 1.0)
         self.logit_scale = read_float(gguf, "logit_scale", 1.0)
-        return super().read_config(gguf)
 
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return ops.scale(super().embed(graph, w), self.embedding_scale)

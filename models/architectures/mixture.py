@@ -22,6 +22,7 @@ GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gatin
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
+ALONE = {"relu2_alone": ops.relu2}  # of experts without a gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Mixture:
         if shared:
             optional.append(WeightSpec("ffn_gate_inp_shexp.weight", (1, n_embd)))
         names = {*stored, *(GATE_AND_UP if "ffn_gate_up_exps.bias" in stored else ())}
+        if self.act in ALONE:
+            specs = [spec for spec in specs if spec.name not in ("ffn_gate_exps", "ffn_gate_shexp")]
         return specs + [spec for spec in optional if spec.name in names]
 
     def feed_forward(self, types: Mapping[str, str], prefix: str) -> FeedForward:
@@ -87,13 +90,17 @@ class Mixture:
         )
         gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
         biases = w.bias(gate), w.bias(up), w.bias(down)
-        y = moe(x, h, router, Experts(w(gate), w(up), w(down), *biases, self.act))
+        experts = Experts(None if self.act in ALONE else w(gate), w(up), w(down), *biases, self.act)
+        y = moe(x, h, router, experts)
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
         """The shared expert, times the sigmoid of one value per row where the file has weights for that."""
         up = linear(x, w, "ffn_up_shexp")
-        y = linear(GLU[self.act](linear(x, w, "ffn_gate_shexp"), up), w, "ffn_down_shexp")
+        if self.act in ALONE:
+            y = linear(ALONE[self.act](up), w, "ffn_down_shexp")
+        else:
+            y = linear(GLU[self.act](linear(x, w, "ffn_gate_shexp"), up), w, "ffn_down_shexp")
         return ops.gate_rows(linear(x, w, "ffn_gate_inp_shexp"), y) if w.has("ffn_gate_inp_shexp") else y
 
 

@@ -12,7 +12,7 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops, ops_recurrent, ops_state_space
 from vkbackend.meta.plan import columns, rows
-from vkbackend.meta.policy import FeedForward, Layer, StateSpace
+from vkbackend.meta.policy import Layer, StateSpace
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import (
     LayerMemory,
@@ -121,13 +121,6 @@ class StateSpaceDecoder(Decoder):
     def scan_mixer(self, il: int, types: Mapping[str, str]) -> StateSpace:
         s, block = self.scan, block_of(types[f"blk.{il}.ssm_out.weight"])[0]
         return StateSpace(s.n_head, s.n_group, s.size, s.n_state, block)
-
-    def feed_forward_of(self, il: int, types: Mapping[str, str]) -> FeedForward | None:
-        """What there is to share out of a layer's feed-forward network, if it has one."""
-        layer, prefix = self.config.layers[il], f"blk.{il}."
-        if layer.mixture:
-            return layer.mixture.feed_forward(types, prefix)
-        return FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0]) if layer.n_ff else None
 
     # ---- graph ----
 

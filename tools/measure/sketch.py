@@ -50,7 +50,14 @@ LATENT: dict[str, Any] = {  # attention has keys of its own
     "rope.dimension_count": 16,
 }
 SHORT_CONV = {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4), "shortconv.l_cache": 3}
+ONE_OF_THREE = {  # a layer scans, attends or has a feed-forward network
+    "attention.head_count_kv": [0, 4, 0, 0] * (N_LAYER // 4),
+    "feed_forward_length": [0, 0, 512, 0] * (N_LAYER // 4),
+}
 OWN: dict[str, dict[str, Any]] = {
+    "granitehybrid": {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4)},
+    "nemotron_h": ONE_OF_THREE,
+    "nemotron_h_moe": ONE_OF_THREE,
     "deepseek2": LATENT,
     "mistral4": LATENT,
     "lfm2": SHORT_CONV,

@@ -71,7 +71,14 @@ def _cases() -> _Sweep:
         Rope(2, 288, 288, 2, half_split=True, in_place=True, norm="plain"),
     ]
     s.quick += [Glu(act, 257, 12.0) for act in ACTS]
-    s.quick += [Glu("silu", 1), Glu("silu", 640, 120.0), Glu("gelu", 640, 120.0), Add(1), Add(1031)]
+    s.quick += [
+        Glu("silu", 1),
+        Glu("silu", 640, 120.0),
+        Glu("gelu", 640, 120.0),
+        Glu("relu2_alone", 640),
+        Add(1),
+        Add(1031),
+    ]
     s.quick += [TopK(1, k=1), TopK(200, k=7, chunk=64, values=9), TopK(130, 3, k=64, chunk=130, nan=True)]
     s.quick += [LayerNorm(1, has_b=False), LayerNorm(257, 3), LayerNorm(2048, 2, has_b=False, mean=0.0)]
     s.quick += [SumSquares(1, 1), SumSquares(127, 5, 2, 1), SumSquares(2048, 2), SumSquares(0, 2, gap=16)]

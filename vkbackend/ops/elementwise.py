@@ -5,7 +5,15 @@ from __future__ import annotations
 from vkbackend.buffer import View
 from vkbackend.ops.target import Target, rows_of
 
-ACTS = ("none", "silu", "gelu", "sigmoid", "swiglu_oai", "gelu_alone")  # as numbered in shaders/glu.comp
+ACTS = (
+    "none",
+    "silu",
+    "gelu",
+    "sigmoid",
+    "swiglu_oai",
+    "gelu_alone",
+    "relu2_alone",
+)  # as numbered in shaders/glu.comp
 COPY_GROUPS = 256  # enough to hide the latency of a bus; each takes turns
 
 
@@ -16,7 +24,7 @@ class ElementwiseOps(Target):
         """y = act(gate) * up, any equal sizes; y may be gate or up (Shazeer 2020).
 
         gelu is its tanh form; swiglu_oai is min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (up kept in +-7,
-        + 1); gelu_alone is gelu(gate), without up.
+        + 1); gelu_alone is gelu(gate), relu2_alone max(gate, 0)^2, without up.
         """
         consts = {"LOCAL": 128, "ACT": ACTS.index(act)}
         self._each("glu", (gate, up, y), {}, consts)

@@ -11,7 +11,7 @@ from vkbackend.twins.arrays import Array, f64
 
 def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> None:
     """y = act(gate) * up: identity, SiLU, GELU (tanh form), sigmoid, the clamped SwiGLU of gpt-oss, or
-    GELU without up."""
+    GELU or the square of ReLU without up."""
     g, u = f64(gate, n), f64(up, n)
 
     def sigmoid(x: Array) -> Array:
@@ -25,6 +25,7 @@ def glu(gate: Array, up: Array, y: Array, *, n: int, act: int = 1, **_: Any) -> 
         lambda: sigmoid(g) * u,
         lambda: capped * sigmoid(1.702 * capped) * (np.clip(u, -7.0, 7.0) + 1.0),
         lambda: 0.5 * g * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (g + 0.044715 * g**3))),
+        lambda: np.maximum(g, 0.0) ** 2,
     ]
     y.reshape(-1)[:n] = product[act]()
 

@@ -18,6 +18,7 @@ import gguf
 import numpy as np
 import pytest
 from device_sets import DEVICE_SETS, covering, nmse, product, wide
+from exchanges import planned
 from oracles.fixture import (
     N_CTX,
     N_PREFILL,
@@ -33,8 +34,7 @@ from places import GOLDEN
 from runners import load_runner
 
 from vkbackend.meta.sizing import bucket
-from vkbackend.models.architectures.registry import ARCHITECTURES, model_class
-from vkbackend.models.architectures.wide_normed import WideNormed
+from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.engine.saved_state import SlotContent
@@ -57,7 +57,7 @@ _made: dict[tuple[str, ...], Result] = {}
 class Result:
     logits: np.ndarray  # [n_tokens, n_vocab]
     exchanges: dict[int, int]  # in a step of so many rows
-    n_layer: int
+    planned: int  # exchanges
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
             logits = prefill(runner) if way == "at once" else stepped(runner)
             steps = {rows: runner.mesh.recorded_step(rows, rows).reduces for rows in (1, n_ubatch)}
             exchanges = {rows: sum(not r.gather for r in found) for rows, found in steps.items()}
-            _made[key] = Result(logits, exchanges, runner.model.n_layer)
+            _made[key] = Result(logits, exchanges, len(planned(runner, 1)))
     return _made[key]
 
 
@@ -200,7 +200,8 @@ def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: l
         }
         if not runner.model.n_used:
             pytest.skip("no experts")
-        assert len(chosen) >= runner.model.n_layer - 1
+        layers = runner.model.config.layers  # type: ignore[attr-defined]
+        assert len(chosen) == sum(layer.mixture is not None for layer in layers)
         for label, views in chosen.items():
             first, second = (
                 device.read(view).view(np.uint32).reshape(view.shape)[:N]
@@ -256,12 +257,10 @@ def test_beside_another_sequence(folder: Path, name: str) -> None:
 @architectures
 @pytest.mark.parametrize("way", AT_ONCE)
 def test_at_most_two_exchanges_per_layer(folder: Path, name: str, way: str) -> None:
-    """One where attention and FFN are added together; one more of two values a row for norms over all
-    heads."""
+    """One where attention and FFN are added together or a layer has one of them; one more of a few values a
+    row for norms over heads on several devices."""
     result = run(folder, name, ["numpy"] * 3, way)
-    model = model_class(name.split("+")[0])
-    per_layer = 1 if getattr(model, "parallel", False) else 2 + issubclass(model, WideNormed)
-    assert all(n == per_layer * result.n_layer for n in result.exchanges.values()), result.exchanges
+    assert set(result.exchanges.values()) == {result.planned}, result
 
 
 @pytest.mark.wide

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import nmse
+from exchanges import planned
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
 from places import GOLDEN
@@ -18,13 +19,12 @@ from runners import load_runner
 from vkbackend import LLM
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
 
 pytestmark = pytest.mark.no_vulkan
 
-NAMES = ("mamba2",)
+NAMES = ("mamba2", "granitehybrid", "falcon-h1", "nemotron_h_moe")
 SHARES = ([2, 1, 1], [1, 0, 3], [0, 1, 0], [9, 1, 9])
 F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
 N = len(PROMPT)
@@ -38,22 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path, name: str) -> Path:
     path = folder / f"{name}.gguf"
     return path if path.exists() else write(build(name), path)
-
-
-def planned(runner: Runner, rows: int) -> list[int]:
-    """The elements of every exchange of a step: a row of the residual for each half of a layer, and in front
-    of it a sum of squares for each group, where the heads of a group that is normed lie on several devices.
-    """
-    wanted, m = [], runner.model
-    for il, plan in enumerate(runner.layout.plans):
-        heads = plan.ranges.get("ssm_heads")
-        if heads and f"blk.{il}.ssm_norm.weight" in {spec.name for spec in m.weights()}:
-            group = m.scan.n_head // m.scan.n_group  # type: ignore[attr-defined]
-            if any(at % group for cut in heads for at in cut):
-                wanted.append(rows * m.scan.n_group)  # type: ignore[attr-defined]
-        halves = bool(heads or "heads" in plan.ranges) + ("ffn" in plan.ranges or bool(plan.experts))
-        wanted += [rows * m.n_embd] * halves
-    return wanted
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=str)

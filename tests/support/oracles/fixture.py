@@ -33,6 +33,7 @@ class Fixture:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     unread: tuple[str, ...] = ()  # how names of tensors begin that are there and change nothing
     alone: str = ""  # why transformers is the only oracle
+    unsteered: tuple[int, ...] = ()  # layers behind which llama.cpp adds no control vectors
 
     def normal(self, name: str, *shape: int) -> np.ndarray:
         rng = np.random.default_rng(crc32(f"{self.name} {name}".encode()))

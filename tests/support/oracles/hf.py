@@ -51,8 +51,13 @@ def logits(
     return run(made, batches)
 
 
-def _adder(direction: torch.Tensor) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
-    return lambda layer, inputs, output: output + direction
+def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
+    """Of the output of a layer, which may be the first of several."""
+
+    def add(layer: Any, inputs: Any, output: Any) -> Any:
+        return (output[0] + direction, *output[1:]) if isinstance(output, tuple) else output + direction
+
+    return add
 
 
 def model(fixture: Fixture) -> Any:

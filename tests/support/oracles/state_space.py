@@ -1,4 +1,5 @@
-"""Fixtures with layers of Mamba-2: mamba2."""
+"""Fixtures with layers of Mamba-2: mamba2, granitehybrid, falcon-h1, nemotron_h,
+nemotron_h_moe."""
 
 from __future__ import annotations
 
@@ -6,7 +7,19 @@ from typing import Any
 
 import numpy as np
 from oracles.fixture import Fixture
-from oracles.parts import N_EMBD, base, fixture
+from oracles.more_decoders import GRANITE
+from oracles.parts import (
+    EXPERTS,
+    N_EMBD,
+    N_EXPERT,
+    N_FF,
+    N_FF_EXP,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    mixture,
+)
 
 SIZE, N_STATE = 16, 16
 
@@ -45,3 +58,104 @@ def mamba2(m: Fixture) -> None:
     for il in range(4):
         m.norm(f"blk.{il}.attn_norm", N_EMBD)
         scan(m, il)
+
+
+def normed_scan(m: Fixture, il: int) -> None:
+    m.norm(f"blk.{il}.attn_norm", N_EMBD)
+    scan(m, il)
+
+
+@fixture("granitehybrid")
+def granitehybrid(m: Fixture) -> None:
+    """Every third layer attends, without RoPE; experts beside a shared one."""
+    kv = [0, 2, 0, 0, 2]
+    base(
+        m, 5, n_kv=kv, **GRANITE, **EXPERTS, **ssm(8, 1), feed_forward_length=N_FF_EXP,
+        expert_shared_feed_forward_length=48, rope__scaling__finetuned=False,
+    )  # fmt: skip
+    for il in range(5):
+        if kv[il]:
+            m.keys["attention.head_count_kv"] = kv[il]
+            attention(m, il)
+        else:
+            normed_scan(m, il)
+        mixture(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+    m.keys["attention.head_count_kv"] = kv
+
+
+@fixture("granitehybrid+dense")
+def granitehybrid_dense(m: Fixture) -> None:
+    """With RoPE."""
+    kv = [0, 2, 0]
+    base(m, 3, n_kv=kv, **GRANITE, **ssm(8, 1), rope__scaling__finetuned=True)
+    for il in range(3):
+        if kv[il]:
+            m.keys["attention.head_count_kv"] = kv[il]
+            attention(m, il)
+        else:
+            normed_scan(m, il)
+        feed_forward(m, il)
+    m.keys["attention.head_count_kv"] = kv
+
+
+@fixture("falcon-h1")
+def falcon_h1(m: Fixture) -> None:
+    """Two groups, which three devices share, and no norm behind the scan."""
+    base(m, 4, **ssm(8, 2))
+    for il in range(4):
+        attention(m, il)
+        scan(m, il, normed=False)
+        feed_forward(m, il)
+        m.tensors[f"blk.{il}.ffn_norm"] = m.tensors.pop(f"blk.{il}.ffn_norm.weight")
+
+
+KINDS = "S", "F", "A", "F", "S"  # scan, feed-forward, attention
+
+
+def one_of_three(m: Fixture, n_ff: int, **keys: Any) -> list[int]:
+    """Layers of one kind each; returns those with a feed-forward network, whose norm is there."""
+    kv = [2 * (kind == "A") for kind in KINDS]
+    base(
+        m,
+        len(KINDS),
+        n_kv=kv,
+        **ssm(8, 2),
+        **keys,
+        feed_forward_length=n_ff,
+        attention__layer_norm_epsilon=1e-6,
+    )
+    for il, kind in enumerate(KINDS):
+        if kind == "S":
+            normed_scan(m, il)
+        elif kind == "A":
+            m.keys["attention.head_count_kv"] = kv[il]
+            attention(m, il)
+        else:
+            m.norm(f"blk.{il}.attn_norm", N_EMBD)
+    m.keys["attention.head_count_kv"] = kv
+    m.keys["feed_forward_length"] = [n_ff * (kind == "F") for kind in KINDS]
+    m.unsteered = tuple(il for il, kind in enumerate(KINDS) if kind != "F")
+    return [il for il, kind in enumerate(KINDS) if kind == "F"]
+
+
+@fixture("nemotron_h")
+def nemotron_h(m: Fixture) -> None:
+    """Two groups, each normed, which three devices share."""
+    for il in one_of_three(m, N_FF):
+        m.matrix(f"blk.{il}.ffn_up", N_FF, N_EMBD)
+        m.matrix(f"blk.{il}.ffn_down", N_EMBD, N_FF)
+
+
+@fixture("nemotron_h_moe")
+def nemotron_h_moe(m: Fixture) -> None:
+    keys = {"expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_shared_count": 1}
+    shared = 48
+    for il in one_of_three(m, N_FF_EXP, **EXPERTS, **keys, expert_shared_feed_forward_length=shared):
+        p = f"blk.{il}.ffn_"
+        m.matrix(p + "gate_inp", N_EXPERT, N_EMBD, gain=3.0)
+        m.put(f"blk.{il}.exp_probs_b.bias", m.normal(f"blk.{il}.exp_probs_b", N_EXPERT) / 8)
+        m.matrix(p + "up_exps", N_EXPERT, N_FF_EXP, N_EMBD)
+        m.matrix(p + "down_exps", N_EXPERT, N_EMBD, N_FF_EXP)
+        m.matrix(p + "up_shexp", shared, N_EMBD)
+        m.matrix(p + "down_shexp", N_EMBD, shared)

@@ -1,0 +1,57 @@
+"""falcon-h1 (Falcon-H1): in every layer a state space layer beside attention, which read the same norm and
+are added together. What the paper multiplies by is in the weights of its files.
+
+Falcon-LLM team 2025, arXiv:2507.22448.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vkbackend.meta.policy import Layer
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import (
+    LayerMemory,
+    LayerState,
+    MemorySpec,
+    Weights,
+    WeightSpec,
+    kv_of,
+)
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
+from vkbackend.models.gguf.reader import GGUF
+
+
+class Model(StateSpaceDecoder):
+    """The weights and the graph."""
+
+    def read_config(self, gguf: GGUF) -> Config:
+        self.scan = Scan.from_gguf(gguf)
+        config = super().read_config(gguf)
+        self.recurrent = [True] * len(config.layers)
+        return config
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        return [*Decoder.attention_weights(self, il), *self.scan_weights(il)]
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        name = self.pre_ffn_norm  # which its files have without a suffix
+        return [
+            replace(spec, source=f"blk.{il}.{name}") if spec.name == name else spec
+            for spec in super().feed_forward_weights(il)
+        ]
+
+    def normed(self, il: int) -> bool:
+        return f"blk.{il}.ssm_norm.weight" in self._shapes
+
+    def kv(self, il: int) -> MemorySpec:
+        return replace(self.state(il), kv=kv_of(Decoder.kv(self, il)))
+
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
+        return replace(Decoder.layer(self, il, types), beside=self.scan_mixer(il, types))
+
+    def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        assert isinstance(cache, LayerState) and cache.cache, f"layer {il} remembers both"
+        return self.attention(x, w, cache.cache, il) + self.scanned(x, w, cache)

@@ -1,0 +1,36 @@
+"""granitehybrid (Granite 4 hybrid): granite whose layers without kv heads are state space layers, dense or
+with experts and one that every token uses. Most files say that attention has no RoPE.
+
+Granite team 2025, "Granite 4.0".
+"""
+
+from __future__ import annotations
+
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures import granite
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+
+class Model(granite.Model, StateSpaceDecoder):
+    """The weights and the graph."""
+
+    mixture = Mixture()
+
+    def read_config(self, gguf: GGUF) -> Config:
+        self.read_multipliers(gguf)
+        self.scan = Scan.from_gguf(gguf)
+        config = Config.from_gguf(gguf, self.mixture, low=0)
+        self.recurrent = [not layer.n_head_kv for layer in config.layers]
+        self.turns = gguf.boolean(f"{gguf.architecture}.rope.scaling.finetuned", False)
+        return config
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        return super().read_ropes(gguf) if self.turns else {}
+
+    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
+        return super().rotate(x, w, name, il) if self.turns else x

@@ -1,0 +1,86 @@
+"""nemotron_h (Nemotron-H, Nemotron Nano 2): a layer is a state space layer, or attention without RoPE where
+it has kv heads, or where it has columns a feed-forward network without a gate: the square of ReLU.
+
+NVIDIA 2025, arXiv:2504.03624; arXiv:2508.14444.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.meta import ops
+from vkbackend.meta.policy import Layer
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import (
+    LayerMemory,
+    MemorySpec,
+    Weights,
+    WeightSpec,
+    linear,
+    read_counts,
+)
+from vkbackend.models.architectures.decoder import Config, LayerConfig
+from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+
+class Model(StateSpaceDecoder):
+    """The weights and the graph."""
+
+    pre_ffn_norm = "attn_norm"
+
+    def read_config(self, gguf: GGUF) -> Config:
+        self.scan = Scan.from_gguf(gguf)
+        config = Config.from_gguf(gguf, self.mixture, low=0)
+        widths = read_counts(gguf, "feed_forward_length", len(config.layers), low=0)
+        layers = tuple(map(self.one_of_three, config.layers, widths))
+        self.recurrent = [not layer.n_head_kv and not n for layer, n in zip(layers, widths, strict=True)]
+        self.feeds = [n > 0 for n in widths]
+        return replace(config, layers=layers)
+
+    def one_of_three(self, layer: LayerConfig, n_ff: int) -> LayerConfig:
+        if layer.n_head_kv and n_ff:
+            raise UnsupportedModel(
+                f"a layer with {layer.n_head_kv} kv heads and {n_ff} FFN columns: one of both is"
+            )
+        return replace(layer, n_ff=n_ff, mixture=layer.mixture if n_ff else None)
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        return {}
+
+    # ---- weights ----
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        return [] if self.feeds[il] else super().attention_weights(il)
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        return super().feed_forward_weights(il) if self.feeds[il] else []
+
+    def dense_weights(self, il: int) -> list[WeightSpec]:
+        return [spec for spec in super().dense_weights(il) if spec.name != "ffn_gate"]
+
+    def kv(self, il: int) -> MemorySpec:
+        return None if self.feeds[il] else super().kv(il)
+
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
+        if self.feeds[il]:
+            return Layer(None, self.feed_forward_of(il, types), "feeds")
+        if self.recurrent[il]:
+            return Layer(self.scan_mixer(il, types), None, "recurrent")
+        return Layer(self.attention_of(il, types), None)
+
+    # ---- graph ----
+
+    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        if self.feeds[il]:
+            return h + self.ffn(h, w, il)
+        return h + self.mix(ops.rms_norm(h, w("attn_norm"), self.config.eps), w, cache, il)
+
+    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
+        return x
+
+    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
+        return linear(ops.relu2(linear(x, w, "ffn_up")), w, "ffn_down")

@@ -1,0 +1,24 @@
+"""nemotron_h_moe (Nemotron 3 Nano): nemotron_h with a mixture of experts for its feed-forward networks:
+chosen by sigmoid plus a bias that has no part in their weights, without gates, beside one for every token.
+
+NVIDIA 2025, arXiv:2512.20848.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import nemotron_h
+from vkbackend.models.architectures.base import check_off
+from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.moe import Gating
+
+
+class Model(nemotron_h.Model):
+    """The weights and the graph."""
+
+    mixture: Mixture | None = Mixture(gating=Gating("sigmoid"), act="relu2_alone")
+
+    def read_config(self, gguf: GGUF) -> Config:
+        check_off(gguf, "moe_latent_size")  # experts in a space of their own: Nemotron 3 Super
+        return super().read_config(gguf)

@@ -1,0 +1,29 @@
+"""What a model's layers exchange as its plan says, without looking at what was recorded."""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.state_space import StateSpaceDecoder
+from vkbackend.models.architectures.wide_normed import WideNormed
+from vkbackend.models.engine.runner import Runner
+
+
+def planned(runner: Runner, rows: int) -> list[int]:
+    """The elements of every exchange of a step of layers that lie on several devices.
+
+    A row of the residual for attention (or what is in its place) and one for the FFN, or one for both where
+    they are added together. In front of it two values of a row for norms over all heads, and a value for each
+    group of state space heads that is normed, where the heads of one lie on several devices.
+    """
+    wanted, m = [], runner.model
+    names = {spec.name for spec in m.weights()}
+    for il, plan in enumerate(runner.layout.plans):
+        mixes = "heads" in plan.ranges or "k_heads" in plan.ranges or "ssm_heads" in plan.ranges
+        if isinstance(m, WideNormed):
+            wanted.append(2 * rows)
+        if isinstance(m, StateSpaceDecoder) and f"blk.{il}.ssm_norm.weight" in names:
+            group = m.scan.n_head // m.scan.n_group
+            if any(at % group for cut in plan.ranges["ssm_heads"] for at in cut):
+                wanted.append(rows * m.scan.n_group)
+        halves = mixes + ("ffn" in plan.ranges or bool(plan.experts))
+        wanted += [rows * m.n_embd] * (1 if getattr(m, "parallel", False) else halves)
+    return wanted
