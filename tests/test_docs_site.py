@@ -1,4 +1,4 @@
-"""The documentation: every page is in the site, every link resolves, every public name is in the reference."""
+"""The documentation: each page is in the site, links resolve, each public name is in the reference."""
 
 from __future__ import annotations
 
@@ -71,13 +71,9 @@ def public_members() -> list[str]:
     for name in CLASSES:
         class_ = getattr(vkbackend, name)
         for member, value in inspect.getmembers_static(class_):
-            if (
-                member.startswith("_")
-                or not isinstance(value, property | classmethod | staticmethod)
-                and not callable(value)
-            ):
-                continue
-            found.append(f"{name}.{member}")
+            is_method = isinstance(value, property | classmethod | staticmethod) or callable(value)
+            if is_method and not member.startswith("_"):
+                found.append(f"{name}.{member}")
     return found
 
 
