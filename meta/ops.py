@@ -208,13 +208,15 @@ def attention(
     head_dim_v: int,
     scale: float,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
     sinks: Weight | None = None,
 ) -> Tensor:
     """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows,
     heads * head_dim_v].
 
-    With `window` a position sees that many, its own the last; `softcap` c makes c * tanh(s / c) of a score;
+    With `window` a position sees that many, its own the last, with `chunk` those from the last multiple of it
+    on; `softcap` c makes c * tanh(s / c) of a score;
     `sinks` [heads], split like the heads, are one more logit each, in the denominator alone (Xiao et al.
     2024).
     """
@@ -233,7 +235,7 @@ def attention(
         # Where q heads are not whole groups, the first of them may be in the middle of its kv head's group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
-        how |= {"window": window, "softcap": softcap}
+        how |= {"window": window, "chunk": chunk, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
         if graph.mix is not Mix.PREFILL:
             # Of a mixed step the leading rows, one of each slot at most; attn_prefill then writes the others.

@@ -44,6 +44,7 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     act: str = "silu"
+    weighs_input: bool = False  # an expert reads its weight times x, and what it gives counts as it is
 
 
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
@@ -65,17 +66,30 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
         a, b = (graph.scratch((x.rows, router.n_used, width), "moe columns") for _ in range(2))
         matrices = [(e.gate, e.gate_bias, a)] if e.gate else []
         each = graph.scratch((x.rows, router.n_used, x.width), "moe experts")
+        if e.weighs_input:
+            assert router.n_used == 1, "x has one weight per row"
+            each = y.on(d).reshape(*each.shape)
         groups = _groups(graph, d, ids, e.up.starts[d])
         # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
+        weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
-            operand = operand_of(x, d, _operand_type(graph, d, w, groups))
+            kind = _operand_type(graph, d, w, groups)
+            operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, ids, groups, out)
         on.glu(a if e.gate else b, b, a, act=e.act)
         # The sum over devices has the bias of down once.
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, ids, groups, each)
-        on.moe_sum(each, weights, y.on(d))
+        if not e.weighs_input:
+            on.moe_sum(each, weights, y.on(d))
+    return y
+
+
+def _weighed(graph: Graph, d: int, x: Tensor, weights: View) -> View:
+    """Every row of x times its one weight."""
+    y = graph.scratch((x.rows, x.width), "moe weighed")
+    graph.on(d, "moe").moe_sum(x.on(d).reshape(x.rows, 1, x.width), weights, y)
     return y
 
 

@@ -18,7 +18,7 @@ layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads befor
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, part_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, window;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, window, chunk;
     float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -73,7 +73,8 @@ void main() {
     const uint end_head = uint(clamp(int(n_heads) - first_head, 0, int(min(HEADS, group - first_in_group))));
 
     const uint n_keys = row < step_n_decode() ? step_params.rows[row].x + 1 : 0;
-    const uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
+    uint first_key = window > 0 && n_keys > window ? n_keys - window : 0;
+    if (chunk > 0 && n_keys > 0) first_key = max(first_key, (n_keys - 1) / chunk * chunk);
     const uint n_blocks = (n_keys + CELL_BLOCK - 1) / CELL_BLOCK;
     const uint per_split = (n_blocks - first_key / CELL_BLOCK + n_splits - 1) / n_splits;
     const uint first_block = first_key / CELL_BLOCK + split * per_split;

@@ -17,7 +17,7 @@ layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads befor
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk;
     float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -129,7 +129,7 @@ void main() {
             // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
             const uint row_pos = first_pos + s_row0 + a;
             const uint key_pos = block_pos + key;
-            const bool masked = key_pos > row_pos || (window > 0 && row_pos - key_pos >= window);
+            const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
             if (HAS_SOFTCAP != 0) s[a] = soft_cap(s[a], softcap);
             if (masked) s[a] = NEG_LARGE;
             score[(s_row0 + a) * CELL_BLOCK + key] = s[a];

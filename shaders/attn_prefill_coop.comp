@@ -28,7 +28,7 @@ layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk;
     float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -175,11 +175,12 @@ void main() {
         read_v(cell, kv_head, first_valid, n_valid);
         float s[EACH];
         float top = NEG_LARGE;
+        const uint first_seen = first_key_of(row_pos);
         [[unroll]] for (uint i = 0; i < EACH; ++i) {
             // Where every key so far is masked the maximum is NEG_LARGE and what is summed is finite; the first key
             // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
             const uint key_pos = block_pos + part * EACH + i;
-            const bool masked = key_pos > row_pos || key_pos < first_key || (window > 0 && row_pos - key_pos >= window);
+            const bool masked = key_pos > row_pos || key_pos < max(first_key, first_seen);
             s[i] = s_tile[own_s + row * S_STRIDE + part * EACH + i] * scale;
             if (HAS_SOFTCAP != 0) s[i] = soft_cap(s[i], softcap);
             s[i] = masked ? NEG_LARGE : s[i];

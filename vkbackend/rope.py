@@ -25,7 +25,8 @@ class RopeTable:
     that turn less than beta_slow times in orig_ctx positions; pairs that turn more than beta_fast times keep
     their angle, with a linear ramp between; and cos and sin grow by 1 + 0.1 ln(factor). `attn_factor`
     multiplies cos and sin under every scaling, and a `temperature` t those of position p by
-    1 + t ln(1 + floor(p / temperature_length)): what q is turned by carries a scale of its own that way.
+    1 + t ln(1 + floor((p + temperature_offset) / temperature_length)): what q is turned by carries a scale of
+    its own that way.
     `sections` share the pairs out to a position's time, height, width and a fourth number, in stretches or
     `interleaved` (Wang et al. 2024, arXiv:2409.12191): of text the first three are its position, the fourth
     is 0, so its pairs stand still. Raises InvalidArgument for values no table exists for.
@@ -43,6 +44,7 @@ class RopeTable:
     ext_factor: float = 1.0  # yarn: weight of the unscaled angle in the fast pairs
     temperature: float = 0.0
     temperature_length: int = 1
+    temperature_offset: int = 0
     sections: tuple[int, ...] = ()
     interleaved: bool = False
 
@@ -120,5 +122,7 @@ class RopeTable:
         """float32 [n, n_rot / 2, 2] of (cos, sin) at each position."""
         at = np.asarray(positions, np.float64)[:, None]
         angles = at * self.frequencies
-        size = self.magnitude * (1.0 + self.temperature * np.log1p(at // self.temperature_length))
+        size = self.magnitude * (
+            1.0 + self.temperature * np.log1p((at + self.temperature_offset) // self.temperature_length)
+        )
         return (np.stack([np.cos(angles), np.sin(angles)], axis=-1) * size[..., None]).astype(np.float32)

@@ -58,6 +58,7 @@ class LayerConfig:
     rope: str = "rope"  # the name of its RoPE table
     window: int = 0  # positions that attention sees, the row's own included; 0: all
     mixture: Mixture | None = None  # in place of the dense FFN
+    chunk: int = 0  # a position sees those from the last multiple of it on; 0: from 0 on
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +274,7 @@ class Decoder:
 
     def kv(self, il: int) -> MemorySpec:
         layer = self.config.layers[il]
-        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window)
+        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window or layer.chunk)
 
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
         tables = dict(self.rope_tables)
@@ -357,6 +358,7 @@ class Decoder:
             head_dim_v=layer.head_dim_v,
             scale=layer.scale,
             window=cache.window,
+            chunk=layer.chunk,
             softcap=self.config.attn_softcap,
             sinks=w.get("attn_sinks.weight"),
         )

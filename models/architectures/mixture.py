@@ -38,6 +38,7 @@ class Mixture:
     n_ff: int = 0  # of each expert
     gating: Gating = SOFTMAX
     act: str = "silu"
+    weighs_input: bool = False  # of the one expert that is used, in place of what it gives
     n_shared: int = 0  # columns of an FFN that every token uses, 0: none
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
@@ -90,7 +91,7 @@ class Mixture:
         )
         gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
         biases = w.bias(gate), w.bias(up), w.bias(down)
-        experts = Experts(None if self.act in ALONE else w(gate), w(up), w(down), *biases, self.act)
+        experts = Experts(None if self.act in ALONE else w(gate), w(up), w(down), *biases, self.act, self.weighs_input)
         y = moe(x, h, router, experts)
         return y + self.shared(x, w) if self.n_shared else y
 

@@ -13,6 +13,7 @@ from vkbackend.models.gguf.reader import GGUF
 # general.architecture -> the models that have it.
 MODELS = {
     "llama": "Llama 1 to 3, Mistral, Mixtral, SmolLM",
+    "llama4": "Llama 4 Scout, Maverick, their text part",
     "mistral3": "Ministral 3",
     "qwen2": "Qwen2, Qwen2.5",
     "qwen2moe": "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",

@@ -20,7 +20,10 @@ QueryTile find_query_tile(uint number) {
 }
 
 // The first position that the row at `pos` sees.
-uint first_key_of(uint pos) { return window > 0 && pos + 1 > window ? pos + 1 - window : 0; }
+uint first_key_of(uint pos) {
+    const uint first = window > 0 && pos + 1 > window ? pos + 1 - window : 0;
+    return chunk > 0 ? max(first, pos / chunk * chunk) : first;
+}
 
 void zero_rows(uint first, uint head) {
     const uint end = min(first + TQ, n_rows);

@@ -107,6 +107,7 @@ class AttnDecode(Case):
     group: int | None = None
     q_first: int = 0
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
     ring: int | None = None
@@ -153,6 +154,7 @@ class AttnPrefill(Case):
     group: int | None = None
     q_first: int = 0
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
     ring: int | None = None
@@ -196,7 +198,7 @@ class AttnPrefillCoop(AttnPrefill):
 
 
 def _attention_options(case: AttnDecode | AttnPrefill) -> dict[str, Any]:
-    how = {name: getattr(case, name) for name in ("group", "q_first", "window", "softcap")}
+    how = {name: getattr(case, name) for name in ("group", "q_first", "window", "chunk", "softcap")}
     return {"scale": case.head_k**-0.5, **how}
 
 
@@ -276,6 +278,7 @@ def quick() -> list[Case]:
         AttnDecode(_RUNS, 5, 3, 8, 8, n_splits=2, group=3, q_first=2),
         AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
         AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
+        AttnDecode(((1, 300, 1), (0, 63, 1)), 2, 1, 16, 16, n_splits=3, chunk=64),
         AttnCombine(),
         AttnCombine(3, 2, 1, 64, sinks=True),
         AttnCombine(2, 1, 31, 576),
@@ -292,6 +295,7 @@ def quick() -> list[Case]:
         AttnPrefill(_RUNS, 7, 3, 8, 8, group=4, q_first=3),
         AttnPrefill(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
         AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
+        AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, chunk=25, ring=2),
         AttnPrefill(((2, 30, 1), (0, 0, 1), (3, 95, 21), (1, 4, 1)), 4, 2, 64, 64, 3, sinks=True, both=True),
         AttnPrefill(((1, 64, 1), (0, 31, 10)), 2, 1, 16, 24, 1, "f32", "f16", window=20, both=True),
         AttnPrefillCoop(((0, 0, 1),), 1, 1, 16, 16),
@@ -302,6 +306,7 @@ def quick() -> list[Case]:
         AttnPrefillCoop(_RUNS, 7, 3, 32, 16, group=4, q_first=3),
         AttnPrefillCoop(((0, 33, 40), *_RUNS[:1]), 2, 1, 64, 64, window=20, softcap=4.0, sinks=True),
         AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
+        AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, chunk=25, ring=2),
         AttnPrefillCoop(((2, 30, 1), (0, 0, 1), (3, 95, 21)), 4, 2, 64, 64, 3, sinks=True, both=True),
     ]
 

@@ -222,6 +222,7 @@ class AttentionOps(Target):
         group: int | None = None,
         q_first: int = 0,
         window: int = 0,
+        chunk: int = 0,
         softcap: float = 0.0,
         sinks: View | None = None,
     ) -> None:
@@ -234,7 +235,8 @@ class AttentionOps(Target):
 
         Head h reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv,
         another serves a device whose q heads are not whole groups. With `window` a row sees that many
-        positions, its own the last; with `softcap` c a score s becomes c * tanh(s / c). `sinks` f32
+        positions, its own the last, with `chunk` those from the last multiple of it on (Llama 4); with
+        `softcap` c a score s becomes c * tanh(s / c). `sinks` f32
         [n_heads]: one more logit per head, in the denominator of its softmax alone (with splits, attn_combine
         takes them).
         """
@@ -252,7 +254,14 @@ class AttentionOps(Target):
             "attn_decode",
             "f32",
             (q, k, v, cells, sinks or q, part),
-            {**push, "n_splits": n_splits, "window": window, "scale": scale, "softcap": softcap},
+            {
+                **push,
+                "n_splits": n_splits,
+                "window": window,
+                "chunk": chunk,
+                "scale": scale,
+                "softcap": softcap,
+            },
             {
                 "LOCAL": 8 if self.limits.is_cpu else 128,  # a multiple or a part of CELL_BLOCK
                 "HEAD_K": head_k,
@@ -317,6 +326,7 @@ class AttentionOps(Target):
         group: int | None = None,
         q_first: int = 0,
         window: int = 0,
+        chunk: int = 0,
         softcap: float = 0.0,
         sinks: View | None = None,
     ) -> None:
@@ -330,7 +340,7 @@ class AttentionOps(Target):
             op,
             variant,
             (q, k, v, cells, sinks or q, y),
-            {**push, "window": window, "scale": scale, "softcap": softcap},
+            {**push, "window": window, "chunk": chunk, "scale": scale, "softcap": softcap},
             {
                 **tile.consts,
                 "HEAD_K": head_k,

@@ -94,7 +94,8 @@ def _stored_blocks(rows: Array, dtype: str) -> Array:
 def attn_decode(
     q: Array, k: Array, v: Array, cells: Array, sinks: Array, part: Array, step: StepParams, *, n_heads: int,
     n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int, window: int,
-    scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0, **_: Any,
+    chunk: int, scale: float, softcap: float, head_k: int, head_v: int, final: int = 0, has_sinks: int = 0,
+    **_: Any,
 ) -> None:  # fmt: skip
     """part = (sum of p * v, max, sum of p) over each split's blocks of keys, p = exp(score - max); with
     `final` they are joined."""
@@ -103,7 +104,7 @@ def attn_decode(
     out[..., head_v] = NEG_LARGE
     for row in range(min(n_rows, step.n_decode)):
         at = _cells_of(step, row, cells, blocks_per_slot)
-        first = _first_key(len(at), window)
+        first = _first_key(len(at), window, chunk)
         start = first // CELL_BLOCK * CELL_BLOCK
         per_split = ceil_div(ceil_div(len(at) - start, CELL_BLOCK), n_splits) * CELL_BLOCK
         for split in range(n_splits):
@@ -142,8 +143,8 @@ def attn_combine(
 
 def attn_prefill(
     q: Array, k: Array, v: Array, cells: Array, sinks: Array, y: Array, step: StepParams, *, n_heads: int,
-    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, scale: float,
-    softcap: float, head_k: int, head_v: int, has_sinks: int = 0, **_: Any,
+    n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, chunk: int,
+    scale: float, softcap: float, head_k: int, head_v: int, has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run. Those
     of attn_decode stay as they are."""
@@ -152,7 +153,7 @@ def attn_prefill(
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
         at = _cells_of(step, row, cells, blocks_per_slot)
-        at = at[_first_key(len(at), window) :]
+        at = at[_first_key(len(at), window, chunk) :]
         score, values = _scores(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
         logits = np.c_[score, f64(sinks, n_heads)] if has_sinks else score
         prob = np.exp(score - logits.max(axis=1, keepdims=True))
@@ -161,9 +162,10 @@ def attn_prefill(
     y.reshape(out.shape)[:] = out
 
 
-def _first_key(n_keys: int, window: int) -> int:
+def _first_key(n_keys: int, window: int, chunk: int) -> int:
     """The first of `n_keys` positions that the last one sees."""
-    return max(0, n_keys - window) if window else 0
+    first = max(0, n_keys - window) if window else 0
+    return max(first, (n_keys - 1) // chunk * chunk) if chunk else first
 
 
 def _scores(

@@ -64,7 +64,8 @@ def model(fixture: Fixture) -> Any:
     config, state = BUILDERS[fixture.name](fixture)
     config._attn_implementation = "eager"
     own = getattr(transformers, type(config).__name__.replace("Config", "ForCausalLM"), None)
-    made = (own or transformers.AutoModelForCausalLM)._from_config(config, dtype=torch.float32).eval()
+    make = own._from_config if own else transformers.AutoModelForCausalLM.from_config
+    made = make(config, dtype=torch.float32).eval()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
     if config.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]

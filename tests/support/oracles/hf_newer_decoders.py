@@ -77,3 +77,24 @@ def lfm2(m: Fixture) -> tuple[Any, State]:
         **arguments, **experts_of(m), num_dense_layers=k["leading_dense_block_count"], norm_topk_prob=True
     )
     return config, state
+
+
+@builder("llama4", "llama4+chunks")
+def llama4(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    config = transformers.Llama4TextConfig(
+        **common(m, intermediate_size=k["expert_feed_forward_length"]),
+        intermediate_size_mlp=k["feed_forward_length"],
+        num_local_experts=k["expert_count"],
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=k["interleave_moe_layer_step"],
+        attention_chunk_size=k.get("attention.sliding_window", 8192),
+        floor_scale=k.get("attention.temperature_length", 8192),
+    )
+    names = {f"ffn_{n}": f"feed_forward.{n}_proj" for n in ("gate", "up", "down")}
+    names |= {f"ffn_{n}_shexp": f"feed_forward.shared_expert.{n}_proj" for n in ("gate", "up", "down")}
+    state = renamed(m, names | {"ffn_gate_inp": "feed_forward.router"})
+    fused_experts(m, state, "feed_forward.experts")
+    for name in [name for name in state if ".experts." in name]:
+        state[name] = state[name].swapaxes(1, 2)
+    return config, state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from oracles.fixture import Fixture
 from oracles.more_decoders import deepseek2_keys, deepseek2_layers
 from oracles.parts import (
@@ -108,3 +110,28 @@ def lfm2(m: Fixture) -> None:
 def lfm2moe(m: Fixture) -> None:
     lfm2_layers(m)
     m.keys |= {"leading_dense_block_count": 1, "expert_gating_func": 2}
+
+
+def llama4_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
+    """Experts and a shared one in every second layer."""
+    base(m, n_layer, **{**EXPERTS, "expert_used_count": 1}, interleave_moe_layer_step=2, **keys)
+    for il in range(n_layer):
+        attention(m, il)
+        if il % 2 == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("llama4")
+def llama4(m: Fixture) -> None:
+    """A period and one layer more."""
+    llama4_layers(m, 5)
+
+
+@fixture("llama4+chunks")
+def llama4_chunks(m: Fixture) -> None:
+    """Chunks of 16, and a temperature that grows with every 16 positions."""
+    m.alone = "llama.cpp has chunks of 8,192 alone"
+    llama4_layers(m, 4, attention__sliding_window=16, attention__temperature_length=16)

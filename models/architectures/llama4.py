@@ -1,0 +1,72 @@
+"""llama4 (Llama 4 Scout and Maverick, their text part): in three of four layers attention to the chunk of
+8,192 positions that a position is in, with RoPE and then, unless there are 128 experts, norms without weights
+of the heads of q and k; every fourth layer sees all, without RoPE, and multiplies q by a temperature.
+
+In every layer or every second one a mixture of experts: a sigmoid weighs what the one expert reads, beside a
+shared one. Meta 2025, "The Llama 4 herd".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import Weights, read_count, read_windowed
+from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.moe import Gating
+from vkbackend.rope import RopeTable
+
+PERIOD = 4
+CHUNK = 8192  # files do not say it
+TEMPERATURE = 0.1
+N_EXPERT_WITHOUT_NORMS = 128
+
+
+class Model(Decoder):
+    """The weights and the graph."""
+
+    windows = True
+    freq_factors = True
+    half_split = False
+    mixture = Mixture(gating=Gating("sigmoid", norm_w=False), weighs_input=True)
+
+    def read_config(self, gguf: GGUF) -> Config:
+        if (n_used := read_count(gguf, "expert_used_count")) != 1:
+            raise UnsupportedModel(f"llama4.expert_used_count = {n_used} is not supported; only 1 is")
+        if "llama4.attention.sliding_window" in gguf.metadata:
+            self.chunk = read_count(gguf, "attention.sliding_window")
+        else:
+            self.chunk = CHUNK
+        n_ff, n_shared = (read_count(gguf, f"{of}feed_forward_length") for of in ("", "expert_"))
+        c = Config.from_gguf(gguf, replace(self.mixture, n_shared=n_shared))
+        step = int(gguf.u32("llama4.interleave_moe_layer_step"))
+        self.turned = read_windowed(gguf, len(c.layers), PERIOD)
+        layers = []
+        for il, (layer, turned) in enumerate(zip(c.layers, self.turned, strict=True)):
+            routed = step > 0 and (il + 1) % step == 0
+            layer = replace(layer, chunk=self.chunk if turned else 0, n_ff=n_ff)
+            layers.append(layer if routed else replace(layer, mixture=None))
+        self.normed = c.layers[0].mixture and c.layers[0].mixture.n_expert != N_EXPERT_WITHOUT_NORMS
+        return replace(c, layers=tuple(layers))
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        n = self.config.layers[0].n_rot
+        still = RopeTable(
+            n,
+            sections=(0, 0, 0, n // 2),
+            temperature=TEMPERATURE,
+            temperature_length=int(gguf.u32("llama4.attention.temperature_length", CHUNK)),
+            temperature_offset=1,
+        )
+        return super().read_ropes(gguf) | {"still_q": still}
+
+    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
+        head_dim = self.config.layers[il].head_dim
+        if not self.turned[il]:
+            return ops.rope(x, head_dim, "still_q") if name == "attn_q" else x
+        x = super().rotate(x, w, name, il)
+        return ops.head_norm(x, None, head_dim, self.config.eps) if self.normed else x
