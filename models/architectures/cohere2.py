@@ -5,9 +5,8 @@ arXiv:2504.00698.
 
 from __future__ import annotations
 
-from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import command_r
-from vkbackend.models.architectures.base import Weights, read_windowed
+from vkbackend.models.architectures.base import read_windowed
 from vkbackend.models.architectures.decoder import Config, with_windows
 from vkbackend.models.gguf.reader import GGUF
 
@@ -24,5 +23,5 @@ class Model(command_r.Model):
         self.local = read_windowed(gguf, len(c.layers), PERIOD)
         return with_windows(c, int(gguf.u32("cohere2.attention.sliding_window", 0)), self.local)
 
-    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        return super().rotate(x, w, name, il) if self.local[il] else x
+    def has_rope(self, il: int) -> bool:
+        return self.local[il]

@@ -378,7 +378,13 @@ class Decoder:
         layer = self.config.layers[il]
         if w.has(f"{name}_norm"):
             x = ops.head_norm(x, w(f"{name}_norm"), layer.head_dim, self.config.eps)
+        if not self.has_rope(il):
+            return x
         return ops.rope(x, layer.head_dim, layer.rope, half_split=self.half_split)
+
+    def has_rope(self, il: int) -> bool:
+        """Whether q and k of a layer are turned."""
+        return True
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
         gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")

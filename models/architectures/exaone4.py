@@ -7,9 +7,7 @@ LG AI Research 2025, arXiv:2507.11407.
 
 from __future__ import annotations
 
-from vkbackend.meta import ops
-from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights, WeightSpec, read_windowed
+from vkbackend.models.architectures.base import WeightSpec, read_windowed
 from vkbackend.models.architectures.decoder import Config, Decoder, with_windows
 from vkbackend.models.gguf.reader import GGUF
 
@@ -33,7 +31,5 @@ class Model(Decoder):
     def attention_weights(self, il: int) -> list[WeightSpec]:
         return [*super().attention_weights(il), *self.head_norm_weights(il)]
 
-    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        if self.everywhere or self.config.layers[il].window:
-            return super().rotate(x, w, name, il)
-        return ops.head_norm(x, w(f"{name}_norm"), self.config.layers[il].head_dim, self.config.eps)
+    def has_rope(self, il: int) -> bool:
+        return self.everywhere or bool(self.config.layers[il].window)

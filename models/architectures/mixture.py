@@ -91,7 +91,8 @@ class Mixture:
         )
         gate, up, down = "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"
         biases = w.bias(gate), w.bias(up), w.bias(down)
-        experts = Experts(None if self.act in ALONE else w(gate), w(up), w(down), *biases, self.act, self.weighs_input)
+        matrices = None if self.act in ALONE else w(gate), w(up), w(down)
+        experts = Experts(*matrices, *biases, self.act, self.weighs_input)
         y = moe(x, h, router, experts)
         return y + self.shared(x, w) if self.n_shared else y
 

@@ -3,8 +3,6 @@ arXiv:2501.18795)."""
 
 from __future__ import annotations
 
-from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import Decoder
 
 PERIOD = 4
@@ -15,5 +13,5 @@ class Model(Decoder):
 
     half_split = False
 
-    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        return x if il % PERIOD == PERIOD - 1 else super().rotate(x, w, name, il)
+    def has_rope(self, il: int) -> bool:
+        return il % PERIOD != PERIOD - 1

@@ -60,6 +60,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron_h_moe": ONE_OF_THREE,
     "deepseek2": LATENT,
     "mistral4": LATENT,
+    "llama4": {"expert_used_count": 1, "interleave_moe_layer_step": 1},
     "lfm2": SHORT_CONV,
     "lfm2moe": SHORT_CONV,
     "kimi-linear": LATENT | {"attention.head_count_kv": [0, 0, 0, 1] * (N_LAYER // 4), "kda.head_dim": 32},

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from oracles import decoders, gemma, more_decoders, newer_decoders, recurrent, state_space
+from oracles import (
+    decoders,
+    gemma,
+    more_decoders,
+    newer_decoders,
+    newer_mixtures,
+    recurrent,
+    state_space,
+)
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
+MADE_OF = (  # which register theirs
+    *(decoders, gemma, more_decoders, newer_decoders, newer_mixtures),
+    *(recurrent, state_space),
+)
 FIXTURES = tuple(BUILDERS)
-assert (
-    decoders and gemma and more_decoders and newer_decoders and recurrent and state_space
-)  # imported to register theirs
 
 
 def build(name: str) -> Fixture:

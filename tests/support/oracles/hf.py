@@ -20,6 +20,7 @@ from oracles import (
     hf_gemma,
     hf_more_decoders,
     hf_newer_decoders,
+    hf_newer_mixtures,
     hf_recurrent,
     hf_state_space,
 )
@@ -27,6 +28,7 @@ from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
 MADE_OF = (  # which register theirs
+    hf_newer_mixtures,
     hf_decoders,
     hf_gemma,
     hf_more_decoders,

@@ -1,0 +1,15 @@
+"""dots1 (dots.llm1): qwen3 with a mixture of experts beside a shared one behind some dense layers, chosen by
+sigmoid plus a bias that has no part in their weights. rednote-hilab 2025, arXiv:2506.05767.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures import qwen3
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.ops.moe import Gating
+
+
+class Model(qwen3.Model):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("sigmoid", norm_w=False))

@@ -1,0 +1,15 @@
+"""olmoe (OLMoE-1B-7B): norms of q and k over all heads at once, a mixture of experts in every layer: softmax
+over all experts, the chosen weights as they are. Muennighoff et al. 2024, arXiv:2409.02060.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.wide_normed import WideNormed
+from vkbackend.ops.moe import Gating
+
+
+class Model(WideNormed):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating(norm_w=False))

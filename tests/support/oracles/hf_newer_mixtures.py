@@ -1,0 +1,115 @@
+"""The fixtures of newer_mixtures.py in `transformers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from oracles.fixture import Fixture
+from oracles.hf_more_decoders import with_layer_norms
+from oracles.hf_newer_decoders import selection_bias
+from oracles.hf_parts import State, builder, common, experts_of, fused_experts, renamed, rope
+
+SHARED = {f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}
+SKIP = r"_exps\.|exp_probs_b"
+
+
+@builder("olmoe")
+def olmoe(m: Fixture) -> tuple[Any, State]:
+    state = renamed(m)
+    fused_experts(m, state)
+    arguments = common(m, intermediate_size=m.keys["expert_feed_forward_length"])
+    arguments |= {"num_experts": m.keys["expert_count"], "num_experts_per_tok": m.keys["expert_used_count"]}
+    return transformers.OlmoeConfig(**arguments, norm_topk_prob=False), state
+
+
+@builder("qwen3vlmoe")
+def qwen3vlmoe(m: Fixture) -> tuple[Any, State]:
+    """Its text part is qwen3moe's: sections of RoPE are alike for text."""
+    state = renamed(m)
+    fused_experts(m, state)
+    return transformers.Qwen3MoeConfig(**common(m), **experts_of(m), norm_topk_prob=True), state
+
+
+def behind_dense(m: Fixture) -> dict[str, Any]:
+    k = m.keys
+    return {
+        "num_experts_per_tok": k["expert_used_count"],
+        "moe_intermediate_size": k["expert_feed_forward_length"],
+        "routed_scaling_factor": k["expert_weights_scale"],
+        "first_k_dense_replace": k["leading_dense_block_count"],
+        "norm_topk_prob": True,
+    }
+
+
+def kinds_of(m: Fixture) -> list[str]:
+    return ["full_attention" if il % 4 == 3 else "sliding_attention" for il in range(m.keys["block_count"])]
+
+
+@builder("dots1")
+def dots1(m: Fixture) -> tuple[Any, State]:
+    n = m.keys["block_count"]
+    config = transformers.Dots1Config(
+        **common(m),
+        **behind_dense(m),
+        n_routed_experts=m.keys["expert_count"],
+        n_shared_experts=1,
+        layer_types=["full_attention"] * n,
+        sliding_window=None,
+    )
+    state = renamed(m, SHARED, SKIP)
+    fused_experts(m, state)
+    selection_bias(m, state, "mlp.gate.e_score_correction_bias")
+    return config, state
+
+
+@builder("exaone-moe")
+def exaone_moe(m: Fixture) -> tuple[Any, State]:
+    config = transformers.ExaoneMoeConfig(
+        **common(m),
+        **behind_dense(m),
+        num_experts=m.keys["expert_count"],
+        num_shared_experts=1,
+        sliding_window=m.keys["attention.sliding_window"],
+        sliding_window_pattern=4,
+        layer_types=kinds_of(m),
+        mlp_layer_types=["sparse" if il else "dense" for il in range(m.keys["block_count"])],
+    )
+    state = renamed(m, SHARED, SKIP)
+    fused_experts(m, state)
+    selection_bias(m, state, "mlp.gate.e_score_correction_bias")
+    return config, state
+
+
+@builder("afmoe")
+def afmoe(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    config = transformers.AfmoeConfig(
+        **common(m),
+        **experts_of(m),
+        num_shared_experts=1,
+        num_dense_layers=k["leading_dense_block_count"],
+        route_scale=k["expert_weights_scale"],
+        sliding_window=k["attention.sliding_window"],
+        layer_types=kinds_of(m),
+        mup_enabled=True,
+    )
+    names = {
+        "attn_gate": "self_attn.gate_proj",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_mlp_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_gate_inp": "mlp.router.gate",
+    }
+    state = renamed(m, SHARED | names, SKIP)
+    fused_experts(m, state)
+    selection_bias(m, state, "mlp.expert_bias")
+    return config, state
+
+
+@builder("stablelm")
+def stablelm(m: Fixture) -> tuple[Any, State]:
+    arguments = with_layer_norms(m) | {"rope_parameters": rope(m, partial_rotary_factor=0.25)}
+    arguments["layer_norm_eps"] = m.keys["attention.layer_norm_epsilon"]
+    del arguments["head_dim"]
+    return transformers.StableLmConfig(**arguments, use_qkv_bias=True), renamed(m)

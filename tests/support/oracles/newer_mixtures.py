@@ -1,0 +1,89 @@
+"""Fixtures of further mixtures of experts, and stablelm: olmoe, qwen3vlmoe, dots1, exaone-moe, afmoe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oracles.fixture import Fixture
+from oracles.more_decoders import layer_norms
+from oracles.newer_decoders import wide_norms
+from oracles.parts import (
+    EXPERTS,
+    HEAD_DIM,
+    N_EMBD,
+    N_EXPERT,
+    N_FF_EXP,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    mixture,
+)
+
+
+@fixture("olmoe")
+def olmoe(m: Fixture) -> None:
+    base(m, 3, n_kv=4, **EXPERTS, feed_forward_length=N_FF_EXP)
+    for il in range(3):
+        attention(m, il)
+        wide_norms(m, il)
+        mixture(m, il)
+
+
+@fixture("qwen3vlmoe")
+def qwen3vlmoe(m: Fixture) -> None:
+    base(m, 3, **EXPERTS, rope__dimension_sections=[3, 3, 2, 0])
+    for il in range(3):
+        attention(m, il, head_norms=True)
+        mixture(m, il)
+
+
+def behind_dense(m: Fixture, n_layer: int, **keys: Any) -> None:
+    """A dense layer, then experts chosen by sigmoid and a bias, and a shared one."""
+    base(
+        m, n_layer, **EXPERTS, expert_shared_count=1, leading_dense_block_count=1, expert_gating_func=2,
+        expert_weights_scale=2.5, expert_weights_norm=True, **keys,
+    )  # fmt: skip
+    for il in range(n_layer):
+        attention(m, il, head_norms=True)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        m.put(f"blk.{il}.exp_probs_b.bias", m.normal(f"blk.{il}.exp_probs_b", N_EXPERT) / 8)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("dots1")
+def dots1(m: Fixture) -> None:
+    behind_dense(m, 3, n_kv=4)
+
+
+@fixture("exaone-moe")
+def exaone_moe(m: Fixture) -> None:
+    """A period of windows and one layer more."""
+    behind_dense(m, 5, attention__sliding_window=16, expert_shared_feed_forward_length=N_FF_EXP)
+
+
+@fixture("afmoe")
+def afmoe(m: Fixture) -> None:
+    """As exaone-moe, with a gate and norms behind attention and FFN."""
+    behind_dense(m, 5, attention__sliding_window=16)
+    m.tensors["token_embd.weight"] /= 4
+    for il in range(5):
+        m.matrix(f"blk.{il}.attn_gate", 4 * HEAD_DIM, N_EMBD, gain=2.0)
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            m.norm(f"blk.{il}.{name}", N_EMBD)
+
+
+@fixture("stablelm")
+def stablelm(m: Fixture) -> None:
+    """A quarter of a head rotated."""
+    base(m, 3, rope__dimension_count=HEAD_DIM // 4)
+    layer_norms(m)
+    m.bias("output_norm", N_EMBD)
+    for il in range(3):
+        attention(m, il, bias="qkv")
+        feed_forward(m, il)
+        for name in ("attn_norm", "ffn_norm"):
+            m.bias(f"blk.{il}.{name}", N_EMBD)
