@@ -6,11 +6,13 @@ import json
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -26,13 +28,35 @@ MIB = 1 << 20
 SHORT_WORD = 12  # characters
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MANY_COLUMNS = 8  # stand closer together, to fit a terminal of 80
+ANY_WIDTH = 10_000
 PIPE_WIDTH = 160  # columns where there is no terminal: enough for every table unwrapped
+
+
+class _Table(Table):
+    """A table that knows its cells as texts."""
+
+    names: Sequence[str] = ()
+    rows_of_cells: Sequence[Sequence[str]] = ()
 
 
 class _Console(Console):
     def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
-        """What is too wide for a terminal goes on in its next line; rich would leave it out."""
-        super().print(*objects, crop=crop, **options)
+        """Text that is wider than the terminal goes on in the next line; rich would leave it out. A wider
+        table becomes a list."""
+        shown = (self._fitting(one) if isinstance(one, _Table) else one for one in objects)
+        super().print(*shown, crop=crop, **options)
+
+    def _fitting(self, table: _Table) -> RenderableType:
+        needed = Measurement.get(self, self.options.update(width=ANY_WIDTH), table).minimum
+        if needed > self.width:
+            return _list_of(table, self.width)
+        lines = []
+        for segments in self.render_lines(table, pad=False):
+            line = Text.assemble(*((part.text, part.style or "") for part in segments), overflow="ignore")
+            line.rstrip()
+            line.no_wrap = True
+            lines.append(line)
+        return Group(*lines)  # without the blanks that fill each row
 
     def on_broken_pipe(self) -> None:
         """The command line's main decides what a reader that went away means, not rich."""
@@ -57,7 +81,7 @@ def printable(text: str, keep: str = "") -> str:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table; numbers stand right, and no cell is read as markup."""
-    out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    out = _Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     out.collapse_padding = len(columns) > MANY_COLUMNS
     for i, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
@@ -71,11 +95,34 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
             Text(column),
             justify="right" if numeric else "left",
             overflow="fold",
+            no_wrap=any(map(UUID.fullmatch, words)),  # rich cuts wide columns first, whatever min_width says
             min_width=max(map(len, whole), default=1),
         )
-    for row in rows:
-        out.add_row(*(Text(_cell(cell)) for cell in row))
+    out.names, out.rows_of_cells = columns, [[_cell(cell) for cell in row] for row in rows]
+    for row in out.rows_of_cells:
+        out.add_row(*map(Text, row))
     return out
+
+
+def _list_of(table: _Table, width: int) -> Text:
+    """A block of lines for each row, `column  value`. A value goes below its column where both do not fit in
+    one line; a word is never cut."""
+    indent = "  "
+    aligned = max(map(len, table.names[1:]), default=0)
+    lines = [Text(str(table.title), "italic")] if table.title else []
+    for first, *rest in table.rows_of_cells:
+        lines.append(Text(f"{table.names[0]} {first}", "bold"))
+        for name, value in zip(table.names[1:], rest, strict=True):
+            whole = f"{indent}{name:<{aligned}}  {value}"
+            if len(whole) <= width:
+                lines.append(Text(whole))
+                continue
+            room = max(width - 2 * len(indent), 1)
+            lines += [Text(indent + name), *(
+                Text((2 * indent if len(part) <= room else "") + part)
+                for part in textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+            )]  # fmt: skip
+    return Text("\n", no_wrap=True, overflow="ignore").join(lines)
 
 
 def _cell(value: Any) -> str:

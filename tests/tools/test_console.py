@@ -27,6 +27,37 @@ def test_no_number_is_cut_or_left_out(width: int) -> None:
         assert word in words, file.getvalue()
 
 
+UUID = "6d657361-3235-2e30-2e37-2d327e627000"
+NAMES = ("index", "name", "driver", "memory", "UUID")
+ROWS = [
+    (i, "llvmpipe (LLVM 15.0.6, 256 bits)", "llvmpipe Mesa 25.0.7 (LLVM)", "23.5 GiB", UUID) for i in (0, 1)
+]
+
+
+@pytest.mark.parametrize("width", [40, 60, 76, 80, 90, 100, 120])
+def test_a_table_fits_or_becomes_a_list(width: int) -> None:
+    out, file = screen(width)
+    out.print(table("devices", NAMES, ROWS))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and all(line == line.rstrip() for line in lines), lines
+    assert sum(UUID in line for line in lines) == 2, "what is copied stays in one line"
+    assert any(line.split() == [*NAMES] for line in lines) == (width >= 76)
+    assert ("index 0" in lines and "  memory  23.5 GiB" in lines) == (width < 76)
+    assert file.getvalue().count("23.5 GiB") == file.getvalue().count("25.0.7") == 2
+
+
+def test_no_color_leaves_out_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    for value in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", value)
+        out, file = screen(80, terminal=True)
+        with byte_progress(out, "loading", keep=True) as progress:
+            progress(5, 5)
+        out.print(table("devices", NAMES, ROWS))
+        shown[value] = bool(re.search(r"\x1b\[(\d+;)*(3[0-8]|9\d)[;m]", file.getvalue()))
+    assert shown == {"": True, "1": False}
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_bar_stays_where_all_went_well(keep: bool) -> None:
     for terminal in (False, True):
