@@ -208,7 +208,7 @@ class _TwinTransfers(Transfers):
         sent: Sequence[Part],
         received: Sequence[Part],
         what: str,
-        lane: Lane,
+        lane: Lane = Lane.SLOT,
     ) -> None:
         self._transport, self._what, self._lane = transport, what, lane
         self._sent, self._received = sent, received

@@ -164,7 +164,7 @@ def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch:
     monkeypatch.setenv("VKBACKEND_TIMEOUT", "20")
     monkeypatch.setattr(Rendezvous, "posted", Counter())
     monkeypatch.setattr(Rendezvous, "sent", Counter())
-    monkeypatch.setattr(TwinTransport, "transfers", lambda self, *a: Rendezvous(self, *_with_lane(a)))
+    monkeypatch.setattr(TwinTransport, "transfers", lambda self, *a: Rendezvous(self, *a))
     wanted = requests(6, 12)
     want = alone(llama, wanted)
     with twin_runner(llama, places, len(places), **OPTIONS) as runner:
@@ -178,12 +178,6 @@ def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch:
         for id_, more in finish(engine, [Logits(90, tuple(TOKENS[:40]))]).items():
             events.setdefault(id_, []).extend(more)
     assert {i: tokens_of(events[i]) for i in want} == want
-
-
-def _with_lane(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    from vkbackend.meta.transport import Lane
-
-    return args if len(args) == 4 else (*args, Lane.SLOT)
 
 
 # ---- what comes of them ----
