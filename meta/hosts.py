@@ -3,19 +3,20 @@
 `OverHosts` wraps a provider of one host. In an exchange it sends the slots that its devices wrote to the
 hosts that read, and receives theirs, into the same pages that its devices sum in slot order: so all devices
 of all hosts give the bits that one host with all of them would. Of a reduce that is summed in parts, each
-host receives the parts that its devices sum, then the sums of the others.
+host receives the parts that its devices sum, or that it sums itself, then the sums of the others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vkbackend.buffer import Buffer, View
-from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots, parts_of
+from vkbackend.meta import reduce as reduces
+from vkbackend.meta.reduce import HostSum, Provider, Reduce, ReduceSlots, parts_of
 from vkbackend.meta.transport import Lane, Part, Transfers, Transport
 from vkbackend.runtime import Device
 from vkbackend.wire import wire_words
@@ -66,6 +67,8 @@ class _Exchange:
     own: list[tuple[Device, Buffer]]  # what devices here wrote
     filled: list[tuple[Device, Buffer]]  # where devices here read what came
     local: Reduce | None  # what the provider of this host does then
+    part: tuple[int, int] = (0, 0)  # the elements that this host sums before
+    sums: Transfers | None = None  # and what moves the sums of all
 
 
 class OverHosts(Provider):
@@ -100,14 +103,24 @@ class OverHosts(Provider):
         self.network_s += time.perf_counter() - began
         for device, buffer in made.filled:
             device.flush(buffer)
-        if made.local:
-            self._inner.exchange(made.local)
+        if made.sums is None:
+            if made.local:
+                self._inner.exchange(made.local)
+            return
+        assert isinstance(self._inner, HostSum) and made.local
+        if made.part[0] < made.part[1]:
+            self._inner.add(made.local, *made.part)
+        began = time.perf_counter()
+        made.sums.run()
+        self.network_s += time.perf_counter() - began
+        self._inner.spread(made.local)
 
     def _prepare(self, reduce: Reduce) -> _Exchange:
         hosts, here = self._hosts, self._hosts.rank
+        parts = self._parts(reduce)
         sent: list[Part] = []
         received: list[Part] = []
-        for writer, target, begin, end in self._moves(reduce):
+        for writer, target, begin, end in self._moves_to(reduce, parts) if parts else self._moves(reduce):
             part = self.host_bytes(writer, reduce)[begin:end]
             if hosts.of[writer] == here:
                 sent.append((target, part))
@@ -122,7 +135,51 @@ class OverHosts(Provider):
         what = f"their shares of a sum of {reduce.elements} elements"
         transfers = hosts.transport.transfers(sent, received, what)
         local = replace(reduce, readers=readers) if readers else None
-        return _Exchange(transfers, buffers if sent else [], buffers if received else [], local)
+        made = _Exchange(transfers, buffers if sent else [], buffers if received else [], local)
+        if parts and local:
+            made.part, made.sums = parts[here], self._gather(local, parts)
+        return made
+
+    # ---- sums in parts of hosts, where the host sums ----
+
+    def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
+        """The elements that each reading host sums of a large reduce, where less travels so: with three
+        hosts, or two devices on each."""
+        reading = sorted({self._hosts.of[d] for d in reduce.readers})
+        if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
+            return {}
+        parts = dict(zip(reading, parts_of(reduce, len(reading)), strict=True))
+        sums = sum(4 * (end - begin) * (len(reading) - 1) for begin, end in parts.values())
+        in_parts = sum(end - begin for *_, begin, end in self._moves_to(reduce, parts)) + sums
+        return parts if in_parts < sum(end - begin for *_, begin, end in self._moves(reduce)) else {}
+
+    def _moves_to(
+        self, reduce: Reduce, parts: Mapping[int, tuple[int, int]]
+    ) -> list[tuple[int, int, int, int]]:
+        """As `_moves`: of every slot to each host the part that it sums."""
+        moves = []
+        for writer in reduce.writers:
+            for host, part in parts.items():
+                begin, end = (4 * wire_words(reduce.wire, at) for at in part)
+                if host != self._hosts.of[writer] and begin < end:
+                    moves.append((writer, host, begin, end))
+        return moves
+
+    def _gather(self, local: Reduce, parts: Mapping[int, tuple[int, int]]) -> Transfers:
+        """The sums of all parts to all hosts that have one."""
+        assert isinstance(self._inner, HostSum)
+        here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
+        own = total[4 * parts[here][0] : 4 * parts[here][1]]
+        sent: list[Part] = [(host, own) for host in parts if host != here and own.size]
+        received: list[Part] = [
+            (host, total[4 * begin : 4 * end])
+            for host, (begin, end) in parts.items()
+            if host != here and begin < end
+        ]
+        what = f"their sums of parts of {local.elements} elements"
+        return self._hosts.transport.transfers(sent, received, what)
+
+    # ---- sums of whole slots, or in parts of devices ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
         """(device, host, begin, end): bytes of the device's slot that the host receives, or of the gathered
@@ -152,6 +209,8 @@ class OverHosts(Provider):
     def close_transfers(self) -> None:
         for made in self._exchanges.values():
             made.transfers.close()
+            if made.sums:
+                made.sums.close()
         self._exchanges.clear()
 
     def close(self) -> None:

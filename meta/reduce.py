@@ -60,7 +60,8 @@ class Reduce:
 
 
 def parts_of(reduce: Reduce, n: int) -> list[tuple[int, int]]:
-    """The elements begin..end that each of n devices sums of a scattered reduce: whole blocks of the wire."""
+    """The elements begin..end that each of n devices, or hosts, sums of a reduce in parts: whole blocks of
+    the wire."""
     unit = PART if reduce.elements >= PART * n else wire_block(reduce.wire)
     size = aligned(-(-reduce.elements // n), unit)
     return [(min(d * size, reduce.elements), min((d + 1) * size, reduce.elements)) for d in range(n)]
@@ -215,31 +216,45 @@ class HostSum(Provider):
         host, lane = np.asarray(self._buffers[device].host), lane * self._slot // 2
         return host[at * self._slot + lane : (at + 1) * self._slot].view(dtype)[:n]
 
-    def _share(self, device: int, reduce: Reduce) -> np.ndarray:
-        """A writer's share as f32 [elements]."""
+    def _share(self, device: int, reduce: Reduce, begin: int, end: int) -> np.ndarray:
+        """Elements of a writer's share as f32 [end - begin]; `begin` begins a block of the wire."""
         if reduce.wire == "f32":
-            return self._host(device, reduce.parity, np.float32, reduce.elements, reduce.lane)
-        wide = self._wide[: reduce.elements]
+            return self._host(device, reduce.parity, np.float32, end, reduce.lane)[begin:]
+        wide = self._wide[: end - begin]
         if reduce.wire == "bf16":
-            halves = self._host(device, reduce.parity, np.uint16, reduce.elements, reduce.lane)
+            halves = self._host(device, reduce.parity, np.uint16, end, reduce.lane)[begin:]
             np.left_shift(halves, 16, out=wide, dtype=np.uint32)
             return wide.view(np.float32)
-        n_words = wire_words(reduce.wire, reduce.elements)
-        take_f16(self._host(device, reduce.parity, np.uint32, n_words, reduce.lane), wide.view(np.float32))
+        words = self._host(device, reduce.parity, np.uint32, wire_words("f16", end), reduce.lane)
+        take_f16(words[wire_words("f16", begin) :], wide.view(np.float32))
         return wide.view(np.float32)
 
     def exchange(self, reduce: Reduce) -> None:
+        self.add(reduce, 0, reduce.elements)
+        self.spread(reduce)
+
+    def total(self, reduce: Reduce) -> np.ndarray:
+        """The sum as f32 [elements], where the first reader finds it; of a reduce that none of these devices
+        reads, memory that nobody uses."""
+        d = reduce.readers[0] if reduce.readers else 0
+        return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
+
+    def add(self, reduce: Reduce, begin: int, end: int) -> None:
+        """Sum elements begin..end, `begin` at a block of the wire."""
         for d in reduce.writers:
             self._devices[d].invalidate(self._buffers[d])
         first, *others = reduce.writers
-        n, sums = reduce.elements, 2 + reduce.parity
-        total = self._host(reduce.readers[0], sums, np.float32, n, reduce.lane)
-        np.copyto(total, self._share(first, reduce))
+        total = self.total(reduce)[begin:end]
+        np.copyto(total, self._share(first, reduce, begin, end))
         for d in others:
-            np.add(total, self._share(d, reduce), out=total)
+            np.add(total, self._share(d, reduce, begin, end), out=total)
+
+    def spread(self, reduce: Reduce) -> None:
+        """Hand the sum to all readers."""
+        total = self.total(reduce)
         for d in reduce.readers:
             if d != reduce.readers[0]:
-                np.copyto(self._host(d, sums, np.float32, n, reduce.lane), total)
+                self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)[:] = total
             self._devices[d].flush(self._buffers[d])
 
     def close(self) -> None:
@@ -266,16 +281,18 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
     fits = all(d.imports_pages and n_devices * slot <= d.limits.max_storage_range for d in devices)
     if wanted == "host-sum" or (wanted == "auto" and not fits):
         return [(4 * slot, 4 * slot)] * n_devices
-    gathers = _scatter_from(wanted, n_devices, slot_nbytes) is not None
+    gathers = _scatter_from(wanted, devices, slot_nbytes) is not None
     nbytes = 2 * (n_devices + gathers) * slot
     return [(nbytes, aligned(nbytes, _page(devices)))] + [(0, 0)] * (n_devices - 1)
 
 
-def _scatter_from(wanted: str, n_devices: int, slot_nbytes: int) -> int | None:
-    """Bytes from which a reduce through pages is summed in parts, None for no reduce."""
+def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
+    """Bytes from which a reduce through pages is summed in parts, None for no reduce. Over hosts three
+    devices are many: each then sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
-    many = n_devices >= SCATTER_DEVICES and slot_nbytes >= SCATTER_NBYTES
+    least = SCATTER_DEVICES - any(device.host for device in devices)
+    many = len(devices) >= least and slot_nbytes >= SCATTER_NBYTES
     return SCATTER_NBYTES if wanted == "auto" and many else None
 
 
@@ -290,7 +307,7 @@ def make_provider(devices: Sequence[Device], slot_nbytes: int, wanted: str = "au
     if wanted == "host-sum":
         return HostSum(devices, slot_nbytes)
     try:
-        return ImportedPages(devices, slot_nbytes, _scatter_from(wanted, len(devices), slot_nbytes))
+        return ImportedPages(devices, slot_nbytes, _scatter_from(wanted, devices, slot_nbytes))
     except (UnsupportedFeature, OutOfDeviceMemory) as error:
         if wanted != "auto":
             raise

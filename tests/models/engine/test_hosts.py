@@ -86,9 +86,24 @@ def test_logits_are_those_of_one_host(tmp_path: Path, name: str, places: list[st
     check(write(build(name), tmp_path / "model.gguf"), places, **options)
 
 
-def test_large_sums_are_scattered_over_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy", "2/numpy"]
+
+
+@pytest.mark.parametrize(
+    ("places", "options"),
+    [
+        (FOUR, {}),
+        (FOUR, {"reduce_provider": "host-sum", "reduce_type": "bf16"}),
+        (HOSTS, {"reduce_provider": "host-sum", "tensor_split": [1, 3, 2], "interleave": True}),
+        (["0/numpy", "1/numpy", "1/numpy", "2/numpy"], {"reduce_provider": "host-sum", "reduce_type": "f16"}),
+    ],
+    ids=str,
+)
+def test_large_sums_are_scattered_over_hosts(
+    tmp_path: Path, places: list[str], options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
-    check(write_tiny(tmp_path / "model.gguf", Tiny("llama")), ["0/numpy", "0/numpy", "1/numpy", "1/numpy"])
+    check(write_tiny(tmp_path / "model.gguf", Tiny("llama", n_layer=2)), places, **options)
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +149,30 @@ def test_what_travels_in_tensor_mode(tmp_path: Path, places: list[str]) -> None:
     logits_nbytes = 4 * tiny.n_vocab * n_there // len(places)
     assert followed == n_there * (2 * tiny.n_layer + 1)
     assert abs(followed_nbytes - n_there * 2 * tiny.n_layer * slot - logits_nbytes) <= 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("places", "provider", "slots"),
+    [
+        (TWO, "host-sum", [1, 1]),  # in parts it would be as much, in two exchanges
+        (HOSTS, "host-sum", [4 / 3] * 3),  # of two whole slots
+        (HOSTS, "auto", [4 / 3] * 3),
+        (["0/numpy", "0/numpy", "1/numpy"], "host-sum", [3 / 2, 1]),  # two halves of slots, half of the sum
+    ],
+    ids=str,
+)
+def test_what_travels_of_large_sums(
+    tmp_path: Path, places: list[str], provider: str, slots: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that each host sends, in slots: less than its slots to each other host, where that pays."""
+    monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 12)
+    tiny, n_rows = Tiny("llama", n_embd=96, n_head=6, n_head_kv=3, n_layer=1), 64
+    path = write_tiny(tmp_path / "model.gguf", tiny)
+    with twin_runner(path, places, len(slots), reduce_provider=provider, **OPTIONS) as runner:
+        sent = [nbytes for _, nbytes in travelled(runner, n_rows)]
+    slot, n_sums = 4 * n_rows * tiny.n_embd, 2 * tiny.n_layer
+    for nbytes, n_slots in zip(sent, slots, strict=True):
+        assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)  # a call, logits of a row
 
 
 def test_what_travels_in_a_pipeline(tmp_path: Path) -> None:
