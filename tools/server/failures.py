@@ -36,6 +36,10 @@ TYPES = {  # OpenAI's and Anthropic's words for a status
     504: ("timeout_error", "api_error"),
 }
 
+# Clients know by these words, and not by the code alone, that a conversation must become shorter: LiteLLM by
+# llama-server's "exceeds the available context size", Claude Code by Anthropic's "prompt is too long".
+TOO_LONG = "context_length_exceeded"
+
 
 class Refusal(VkbackendError):
     """A request that is not answered: `status`, and which field (`param`) is wrong. `code` is OpenAI's name
@@ -70,7 +74,10 @@ class Api:
         failure = as_refusal(error)
         kind = TYPES.get(failure.status, TYPES[400 if failure.status < 500 else 500])[self.anthropic]
         if self.anthropic:
-            return {"type": "error", "error": {"type": kind, "message": str(failure), **failure.extra}}
+            extra, text = failure.extra, str(failure)
+            if failure.code == TOO_LONG:
+                text = f"prompt is too long: {extra['n_prompt_tokens']} tokens > {extra['n_ctx']} maximum"
+            return {"type": "error", "error": {"type": kind, "message": text, **extra}}
         told = {"message": str(failure), "type": kind, "param": failure.param, "code": failure.code}
         return {"error": told | failure.extra}
 
@@ -84,9 +91,13 @@ def as_refusal(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     text = str(error)
-    if isinstance(error, PromptTooLong):  # by this code clients know to shorten a conversation
+    if isinstance(error, PromptTooLong):
         sizes = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
-        return Refusal(400, text, param="prompt", code="context_length_exceeded", extra=sizes)
+        text = (
+            f"the prompt of {error.n_tokens} tokens exceeds the available context size of {error.n_ctx}; "
+            "shorten it, or start the server with a larger -c (0: the model's own)"
+        )
+        return Refusal(400, text, param="prompt", code=TOO_LONG, extra=sizes)
     if isinstance(error, InvalidArgument):
         return Refusal(400, text, param=error.argument or None)
     if isinstance(error, StateError):

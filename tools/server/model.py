@@ -20,6 +20,7 @@ from vkbackend.tools.server.failures import Refusal
 T = TypeVar("T")
 WATCH_S = 1.0  # how often the engine is asked how it is: an idle one that dies is seen this soon
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0  # before a model is opened again; doubled while it does not last
+LASTED_S = 10.0  # that one worked: else one killed each minute would be away for as long as it is there
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2
 
@@ -72,9 +73,10 @@ class Model:
 
     async def run(self) -> None:
         """Open the model and keep it open until `close`. Raises what the first opening raises."""
-        wait_s = FIRST_WAIT_S
+        wait_s = FIRST_WAIT_S / 2
         while True:
             began = time.monotonic()
+            lasted_s = 0.0
             try:
                 llm = await in_thread(lambda: self._open(self._progress))
             except Abandoned:
@@ -85,20 +87,20 @@ class Model:
                 log.error("the model cannot be opened again: %s", error)
             else:
                 if not self._ending:
-                    log.info("the model is ready (%.1f s)", time.monotonic() - began)
+                    ready = time.monotonic()
+                    log.info("the model is ready (%.1f s)", ready - began)
                     self._llm, self.n_slots, self.state = llm, llm.n_slots, State.READY
                     self._lost.clear()
                     await self._watch(llm)
-                    self._llm = None
+                    self._llm, lasted_s = None, time.monotonic() - ready
+                    self.state = State.ENDED if self._ending else State.RESTARTING
                 with suppress(TimeoutError, VkbackendError):
                     await asyncio.wait_for(in_thread(llm.close), CLOSE_S)
             if self._ending:
                 return
-            self.state, self.bytes_loaded, self.bytes_total = State.RESTARTING, 0, 0
+            self.bytes_loaded = self.bytes_total = 0
             self.n_restarts += 1
-            wait_s = (
-                FIRST_WAIT_S if time.monotonic() - began > LONGEST_WAIT_S else min(2 * wait_s, LONGEST_WAIT_S)
-            )
+            wait_s = FIRST_WAIT_S if lasted_s >= LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
             log.error("the model is lost; it is opened again in %.1f s", wait_s)
             await asyncio.sleep(wait_s)
 

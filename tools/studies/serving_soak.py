@@ -3,9 +3,9 @@
 
 Starts `vkbackend serve` on a port of its own and asks for a mix: greedy texts whose ends are known, streams
 that are read or left, bad bodies of many kinds; now and then the engine's process is killed. In the end it
-prints what came of each kind, greedy texts that were wrong, slots and sequences that are still taken, and the
-server's memory by the minute. The exit code is 1 where a text was wrong, a slot is not free, or an answer was
-a 500.
+prints what came of each kind, how long no model was there, greedy texts that were wrong, slots and sequences
+that are still taken, and the server's memory by the minute. The exit code is 1 where a text was wrong, a slot
+is not free, or an answer was a 500.
 """
 
 from __future__ import annotations
@@ -167,9 +167,11 @@ async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[byt
     end = time.monotonic() + 60 * args.minutes
     clients = [asyncio.ensure_future(soak.client(end)) for _ in range(N_CLIENTS)]
     n_kills, memory, next_kill = 0, [rss_mib(server.pid)], time.monotonic() + KILL_EVERY_S / 2
-    began = time.monotonic()
+    began, n_looks, n_away = time.monotonic(), 0, 0
     while time.monotonic() < end:
         await asyncio.sleep(1)
+        with suppress(Exception):
+            n_looks, n_away = n_looks + 1, n_away + ((await soak.get("/health"))[0] != 200)
         if time.monotonic() - began >= 60 * len(memory):
             memory.append(rss_mib(server.pid))
             print(
@@ -185,7 +187,8 @@ async def run(args: argparse.Namespace, soak: Soak, server: subprocess.Popen[byt
     for what, times in sorted(soak.seen.items()):
         print(f"{times:8d}  {what}")
     taken = stats.get("n_slots", 0) - stats.get("n_slots_free", 0)
-    print(f"engines killed {n_kills}; wrong greedy texts {len(soak.wrong)}; slots taken {taken}, "
+    print(f"engines killed {n_kills}; no model in {n_away} of {n_looks} looks, one a second")
+    print(f"wrong greedy texts {len(soak.wrong)}; slots taken {taken}, "
           f"sequences {stats.get('n_running')} running and {stats.get('n_waiting')} waiting")  # fmt: skip
     print("MiB of the server by the minute: " + " ".join(f"{one:.0f}" for one in memory))
     for line in soak.wrong[:5]:

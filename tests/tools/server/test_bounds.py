@@ -10,7 +10,9 @@ import struct
 import pytest
 from serving import Address, FakeModel, served, until
 
+from vkbackend.errors import PromptTooLong
 from vkbackend.tools.server.body import depth_of
+from vkbackend.tools.server.failures import ANTHROPIC
 from vkbackend.tools.server.limits import Limits
 from vkbackend.tools.server.service import Config
 
@@ -244,3 +246,7 @@ def test_prompt_longer_than_the_context(plain: Address) -> None:
     status, answer, _ = plain.post("/completions", {"prompt": "a" * 513})
     assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
     assert answer["error"]["n_prompt_tokens"] == 513
+    # The words by which LiteLLM and Claude Code know it.
+    assert "exceeds the available context size" in answer["error"]["message"]
+    found = ANTHROPIC.body(PromptTooLong("...", n_tokens=513, n_ctx=512))["error"]
+    assert found["message"] == "prompt is too long: 513 tokens > 512 maximum"

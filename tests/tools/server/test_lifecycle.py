@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import pytest
@@ -86,17 +87,45 @@ def test_a_lost_model_is_opened_again() -> None:
 
 
 def test_a_model_lost_while_idle_is_opened_again() -> None:
+    """While what is left of it is closed, too, clients hear that it comes back."""
+    go = threading.Event()
+
+    class Closing(FakeModel):
+        def close(self) -> None:
+            assert go.wait(30)
+
     models: list[FakeModel] = []
 
     def open_(progress: Progress) -> FakeModel:
-        models.append(FakeModel())
+        models.append(FakeModel() if models else Closing())
         return models[-1]
 
     with served(None, config(), open_) as address:
         until(lambda: address.get("/health")[0] == 200)
         models[0].lost = DeviceLost("gone")
+        until(lambda: address.get("/health")[0] == 503)
+        assert address.get("/health")[1]["error"]["state"] == "restarting"
+        go.set()
         until(lambda: len(models) == 2)
         until(lambda: address.get("/health")[0] == 200)
+
+
+@pytest.mark.parametrize(("lasted_s", "waits"), [(0.0, ["0.2", "0.2"]), (60.0, ["0.2", "0.5"])])
+def test_a_model_that_had_lasted_is_opened_again_soon(
+    lasted_s: float, waits: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that does not last is waited for twice as long each time."""
+    monkeypatch.setattr("vkbackend.tools.server.model.LASTED_S", lasted_s)
+    found: list[str] = []
+
+    def open_(progress: Progress) -> FakeModel:
+        found[:] = re.findall(r"opened again in (\S+) s", caplog.text)
+        return FakeModel(lost=DeviceLost("gone") if len(found) < len(waits) else None)
+
+    with served(None, config(), open_) as address:
+        until(lambda: len(found) == len(waits))
+        until(lambda: address.get("/health")[0] == 200)
+    assert found == waits
 
 
 def test_an_error_of_one_request_restarts_nothing() -> None:
