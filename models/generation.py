@@ -71,6 +71,7 @@ class Chunks:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
         self._decoder = tokenizer.stream(at_start=False) if tokenizer else None
         self._slot, self._shown = 0, generation.shown
+        self._is_plain = not (generation.options.stop or self._shown)
 
     @property
     def found(self) -> bool:
@@ -78,6 +79,8 @@ class Chunks:
 
     def push(self, answer: Answer) -> Chunk:
         if isinstance(answer, int):
+            if self._is_plain and self._decoder and answer < self._tokenizer.n_vocab:  # type: ignore[union-attr]
+                return Chunk(self._decoder.push(answer), answer, None, None, self._slot)  # as below, and most
             event, token = None, answer
         else:
             event, token, self._slot = answer, answer.token, answer.slot or 0  # type: ignore[assignment]

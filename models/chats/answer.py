@@ -23,7 +23,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as Chunk
 class ChatChunk:
     """What a token brought. The last has `finish_reason`: "stop", "length" or "tool_calls". `chunk` has the
     token, the slot, logprobs and timings."""

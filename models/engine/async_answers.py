@@ -55,16 +55,17 @@ class AsyncMail:
     def qsize(self) -> int:
         return len(self._items)
 
-    def empty(self) -> bool:
-        return not self._items
+    def take(self) -> Answer | None:
+        """What came first, if anything did."""
+        return self._items.popleft() if self._items else None
 
-    async def get(self) -> Answer | None:
-        while not self._items:
-            self._waiter = waiter = self._loop.create_future()
-            if not self._items:  # else the thread may have come before it saw who waits
-                await waiter
+    def arrival(self) -> asyncio.Future[None] | None:
+        """What to wait for; None where something came before this thread saw who waits."""
+        self._waiter = waiter = self._loop.create_future()
+        if not self._items:
+            return waiter
         self._waiter = None
-        return self._items.popleft()
+        return None
 
 
 class AsyncAnswers(AsyncIterator[Answer]):
@@ -82,26 +83,26 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
+        """In one coroutine: this runs for every token of every stream."""
         if self._ended:
             self.close()
             raise StopAsyncIteration
-        answer = await self._next()
-        try:
-            self._ended = is_last(answer)
-        except BaseException:
-            self.close()
-            raise
-        return answer
-
-    async def _next(self) -> Answer:
-        assert self._mail is not None, "read on after close()"
-        channel = self._mailbox.channel
-        while True:
+        mail, channel = self._mail, self._mailbox.channel
+        assert mail is not None, "read on after close()"
+        self._mailbox.check_open()
+        while (answer := mail.take()) is None:
             self._mailbox.check_open()
-            if self._mail.empty() and (not self._eager or self._id in channel.paused):
+            if not self._eager or self._id in channel.paused:
                 channel.inbox.put(Next(self._id))
-            if (answer := await self._mail.get()) is not None:
-                return answer
+            if (arrival := mail.arrival()) is not None:
+                await arrival
+        if not isinstance(answer, int):
+            try:
+                self._ended = is_last(answer)
+            except BaseException:
+                self.close()
+                raise
+        return answer
 
     def close(self) -> None:
         self._mail = None

@@ -110,16 +110,25 @@ class Asked:
     async def events(self, request: Request) -> AsyncGenerator[bytes, None]:
         tallies: dict[int, Tally] = {}
         heads = [self._event_head(job.index) for job in self.jobs]
+        is_rich, held = self.echo or self.wants_logprobs, b""
         async for job, chunk, tally in self.service.generate(request, self.llm, self.jobs, streamed=True):
-            tallies[job.index] = tally
-            text, reason, table = self._text(job, chunk), chunk.finish_reason, self._table(job, chunk)
+            reason, text, table = chunk.finish_reason, chunk.text, None
+            if is_rich:
+                text, table = self._text(job, chunk), self._table(job, chunk)
             if reason is None and table is None:
-                if text:
-                    yield b"%s%s}]}\n\n" % (heads[job.index], streams.encode(text))
+                if not text:
+                    continue
+                data = b"%s%s}]}\n\n" % (heads[job.index], streams.encode(text))
+            else:
+                tallies[job.index] = tally
+                choice = {"index": job.index, "logprobs": table, "finish_reason": reason, "text": text}
+                timings = {"timings": timings_of(tally)} if reason else {}
+                data = streams.event(self.head | {"choices": [choice]} | timings)
+            if chunk.token is None and reason is None:
+                held += data  # the prompt: what is wrong with the rest can still be told by a status
                 continue
-            choice = {"index": job.index, "logprobs": table, "finish_reason": reason, "text": text}
-            timings = {"timings": timings_of(tally)} if reason else {}
-            yield streams.event(self.head | {"choices": [choice]} | timings)
+            yield held + data
+            held = b""
         if self.wants_usage:
             usage = usage_of(list(tallies.values()), self.n_prompt)
             yield streams.event(self.head | {"choices": [], "usage": usage})

@@ -83,20 +83,11 @@ class EventStream:
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
         """Send all events. An error before the first is raised; one behind it is told, and returned."""
-        failed: BaseException | None = None
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
-            async with while_connected(receive), aclosing(events):
-                try:
-                    async for data in events:
-                        if not self.has_begun:
-                            await self._begin()
-                        self._last_s = self._loop.time()
-                        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-                except Exception as error:
-                    if not self.has_begun:
-                        raise
-                    failed = error
+            async with while_connected(receive):
+                # A task of its own: to wake this one is to go through all the routing above it each time.
+                failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()
             if self._ping is not None:
@@ -106,6 +97,20 @@ class EventStream:
         last = self._fail(failed) if failed else b""
         await self._send({"type": "http.response.body", "body": last})
         return failed
+
+    async def _send_all(self, events: AsyncGenerator[bytes, None]) -> BaseException | None:
+        async with aclosing(events):
+            try:
+                async for data in events:
+                    if not self.has_begun:
+                        await self._begin()
+                    self._last_s = self._loop.time()
+                    await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            except Exception as error:
+                if not self.has_begun:
+                    raise
+                return error
+        return None
 
     async def _begin(self) -> None:
         self.has_begun = True

@@ -126,6 +126,7 @@ def body_of(rng: random.Random, full: dict[str, Any]) -> bytes:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     folder = tmp_path_factory.mktemp("slots")
     command = Command("-np", "2", "-c", "128", "-n", "1", "--slot-save-path", str(folder), "--log-disable")
+    assert command.address.post("/completion", {"prompt": "Once", "id_slot": 0})[0] == 200  # to be saved
     yield command
     assert command.end() == 0, command.log
     assert not [line for line in command.log if "bug of this server" in line], command.log

@@ -88,6 +88,13 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
     assert [at for part in streamed for at in part["text_offset"]] == table["text_offset"]
 
 
+def test_what_is_wrong_behind_the_prompt_has_a_status(server: Command) -> None:
+    """The prompt's echo alone does not begin a stream."""
+    body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "stream": True, "json_schema": {"type": "no such"}}
+    status, answer, _ = server.address.post("/completions", body)
+    assert status == 400 and "json_schema" in answer["error"]["message"]
+
+
 def test_stop_strings(server: Command, direct: LLM) -> None:
     text = direct.generate(TEXT, 20, temperature=0).text
     word = text.split()[4]
