@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from vkbackend.buffer import Home
 from vkbackend.errors import OutOfDeviceMemory
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.options import Options
+from vkbackend.models.placement.cost import trace_reduces
+from vkbackend.models.placement.fit import RESERVE
+from vkbackend.models.placement.layout import lay_out, sizes
 from vkbackend.tools.measure import simulated, synthetic
 from vkbackend.tools.measure.simulated import ALLOCATION_NBYTES, SimulatedDevice
 from vkbackend.tools.studies import scale
@@ -50,7 +57,7 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "N_CTX", 1024)
     found = scale.measure("tiny:F16", n)
     host = dict(zip([*scale.HOST[:6], *"abcdefghi"], found.host, strict=True))
-    cards = dict(zip(scale.CARDS, found.cards, strict=True))
+    cards = dict(zip(scale.columns_of(scale.MEMORY_GIB), found.cards, strict=True))
     assert host["cards"] == cards["cards"] == n and host["start s"] > host["token s"] > 0
     assert 20 < host["a"] < host["b"] and host["c"] > 3 * host["a"], "dispatches, and descriptors of them"
     assert host["g"] < min(host["e"], host["f"]), "some pipelines are of both steps"
@@ -59,3 +66,30 @@ def test_the_tables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cards["allocations"] < 40 and cards["weights GiB"] < 2 * weights / n / 2**30
     assert cards["KV GiB of 128k"] == pytest.approx(2 * 2 * 2 * 1024 * 128 / n / 2**30, rel=0.05)
     assert cards["context in 8 GiB"] == "1k"
+
+
+@pytest.mark.parametrize(
+    ("n", "gib", "overrides"), [(8, 80, ()), (4, 24, (("_exps", "CPU"),))], ids=["8 x 80 GiB", "4 x 24 GiB"]
+)
+def test_a_model_of_671b_fits(n: int, gib: int, overrides: tuple[tuple[str, str], ...]) -> None:
+    """As Q4_K; with few cards the experts stay in host memory, of which every card reads its own slices."""
+    gguf = synthetic.Synthetic("deepseek-671b-a37b:Q4_K")
+    n_values = sum(math.prod(info.shape) for info in gguf.tensors.values())
+    assert 670e9 < n_values < 673e9
+    model = load_model(gguf)
+    types = {spec.name: found.type for spec in model.weights() if (found := spec.tensor(gguf))}
+    options = Options("a shape", n_ctx=32_768, devices=["numpy"] * n, override_tensor=overrides)
+    layout = lay_out(model, types, n, options)
+    # The latent is one head's, which every card has: 576 values of two bytes, and the value's 512 again.
+    latent = 61 * 32_768 * 2 * (576 + 512)
+    for size in sizes(layout):
+        assert size["kv"] == latent
+        assert size["weights"] + size["kv"] < (1 - RESERVE) * gib * GIB - GIB, "a GiB for steps"
+    whole = sum(info.nbytes for info in gguf.tensors.values())
+    assert (sum(size["weights"] for size in sizes(layout)) < whole / 10) == bool(overrides)
+    reduces = trace_reduces(model, layout, options, [device.limits for device in cards(n)])
+    assert [r.elements for r in reduces] == [7168] * (2 * 61)
+
+
+def cards(n: int) -> list[SimulatedDevice]:
+    return [SimulatedDevice(i, GIB) for i in range(n)]

@@ -50,6 +50,19 @@ def _mixture(n_expert: int, n_used: int, n_ff: int, **dense: Any) -> dict[str, A
     }
 
 
+_LATENT = _dense(61, 7168, 128, 1, 576, 18_432) | {  # DeepSeek V3's attention and routing
+    "attention.value_length": 512,
+    "attention.kv_lora_rank": 512,
+    "attention.q_lora_rank": 1536,
+    "attention.key_length_mla": 192,
+    "attention.value_length_mla": 128,
+    "rope.dimension_count": 64,
+    "leading_dense_block_count": 3,
+    "expert_shared_count": 1,
+    "expert_gating_func": 2,
+    "expert_group_count": 8,
+    "expert_group_used_count": 4,
+}
 # name: (architecture, vocabulary, tied, hyper-parameters)
 SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
     "llama-1b": ("llama", 128_256, True, _dense(16, 2048, 32, 8, 64, 8192)),
@@ -65,6 +78,7 @@ SHAPES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
     "qwen3-235b-a22b": (
         "qwen3moe", 151_936, False, _mixture(128, 8, 1536, **_dense(94, 4096, 64, 4, 128, 12_288)),
     ),
+    "deepseek-671b-a37b": ("deepseek2", 129_280, False, _mixture(256, 8, 2048, **_LATENT)),
 }  # fmt: skip
 
 
@@ -127,8 +141,9 @@ class Synthetic(GGUF):
         self.tensors = {}
         self._add("token_embd.weight", (n_vocab, values["embedding_length"]), dtype)
         for weight in load_model(self).weights():
-            if weight.name != "output.weight" or not tied:
-                self._add(weight.name, weight.shape, dtype)
+            stored = weight.part.tensor if weight.part else weight.name
+            if stored not in self.tensors and (stored != "output.weight" or not tied):
+                self._add(stored, weight.shapes()[0], dtype)
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         if len(shape) == 1 or "ffn_gate_inp" in name:

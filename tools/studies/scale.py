@@ -44,7 +44,7 @@ HOST = (
 )
 CARDS = (
     *("model", "cards", "allocations", "largest binding MiB", "weights GiB", "KV GiB of 128k"),
-    *("scratch MiB", "host pages MiB", *(f"context in {gib} GiB" for gib in MEMORY_GIB)),
+    *("scratch MiB", "host pages MiB"),
 )
 
 
@@ -54,6 +54,11 @@ class Found:
 
     host: tuple[object, ...]
     cards: tuple[object, ...]
+
+
+def columns_of(memory: Sequence[int]) -> tuple[str, ...]:
+    """Of the second table, for cards of so many GiB."""
+    return *CARDS, *(f"context in {gib} GiB" for gib in memory)
 
 
 def pipelines(step: Step) -> set[object]:
@@ -90,12 +95,23 @@ def recorded(runner: Runner, n_rows: int, top_k: int) -> tuple[Step, float]:
     return runner.mesh.recorded_step(n_rows, 1, top_k, halves), time.process_time() - began
 
 
-def measure(spec: str, n: int) -> Found:
-    """One model on n cards."""
+def measure(
+    spec: str,
+    n: int,
+    memory: Sequence[int] = MEMORY_GIB,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> Found:
+    """One model on n cards, the tensors of `overrides` elsewhere (-ot)."""
     devices = [SimulatedDevice(i, ROOM_NBYTES) for i in range(n)]
     names = [device.name for device in devices]
     options = Options.of(
-        spec, devices=names, n_ctx=N_CTX, n_ubatch=N_PROMPT, use_mmap=False, tensor_split=[1] * n
+        spec,
+        devices=names,
+        n_ctx=N_CTX,
+        n_ubatch=N_PROMPT,
+        use_mmap=False,
+        tensor_split=[1] * n,
+        override_tensor=tuple(overrides),
     )
     began = time.process_time()
     with variable(env.CACHE, "off"):  # nothing is known of these cards, and nothing to be measured
@@ -115,31 +131,42 @@ def measure(spec: str, n: int) -> Found:
     cards: tuple[object, ...] = spec, n, most.allocations, max(d.largest for d in devices) >> 20
     cards += held[Home.WEIGHTS] / 2**30, held[Home.KV] / 2**30, held[Home.SCRATCH] >> 20, pages >> 20
     fixed = held[Home.WEIGHTS] + held[Home.SCRATCH]
-    cards += tuple(context_in(gib, fixed, held[Home.KV]) for gib in MEMORY_GIB)
+    cards += tuple(context_in(gib, fixed, held[Home.KV]) for gib in memory)
     return Found(host, cards)
 
 
-def in_a_process(spec: str, n: int) -> Found:
+def in_a_process(spec: str, n: int, memory: Sequence[int], overrides: Sequence[tuple[str, str]]) -> Found:
     """Host memory is that of this model alone."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(measure, spec, n).result()
+        return pool.submit(measure, spec, n, memory, overrides).result()
+
+
+def _override(text: str) -> tuple[str, str]:
+    pattern, _, target = text.rpartition("=")
+    return pattern, target
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default=",".join(MODELS), help="synthetic models (default: %(default)s)")
     parser.add_argument("--cards", default=",".join(map(str, COUNTS)), help="numbers (default: %(default)s)")
+    parser.add_argument("--memory", default="8,16,24", help="GiB of a card (default: %(default)s)")
+    parser.add_argument(
+        "-ot", "--override-tensor", type=_override, action="append", default=[], metavar="REGEX=TARGET",
+        help="tensors elsewhere, such as exps=CPU",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     with errors_told():
+        memory = [whole_number("--memory", number_of(word), 1, 4096) for word in args.memory.split(",")]
         numbers = [whole_number("--cards", number_of(word), 1, 32) for word in args.cards.split(",")]
         found = []
         for spec in args.models.split(","):
             for n in numbers:
                 sys.stderr.write(f"{spec} on {n}\n")
-                found.append(in_a_process(spec, n))
+                found.append(in_a_process(spec, n, memory, args.override_tensor))
         table(f"The host: contexts of {N_CTX}, prompts of {N_PROMPT}", HOST, [one.host for one in found])
-        table("The card that holds most", CARDS, [one.cards for one in found])
+        table("The card that holds most", columns_of(memory), [one.cards for one in found])
     return 0
 
 
