@@ -21,9 +21,10 @@ def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
 
 
 def concat(a: Tensor, b: Tensor, n_a: int, n_b: int) -> Tensor:
-    """Heads of n_a + n_b values: those of a, each followed by that of b."""
+    """Heads of n_a + n_b values: those of a, each followed by that of b, or by the one that b has for all."""
     graph = a.graph
-    y = graph.new(a.rows, a.width + b.width, split.concat(a.state, b.state, n_a, n_b), "concat")
+    width = a.width // n_a * (n_a + n_b)
+    y = graph.new(a.rows, width, split.concat(a.state, b.state, n_a, n_b), "concat")
     for d, out in enumerate(y.views):
         if out is not None:
             left, right = (x.on(d).reshape(x.on(d).nbytes // 4 // n, n) for x, n in ((a, n_a), (b, n_b)))

@@ -241,7 +241,9 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """Heads of two parts: a device has both of each."""
+    """Heads of two parts: a device has both of each. The second may be one for all heads, on every device."""
+    if b == MIRRORED:
+        return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
         return split(1, heads, [n_a + n_b])
     raise _no_rule("concat", a=a, b=b)

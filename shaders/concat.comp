@@ -1,11 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[row] = a[row], then b[row]: the two parts of every head
+// y[row] = a[row], then b[row / times]: the two parts of every head, of which `times` in a row may share the second
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {
     uint a_off, b_off, y_off;
-    uint n_a, n_b, n_rows;
+    uint n_a, n_b, n_rows, times;
 };
 layout(set = 0, binding = 0) readonly buffer A { float a[]; };
 layout(set = 0, binding = 1) readonly buffer B { float b[]; };
@@ -17,5 +17,5 @@ void main() {
     if (i >= n_rows * n) return;
     const uint row = i / n;
     const uint column = i % n;
-    y[y_off + i] = column < n_a ? a[a_off + row * n_a + column] : b[b_off + row * n_b + column - n_a];
+    y[y_off + i] = column < n_a ? a[a_off + row * n_a + column] : b[b_off + row / times * n_b + column - n_a];
 }

@@ -2,7 +2,9 @@
 
 It runs as attention with one kv head: its key is the normed latent and the part of keys that heads share, its
 value the latent; q and the result go through a matrix of every head. Its cache is that latent: of DeepSeek-V3
-576 values a position, where full heads would take 40,960. Names and keys: llama.cpp's.
+576 values a position, where full heads would take 40,960. Files from before April 2025 have the matrices of
+keys and values in one (attn_kv_b), whose keys cannot go to q's side as they are stored: of these attention
+has full heads, and so has the cache. Names and keys: llama.cpp's.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.errors import GGUFError
 from vkbackend.formats import block_of
 from vkbackend.meta import ops
 from vkbackend.meta.ops_heads import concat, mat_heads
-from vkbackend.meta.plan import columns, rows
+from vkbackend.meta.plan import MIRROR, columns, rows
 from vkbackend.meta.policy import Attention
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import LayerCache, Weights, WeightSpec, fused, linear, read_count
@@ -37,13 +39,14 @@ class LatentAttention(Decoder):
             read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
         )
         self.rank_q = int(gguf.u32(f"{gguf.architecture}.attention.q_lora_rank", 0))
-        if f"{gguf.architecture}.attention.key_length_mla" not in gguf.metadata:
-            raise UnsupportedModel(
-                f"{gguf.paths[0]}: its latent attention is stored as full heads (attn_kv_b), as was done "
-                "before April 2025; get a newer file of the model, or convert it again"
-            )
-        width, self.size_v = (read_count(gguf, f"attention.{key}_length_mla") for key in ("key", "value"))
+        self.full = f"{gguf.architecture}.attention.key_length_mla" not in gguf.metadata
+        kind = "" if self.full else "_mla"
+        width, self.size_v = (read_count(gguf, f"attention.{of}_length{kind}") for of in ("key", "value"))
         self.nope = width - self.shared
+        if self.full:
+            if self.nope <= 0:
+                raise GGUFError(f"{gguf.paths[0]}: keys of {width}, of which heads share {self.shared}")
+            return replace(config, layers=tuple(replace(la, n_rot=self.shared) for la in config.layers))
         layers = []
         for layer in config.layers:
             if layer.n_head_kv and (layer.head_dim != self.latent + self.shared or self.nope <= 0):
@@ -67,15 +70,25 @@ class LatentAttention(Decoder):
                 WeightSpec("attn_q_a_norm", (self.rank_q,)),
             ]
         n_in = self.rank_q or n_embd
+        of_latent, n_v = rows("kv_heads"), n_head * self.size_v
+        up = [
+            WeightSpec("attn_k_b", (n_head * self.latent, self.nope), rows("heads"), stacked=n_head),
+            WeightSpec("attn_v_b", (n_v, self.latent), rows("heads"), stacked=n_head),
+        ]
+        if self.full:
+            of_latent = MIRROR
+            up = [
+                WeightSpec("attn_k_up", (n_head * self.nope, self.latent), rows("kv_heads")),
+                WeightSpec("attn_v_up", (n_v, self.latent), rows("kv_heads")),
+            ]
         return [
             *specs,
             WeightSpec("attn_q", (n_head * self.nope, n_in), rows("heads")),
             WeightSpec("attn_q_shared", (n_head * self.shared, n_in), rows("heads")),
-            WeightSpec("attn_latent", (self.latent, n_embd), rows("kv_heads")),
-            WeightSpec("attn_k_shared", (self.shared, n_embd), rows("kv_heads")),
+            WeightSpec("attn_latent", (self.latent, n_embd), of_latent),
+            WeightSpec("attn_k_shared", (self.shared, n_embd), of_latent),
             WeightSpec("attn_kv_a_norm", (self.latent,)),
-            WeightSpec("attn_k_b", (n_head * self.latent, self.nope), rows("heads"), stacked=n_head),
-            WeightSpec("attn_v_b", (n_head * self.size_v, self.latent), rows("heads"), stacked=n_head),
+            *up,
             WeightSpec("attn_output", (n_embd, n_head * self.size_v), columns("heads")),
         ]
 
@@ -84,6 +97,7 @@ class LatentAttention(Decoder):
         for names, tensor, per_head in (
             (("attn_q", "attn_q_shared"), "attn_q_b" if self.rank_q else "attn_q", True),
             (("attn_latent", "attn_k_shared"), "attn_kv_a_mqa", False),
+            (("attn_k_up", "attn_v_up"), "attn_kv_b", True),
         ):
             full_names = [f"{prefix}{name}.weight" for name in names]
             if all(name in by_name for name in full_names):
@@ -94,7 +108,7 @@ class LatentAttention(Decoder):
 
     def mixer(self, layer: LayerConfig, types: Mapping[str, str], prefix: str) -> Attention:
         block = block_of(types[f"{prefix}attn_output.weight"])[0]
-        return Attention(layer.n_head, 1, layer.head_dim, self.size_v, block)
+        return Attention(layer.n_head, layer.n_head_kv, layer.head_dim, self.size_v, block)
 
     # ---- graph ----
 
@@ -110,6 +124,11 @@ class LatentAttention(Decoder):
         if self.q_rope == "rope_q":
             q = ops.rope(q, self.nope, "still_q")
         c = ops.head_norm(c, w("attn_kv_a_norm"), latent, eps)
+        if self.full:
+            k = concat(linear(c, w, "attn_k_up"), k_shared, self.nope, shared)
+            ops.kv_store(k, cache.k, cache.cells)
+            ops.kv_store(linear(c, w, "attn_v_up"), cache.v, cache.cells)
+            return self.attend(concat(q, q_shared, self.nope, shared), x, w, cache, il)
         ops.kv_store(concat(c, k_shared, latent, shared), cache.k, cache.cells)
         ops.kv_store(c, cache.v, cache.cells)
         q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, latent, shared)

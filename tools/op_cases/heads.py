@@ -41,11 +41,12 @@ class Concat(Case):
     n_a: int = 32
     n_b: int = 8
     rows: int = 3
+    times: int = 1  # rows of a to one of b
 
     def setup(self, rng: np.random.Generator) -> Setup:
         tensors = {
             "a": uniform(rng, self.rows, self.n_a),
-            "b": uniform(rng, self.rows, self.n_b),
+            "b": uniform(rng, self.rows // self.times, self.n_b),
             "y": output(self.rows, self.n_a + self.n_b),
         }
         return Setup(tensors, lambda r, v: r.concat(v["a"], v["b"], v["y"]))
@@ -58,6 +59,7 @@ def quick() -> list[Case]:
         MatHeads("q8_0", 5, 40, 96, 17),
         Concat(),
         Concat(512, 64, 5),
+        Concat(33, 9, 12, times=4),
         Concat(1, 1, 1),
     ]
 

@@ -32,15 +32,16 @@ class HeadOps(Target):
         )
 
     def concat(self, a: View, b: View, y: View) -> None:
-        """y [n, n_a + n_b] = rows of a [n, n_a], each followed by that of b [n, n_b]."""
-        (n_rows, n_a), (_, n_b) = a.shape, b.shape
-        assert a.dtype == b.dtype == "f32" and b.shape[0] == n_rows, (a, b)
+        """y [n, n_a + n_b] = rows of a [n, n_a], each followed by that of b [n, n_b], or runs of them by the
+        same one where b has a part as many."""
+        (n_rows, n_a), (n_b_rows, n_b) = a.shape, b.shape
+        assert a.dtype == b.dtype == "f32" and n_rows % n_b_rows == 0, (a, b)
         assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)
         self.record(
             "concat",
             "f32",
             (a, b, y),
-            {"n_a": n_a, "n_b": n_b, "n_rows": n_rows},
+            {"n_a": n_a, "n_b": n_b, "n_rows": n_rows, "times": n_rows // n_b_rows},
             {"LOCAL": 64},
             (*self.fold(-(-n_rows * (n_a + n_b) // 64)), 1),
         )

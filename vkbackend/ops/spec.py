@@ -128,7 +128,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec("moe_group", "ids:r order:w tiles:w", "n_pairs n_experts tile n_tiles"),
         op_spec("moe_sum", "x:r weights:r y:w", "n n_used n_rows"),
         op_spec("mat_heads", "w:r x:r y:w", "k n n_heads n_rows", "TPR N"),
-        op_spec("concat", "a:r b:r y:w", "n_a n_b n_rows"),
+        op_spec("concat", "a:r b:r y:w", "n_a n_b n_rows times"),
         op_spec("ssm_conv", "x:r w:r b:r state:w y:w", "width n_rows", "D_CONV SILU HAS_B", step=True),
         op_spec("l2_norm", "x:r y:w", "n n_heads x_stride n_rows eps:f"),
         op_spec("delta_gates", "a:r dt:r decay:r b:r g:w beta:w", "n_heads width n_rows"),

@@ -172,10 +172,11 @@ def qwen3vl(m: Fixture) -> tuple[Any, State]:
     return transformers.Qwen3Config(**common(m), use_sliding_window=False), renamed(m)
 
 
-@builder("deepseek2", "deepseek2+softmax", "mistral4")
+@builder("deepseek2", "deepseek2+heads", "deepseek2+softmax", "mistral4")
 def deepseek2(m: Fixture) -> tuple[Any, State]:
     k = m.keys
     rank, shared = k["attention.kv_lora_rank"], k["rope.dimension_count"]
+    mla = "_mla" if "attention.key_length_mla" in k else ""
     arguments = common(m, num_key_value_heads=k["attention.head_count"])
     del arguments["head_dim"]
     if "rope.scaling.type" in k:
@@ -192,8 +193,8 @@ def deepseek2(m: Fixture) -> tuple[Any, State]:
         "kv_lora_rank": rank,
         "q_lora_rank": k.get("attention.q_lora_rank"),
         "qk_rope_head_dim": shared,
-        "qk_nope_head_dim": k["attention.key_length_mla"] - shared,
-        "v_head_dim": k["attention.value_length_mla"],
+        "qk_nope_head_dim": k["attention.key_length" + mla] - shared,
+        "v_head_dim": k["attention.value_length" + mla],
         "n_group": k.get("expert_group_count", 1),
         "topk_group": k.get("expert_group_used_count", 1),
     }
@@ -209,12 +210,15 @@ def deepseek2(m: Fixture) -> tuple[Any, State]:
         "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
         "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     }  # fmt: skip
-    state = renamed(m, names, r"_exps\.|exp_probs_b|attn_[kv]_b")
+    state = renamed(m, names, r"_exps\.|exp_probs_b|attn_k?v?_b")
     fused_experts(m, state)
     for il in range(k["block_count"]):
         p, b = f"model.layers.{il}.", f"blk.{il}."
         if b + "exp_probs_b.bias" in m.tensors:
             state[p + "mlp.gate.e_score_correction_bias"] = m[b + "exp_probs_b.bias"]
+        if not mla:
+            state[p + "self_attn.kv_b_proj.weight"] = m[b + "attn_kv_b.weight"]
+            continue
         up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
         state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, rank)
     return config, state

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from oracles.fixture import Fixture
 from oracles.parts import (
     EXPERTS,
@@ -200,6 +201,21 @@ def deepseek2(m: Fixture) -> None:
         rope__scaling__yarn_log_multiplier=0.1,
     )  # fmt: skip
     deepseek2_layers(m, 4)
+
+
+@fixture("deepseek2+heads")
+def deepseek2_heads(m: Fixture) -> None:
+    """As V2 in files from before April 2025: keys and values of full heads."""
+    deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
+    m.keys |= {
+        "attention.head_count_kv": m.keys["attention.head_count"],
+        "attention.key_length": m.keys.pop("attention.key_length_mla"),
+        "attention.value_length": m.keys.pop("attention.value_length_mla"),
+    }
+    deepseek2_layers(m, 3)
+    for il in range(3):
+        k, v = (m.tensors.pop(f"blk.{il}.attn_{name}_b.weight") for name in "kv")
+        m.put(f"blk.{il}.attn_kv_b.weight", np.concatenate([k.swapaxes(1, 2), v], 1).reshape(-1, LATENT))
 
 
 @fixture("deepseek2+softmax")
