@@ -8,6 +8,7 @@
 // into registers once, word by word, and the threads of a subgroup read SUBGROUP neighbours of x and hand them round.
 // By address, because a binding's bounds are checked lane by lane. No shared memory, no barrier.
 #include "lib/types.glsl"
+#include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"
 
 layout(constant_id = 1) const uint N = 1; // rows of x per thread, 1..8
@@ -27,9 +28,10 @@ layout(push_constant) uniform Push {
 #include "lib/lane_dot.glsl"
 
 void main() {
-    const uint row = act == 0 ? global_index() : global_index() / 2; // with act neighbours have a row of gate and of up
-    const bool is_up = act != 0 && global_index() % 2 == 1;
-    const uint first_r = gl_WorkGroupID.z * N;
+    const uint index = product_tile_of_w(n_rows, N) * LOCAL + gl_LocalInvocationID.x;
+    const uint row = act == 0 ? index : index / 2; // with act neighbours have a row of gate and of up
+    const bool is_up = act != 0 && index % 2 == 1;
+    const uint first_r = product_tile_of_x(n_rows, N) * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;
     // Surplus threads repeat the last row and write nothing.
     lane_dot(row_start(min(row, n - 1), k) + (is_up ? 4 * up_at : 0), k);

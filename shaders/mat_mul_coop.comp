@@ -5,6 +5,7 @@
 // each subgroup FM x FN matrices of it. In a tile of 128 x 128 with subgroups of 64 x 64, 16 matrices of 16 x 16, a slice
 // of 32 k is 16 KiB of shared memory, read twice, for 1 Mi operations: 32 of them per byte.
 #include "lib/types.glsl"
+#include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint M = 16; // of the device's matrices: [M, K] by [K, N], K divides 32
 layout(constant_id = 2) const uint N = 16;
@@ -29,12 +30,13 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 #include "lib/coop_tile.glsl"
 
-uint row_at(uint i) { return row_start(min(group_index() * TM + i, n - 1), k); } // rows repeat beyond the last one
+uint first_i; // row of w
+uint row_at(uint i) { return row_start(min(first_i + i, n - 1), k); } // rows repeat beyond the last one
 
 void main() {
-    const uint first_i = group_index() * TM;
+    first_i = product_tile_of_w(n_rows, TN) * TM;
     if (first_i >= n) return;
-    const uint first_r = gl_WorkGroupID.z * TN;
+    const uint first_r = product_tile_of_x(n_rows, TN) * TN;
     const uint own_i = gl_SubgroupID % SM * FM * M; // where this subgroup's part of the tile begins
     const uint own_r = gl_SubgroupID / SM * FN * N;
 

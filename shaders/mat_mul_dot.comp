@@ -3,6 +3,7 @@
 // y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]) for many rows of x in 8 bits: dot products of integers, in tiles of
 // 64 rows of w by 8 RN rows of x (lib/dot_tile.glsl).
 #include "lib/types.glsl"
+#include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..8
 
@@ -21,9 +22,9 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
-    const uint first_i = group_index() * TM;
+    const uint first_i = product_tile_of_w(n_rows, TN) * TM;
     if (first_i >= n) return;
-    const uint first_r = gl_WorkGroupID.z * TN;
+    const uint first_r = product_tile_of_x(n_rows, TN) * TN;
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
     uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // rows repeat beyond the last ones

@@ -5,6 +5,7 @@
 // multiply-adds: 2 per float in tiles of 64 x 32, 4 in those of 128 x 64, which also take 0.023 elements of w and x per
 // multiply-add from memory instead of 0.047.
 #include "lib/types.glsl"
+#include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RM = 4; // rows of w per thread, 4 or 8
 layout(constant_id = 2) const uint RN = 4; // rows of x per thread, 1..8
@@ -27,9 +28,9 @@ shared float x_tile[TK * X_STRIDE]; // [k][row of x]
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
-    const uint first_i = group_index() * TM;
+    const uint first_i = product_tile_of_w(n_rows, TN) * TM;
     if (first_i >= n) return;
-    const uint first_r = gl_WorkGroupID.z * TN;
+    const uint first_r = product_tile_of_x(n_rows, TN) * TN;
     const uint tm = thread % M_THREADS;
     const uint tn = thread / M_THREADS;
 

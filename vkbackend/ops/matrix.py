@@ -109,7 +109,8 @@ class MatrixOp:
         consts, along_w, along_x = self.grid(limits, size)
         if "FOURS" in self.spec.consts:
             consts = consts | {"FOURS": int(k % 4 == 0)}
-        args, groups = (shown, x, bias or x, y), (*target.fold(along_w), along_x)
+        # Tiles of the same rows of w follow each other: shaders/lib/product_tile.glsl.
+        args, groups = (shown, x, bias or x, y), (*target.fold(along_w * along_x), 1)
         variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
         target.dispatch(self.spec, variant, args, push, consts, groups, flops=flops)

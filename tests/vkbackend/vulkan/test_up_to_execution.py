@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 
 import pytest
 from oracles.fixtures import FIXTURES
@@ -16,6 +17,7 @@ from vkbackend.tools.measure import compilers
 pytestmark = [pytest.mark.wide, pytest.mark.timeout(1800)]
 # Features of these devices that the validation layer of Debian 12 (1.3.239) does not know.
 UNKNOWN_TO_VALIDATION = "cooperative_matrix"
+MODELS_OF_A_PROCESS = 4  # a device that does not answer keeps its memory, of which the shims have little
 
 
 @pytest.mark.parametrize("devices", ["0", "0,0"])
@@ -23,12 +25,19 @@ UNKNOWN_TO_VALIDATION = "cooperative_matrix"
 def test_every_architecture_is_submitted(gpu: str, devices: str) -> None:
     if why := compilers.missing(compilers.GPUS[gpu]):
         pytest.skip(why)
-    command, env = compilers.start(compilers.GPUS[gpu], "up_to_execution", [devices, *FIXTURES])
+    told: dict[str, str] = {}
+    for begin in range(0, len(FIXTURES), MODELS_OF_A_PROCESS):
+        told |= submitted(gpu, devices, FIXTURES[begin : begin + MODELS_OF_A_PROCESS])
+    assert told == dict.fromkeys(FIXTURES, "Timeout")
+
+
+def submitted(gpu: str, devices: str, models: Sequence[str]) -> dict[str, str]:
+    """Which error ended each model; nothing may come from the validation layer."""
+    command, env = compilers.start(compilers.GPUS[gpu], "up_to_execution", [devices, *models])
     env |= {"PYTHONPATH": str(SUPPORT), "DEBUG": "1", "VKBACKEND_VALIDATION": "1", "VKBACKEND_TIMEOUT": "1"}
     env["VKBACKEND_DISABLE"] = UNKNOWN_TO_VALIDATION
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {row["model"] for row in told} == set(FIXTURES)
-    assert not [row for row in told if row["ended"] != "Timeout"]
     assert not [line for line in done.stderr.splitlines() if "validation:" in line]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {row["model"]: row["ended"] for row in rows}
