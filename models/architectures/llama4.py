@@ -21,7 +21,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 PERIOD = 4
-CHUNK = 8192  # files do not say it
+CHUNK = 8192  # files do not say it; a window of 0 stands for layers that all see all, with RoPE
 TEMPERATURE = 0.1
 N_EXPERT_WITHOUT_NORMS = 128
 
@@ -37,14 +37,12 @@ class Model(Decoder):
     def read_config(self, gguf: GGUF) -> Config:
         if (n_used := read_count(gguf, "expert_used_count")) != 1:
             raise UnsupportedModel(f"llama4.expert_used_count = {n_used} is not supported; only 1 is")
-        if "llama4.attention.sliding_window" in gguf.metadata:
-            self.chunk = read_count(gguf, "attention.sliding_window")
-        else:
-            self.chunk = CHUNK
+        self.chunk = int(gguf.u32("llama4.attention.sliding_window", CHUNK))
         n_ff, n_shared = (read_count(gguf, f"{of}feed_forward_length") for of in ("", "expert_"))
         c = Config.from_gguf(gguf, replace(self.mixture, n_shared=n_shared))
         step = int(gguf.u32("llama4.interleave_moe_layer_step"))
-        self.turned = read_windowed(gguf, len(c.layers), PERIOD)
+        n_layer = len(c.layers)
+        self.turned = read_windowed(gguf, n_layer, PERIOD) if self.chunk else (True,) * n_layer
         layers = []
         for il, (layer, turned) in enumerate(zip(c.layers, self.turned, strict=True)):
             routed = step > 0 and (il + 1) % step == 0

@@ -103,9 +103,9 @@ REFUSED: list[tuple[str, Callable[[], State]]] = [
 
 # What the reference has rules for and no model here needs: without an op no state can arise from it.
 ABSENT = """
-reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm group_norm
+reshape cont permute transpose pad repeat dup sum cumsum mean argmax count_equal norm
 argsort soft_max clamp leaky_relu fill sub div out_prod set diag conv_2d pool_2d upscale arange tri solve_tri
-ssm_scan win_part rwkv_wkv gated_linear_attn lightning_indexer
+win_part rwkv_wkv gated_linear_attn lightning_indexer
 """.split()
 
 

@@ -114,10 +114,22 @@ def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
 def test_keys_at_their_off_value_mean_absent(tmp_path: Path, name: str) -> None:
     made, want = build(name), plain(name)
     has_more = "nextn_predict_layers" in made.keys
-    made.keys = {**OFF, **made.keys}
+    off_here = {k: v for k, v in OFF.items() if (made.arch, k) != ("llama4", "attention.sliding_window")}
+    made.keys = {**off_here, **made.keys}
     off, told = opened(made, tmp_path / "off.gguf")
     assert off.config == want.config and off.weights() == want.weights()  # type: ignore[attr-defined]
     assert repr(off.ropes(64)) == repr(want.ropes(64)) and len(told) == has_more
+
+
+def test_a_window_of_0_makes_every_layer_of_llama4_see_all(tmp_path: Path) -> None:
+    made = build("llama4")
+    made.keys["attention.sliding_window"] = 0
+    model, _ = opened(made, tmp_path / "model.gguf")
+    assert model.turned == (True,) * 5  # type: ignore[attr-defined]
+    assert not any(layer.chunk for layer in model.config.layers)  # type: ignore[attr-defined]
+    assert nmse(logits(tmp_path / "model.gguf", 2), logits(tmp_path / "model.gguf", 1)) <= 1e-9
+    whole = write(build("llama4"), tmp_path / "whole.gguf")
+    assert nmse(logits(whole, 1), logits(tmp_path / "model.gguf", 1)) > 1e-4  # the fourth layer turns too
 
 
 @architectures

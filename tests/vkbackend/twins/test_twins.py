@@ -150,13 +150,14 @@ def attention_by_scalars(
 @pytest.mark.parametrize(("q_first", "kv_heads"), [(0, [0, 0, 1, 1]), (1, [0, 1, 1])])
 @pytest.mark.parametrize("n_splits", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("window", "softcap", "has_sinks"), [(0, 0.0, 0), (1, 0.5, 1), (3, 0.0, 1), (33, 2.0, 0)]
+    ("window", "chunk", "softcap", "has_sinks"),
+    [(0, 0, 0.0, 0), (1, 0, 0.5, 1), (3, 0, 0.0, 1), (33, 0, 2.0, 0), (0, 4, 0.0, 1), (0, 16, 2.0, 0)],
 )
 def test_attention(
-    n_splits: int, q_first: int, kv_heads: list[int], window: int, softcap: float, has_sinks: int
+    n_splits: int, q_first: int, kv_heads: list[int], window: int, chunk: int, softcap: float, has_sinks: int
 ) -> None:
     """Prefill, and decode joined over its splits, of rows in two slots; no key of a later position counts,
-    none before the window, and a sink once."""
+    none before the window or the chunk, and a sink once."""
     heads, n_kv, head_k, head_v, rows = len(kv_heads), 2, 8, 16, 6
     runs = [Run(1, 0, 3, 31), Run(0, 3, 1, 0), Run(0, 4, 1, 1)]
     step = step_of(runs)
@@ -171,6 +172,7 @@ def test_attention(
         "blocks_per_slot": 2,
         "scale": 0.3,
         "window": window,
+        "chunk": chunk,
         "softcap": softcap,
         "head_k": head_k,
         "head_v": head_v,
@@ -191,7 +193,8 @@ def test_attention(
     for run in runs:
         for i in range(run.n_rows):
             row, pos = run.first_row + i, run.first_pos + i
-            at = [cell(run.slot, p) for p in range(pos + 1) if not window or pos - p < window]
+            seen = [p for p in range(pos + 1) if not window or pos - p < window]
+            at = [cell(run.slot, p) for p in seen if not chunk or p // chunk == pos // chunk]
             extra = softcap, sinks if has_sinks else None
             want = attention_by_scalars(q[row], k[at], v[at], n_kv, kv_heads, 0.3, *extra)
             np.testing.assert_allclose(prefill[row], want, rtol=1e-5, atol=1e-6)
@@ -216,6 +219,7 @@ def test_glu() -> None:
         "sigmoid": (lambda g, u: sigmoid(g) * u, 1e-6),
         "swiglu_oai": (lambda g, u: min(g, 7) * sigmoid(1.702 * min(g, 7)) * (1 + max(-7, min(u, 7))), 1e-5),
         "gelu_alone": (lambda g, u: gelu(g), 5e-3),
+        "relu2_alone": (lambda g, u: max(g, 0) ** 2, 1e-5),
     }
     assert tuple(wants) == ACTS
     for act, (want, tolerance) in enumerate(wants.values()):
