@@ -184,12 +184,12 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             for case in cases:
                 if lacks := set(case.needs) - device.limits.features:
                     reason = f"{device.name} lacks {', '.join(sorted(lacks))}"
-                    err.print(f"{case!r} left out: {printable(reason)}", markup=False)
+                    err.print(f"{case!r} left out: {printable(reason)}", markup=False, soft_wrap=True)
                     continue
                 try:
                     yield time_case(device, case, args.repetitions, args.ms, args.cold << 20)
                 except OutOfDeviceMemory as error:
-                    err.print(f"{case!r} left out: {printable(str(error))}", markup=False)
+                    err.print(f"{case!r} left out: {printable(str(error))}", markup=False, soft_wrap=True)
         finally:
             device.close()
 

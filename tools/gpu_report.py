@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     out = console()
     problems, unfinished = report.problems(), report.unfinished()
     for line in [*problems, *unfinished]:
-        out.print(printable(line), markup=False)
+        out.print(printable(line), markup=False, soft_wrap=True)
     out.print(f"{len(problems)} wrong or failed, {len(unfinished)} unfinished; {NAME}.md, {NAME}.json")
     return 1 if problems else 0
 

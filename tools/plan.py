@@ -275,7 +275,7 @@ def show(found: Report) -> None:
         *([f"does not fit: {found.misfit}"] if found.misfit else []),
     ]
     for line in lines:
-        out.print(printable(line), markup=False, soft_wrap=True)
+        out.print(printable(line), markup=False, soft_wrap=not out.is_terminal)
 
 
 def run(args: argparse.Namespace) -> int:

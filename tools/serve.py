@@ -124,7 +124,9 @@ def run(args: argparse.Namespace) -> None:
         return llm
 
     with listen(args.host, args.port) as sock:
-        err.print(f"listening at {address_of(sock, tls=bool(args.ssl_cert_file))}", markup=False)
+        err.print(
+            f"listening at {address_of(sock, tls=bool(args.ssl_cert_file))}", markup=False, soft_wrap=True
+        )
         serve(config, open_, sock, key_file=args.ssl_key_file, cert_file=args.ssl_cert_file)
 
 

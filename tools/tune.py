@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         title = f"{printable(info.driver)}: us, the fastest first"
         out.print(table(title, ("rows", "op", *TYPES), rows))
         if measured.save(info, found):
-            err.print(f"kept in {printable(str(env.cache_dir()))}", markup=False)
+            err.print(f"kept in {printable(str(env.cache_dir()))}", markup=False, soft_wrap=True)
     finally:
         for device in devices:
             device.close()

@@ -180,10 +180,12 @@ def _show(results: list[Result], report: list[dict[str, Any]], seed: int, all_ca
         why = f"it lacks {', '.join(lacks)}" if lacks else "no case used them here"
         ops = Counter(shader.partition(".")[0] for shader in shaders)
         names = ", ".join(f"{op} ({n})" for op, n in ops.items())
-        out.print(printable(f"{device} skipped {len(shaders)}, {why}: {names}"), markup=False)
+        out.print(printable(f"{device} skipped {len(shaders)}, {why}: {names}"), markup=False, soft_wrap=True)
     for result in results:
         for failure in result.failures:
-            out.print(printable(f"FAIL {result.device} {result.shader}: {failure}"), markup=False)
+            out.print(
+                printable(f"FAIL {result.device} {result.shader}: {failure}"), markup=False, soft_wrap=True
+            )
     counts = Counter(result.verdict for result in (results if all_cases else shown))
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("pass", "FAIL", "skipped"))
     out.print(f"shader variants on {len(report)} devices: {told}", markup=False)
