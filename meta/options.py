@@ -32,8 +32,8 @@ class ReduceKeywords(TypedDict, total=False):
     device sums a part for all), "host-sum" (the host adds), or "auto" (default): what the devices can do and
     the size asks for."""
     submit_ahead: int | Literal["all"] | None
-    """Segments of a step that a device gets before they may run: a number, or None (default) or "all" for the
-    whole step."""
+    """How many segments of a step are submitted to a device before it may run them. None (default) or "all":
+    the whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The public Python API: `LLM` loads a GGUF model on any mix of devices and turns text or token ids into more
 of it.
 
-A thin client of the engine: it checks arguments, owns the tokenizer, and turns events into text. Several
-threads may use one `LLM`.
+`LLM` is a thin client of the engine: it checks arguments, owns the tokenizer, and turns events into text.
+Several threads may share one `LLM`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ Prompts = list[str] | list[list[int]]
 class LLM(Chats, Slots):
     """A GGUF model on one or several Vulkan devices.
 
-    path: a .gguf file (any part of a split one). process: run the engine in a process of its own. progress:
-    called with (bytes loaded, bytes in all). All other keywords are described in `Keywords`
-    (models/options.py): `devices`, `tensor_split`, `n_ctx`, `n_slots` and more.
+    path: a .gguf file; of a split model, any part. process: run the engine in a process of its own. progress:
+    a function that is called with (bytes loaded, bytes in all). `Keywords` in models/options.py describes all
+    other keywords: `devices`, `tensor_split`, `n_ctx`, `n_slots` and more.
 
     path, n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), chat_templates (by name),
     prediction (of measured devices) and notes say what was opened.
@@ -117,8 +117,8 @@ class LLM(Chats, Slots):
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of a text, with BOS (and EOS) where the model wants them unless add_special is False.
 
-        parse_special: control tokens written out in the text count as such. Raises UnsupportedModel without a
-        usable tokenizer, InvalidArgument.
+        parse_special: special tokens in the text are parsed as special tokens. Raises UnsupportedModel if the
+        model has no usable tokenizer, and InvalidArgument.
         """
         tokenizer = self.tokenizer
         special = switch("add_special", add_special), switch("parse_special", parse_special)
@@ -142,7 +142,7 @@ class LLM(Chats, Slots):
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits after every token, float32 [n_tokens, n_vocab], from position 0 in a slot of its own.
 
-        Waits its turn while all slots are taken. Raises InvalidArgument and what devices raise.
+        Waits while all slots are taken. Raises InvalidArgument, and the errors of devices.
         """
         ids = self._prompt(tokens)
         result = np.empty((len(ids), self.n_vocab), np.float32)
@@ -187,9 +187,9 @@ class LLM(Chats, Slots):
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Continue a text or token ids, as `stream` does, and wait for the end.
 
-        A list of prompts gives a list, in their order; as many run together as there are slots. With `n` each
-        prompt gives a list of n continuations, which share what is computed of the prompt; with a seed the
-        i-th has seed + i. Where one fails, its error is raised and the others end.
+        A list of prompts gives a list of answers in the same order; `n_slots` of them run together. With `n`,
+        each prompt gives a list of n continuations, and the prompt is computed once. With a seed,
+        continuation i uses seed + i. If one fails, its error is raised and the others are cancelled.
         """
         batch = self._batch(prompt, max_tokens, n, options)
         done = run_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
@@ -209,9 +209,9 @@ class LLM(Chats, Slots):
         """What stands between two texts, by a model that was trained to fill in the middle; the prompt is
         that of llama-server's `/infill`.
 
-        files: other files of the project, text by name. suffix_first: the suffix stands in front, which some
-        models want. Raises UnsupportedModel where the vocabulary has no tokens for it, and what `generate`
-        raises.
+        files: other files of the project, text by name. suffix_first: put the suffix first, as some models
+        expect. Raises UnsupportedModel if the vocabulary has no tokens for this, and the errors of
+        `generate`.
         """
         if files is not None and not isinstance(files, Mapping):
             raise refused("files", files, "expected texts by name, a mapping")
@@ -231,7 +231,7 @@ class LLM(Chats, Slots):
         n: int | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """`generate` for asyncio: other tasks run meanwhile, and a cancelled task ends its generations."""
+        """`generate` for asyncio: other tasks run meanwhile. Cancelling the task ends its generations."""
         batch = await asyncio.to_thread(self._batch, prompt, max_tokens, n, options)
         done = await arun_all(self._open_mailbox(), batch.generations, self._tokenizer, 4 * self.n_slots)
         return batch.shaped(done)
@@ -350,8 +350,8 @@ class LLM(Chats, Slots):
     # ---- the end ----
 
     def close(self) -> None:
-        """Release devices, memory and the engine's process. May be called twice, and again after an
-        interrupt; what is in work ends with an error.
+        """Release devices, memory and the engine's process. Requests that still run end with an error. It may
+        be called again, also after an interrupt.
         """
         if self._mailbox is not None:
             self._mailbox.close()

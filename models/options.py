@@ -50,14 +50,15 @@ File = str | os.PathLike[str]
 
 class _ModelKeywords(TypedDict, total=False):
     devices: str | Sequence[str | int] | None
-    """Devices that share the model: indices, UUIDs or names as `vkbackend devices` shows them, a list or
-    "0,1"; one may be given several times. "numpy" is the host itself. None (default): the best device."""
+    """The devices that share the model, as a list or a text such as "0,1". A device is named by its index,
+    its UUID or any unique part of its name; `vkbackend devices` lists them. A device that is named twice is
+    opened twice. "numpy" is the processor, without Vulkan. None (default): the best device."""
     hostfile: File | None
     """A file of hosts that run the model together, each with devices of its own (docs/hosts.md), in place of
     `devices`. None (default): this host alone."""
     tensor_split: Iterable[float] | Literal["auto"] | None
-    """The share of each device, in any unit, such as [3, 1]; "auto" measures the devices and balances their
-    time. None (default): auto where devices differ, else equal shares."""
+    """The share of each device, in any unit: [3, 1] gives the first one three quarters. "auto" measures the
+    devices and balances their time. None (default): "auto" if the devices differ, else equal shares."""
     split_mode: str
     """How devices share the model: "tensor" (default; a slice of every matrix each), "layer" (whole layers,
     one device after another) or "none" (`main_gpu` alone)."""
@@ -68,42 +69,42 @@ class _ModelKeywords(TypedDict, total=False):
     n_ctx: int
     """Tokens per slot (default: 512); 0 for the model's own."""
     n_slots: int
-    """Sequences computed together (default: 1); more of them queue up."""
+    """How many sequences are computed together (default: 1). Further requests wait."""
     n_ubatch: int
-    """Rows of one step, tokens of a prompt computed at once: 1 to 512 (default)."""
+    """How many tokens of a prompt are computed at once, 1 to 512 (default: 512)."""
     n_snapshots: int
-    """States of recurrent layers that are kept to go back to, for each slot (default: 2), where a request
-    shares only the beginning of what is there."""
+    """How many earlier states of recurrent layers each slot keeps (default: 2). A request that shares only
+    the beginning of a slot's text continues from one of them."""
     kv_cells: int | None
-    """Cells of the KV cache, each for one position, that all slots share: at least n_ctx. None (default):
-    n_ctx for each slot. Where they run out, the youngest request waits and is computed again."""
+    """The size of the KV cache that all slots share, in positions: at least n_ctx. None (default): n_ctx for
+    each slot. When the cache is full, the youngest request waits and is computed again."""
     prefix_cache: bool
-    """True (default): a request computes only what no other has computed of the beginning of its tokens."""
+    """True (default): requests that begin alike compute the common beginning once."""
     n_queue: int
-    """Requests that may wait for a slot (default: 4096); one more is refused with QueueFull."""
+    """How many requests may wait for a slot (default: 4096). The next one raises QueueFull."""
     type_k: str
     """Type of the K cache: "f16" (default), "f32", "bf16", "q8_0" or "q4_0"."""
     type_v: str
     """Type of the V cache, likewise."""
     n_gpu_layers: int | Literal["all", "auto"] | None
-    """Layers on the devices, counted from the output, which is one itself: a number, None (default) or "all",
-    "auto" or -1 for as many as fit. The first layers stay in host memory, where every device reads its
-    slices."""
+    """How many layers lie on the devices, counted from the output, which counts as one. None (default) or
+    "all": all of them. "auto" or -1: as many as fit. The other layers stay in host memory, and every device
+    reads its slices there."""
     override_tensor: str | Sequence[str | tuple[str, str | int]]
     """Where tensors lie, by name: "REGEX=CPU" or "REGEX=host" for host memory, "REGEX=INDEX" for one device,
     or (regex, target) pairs. The first that matches wins."""
     kv_offload: bool
     """False keeps the caches in host memory."""
     use_mmap: bool
-    """True (default): devices that run on the host read weights in the mapped file, which must stay as it is;
+    """True (default): software devices read weights from the mapped file, which must not change meanwhile.
     False: they read a copy."""
     exact: bool
-    """True: compute with F32 activations, and let partial sums travel as F32. Else a device may round
-    activations, and large sums are rounded, to fewer bits to be faster."""
+    """True: compute with F32 activations and exchange partial sums as F32. False (default): to be faster, a
+    device may round activations to 8 or 16 bits, and large sums are rounded to 16."""
     runtime: str | None
     """What drives the devices: "native" or "kompute". None (default): VKBACKEND_RUNTIME, else native."""
     control_vectors: Sequence[File | tuple[File, float]]
-    """Files of control vectors, or (file, scale) pairs, which add up."""
+    """Files of control vectors, or (file, scale) pairs. Several vectors add up."""
     control_vector_layer_range: tuple[int, int] | None
     """The first and the last layer that control vectors steer. None (default): all that the files have."""
 
@@ -233,9 +234,9 @@ class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of `Chat.send`."""
 
     stop: str | Sequence[str] | None
-    """Strings that end the text; they are left out themselves. None (default): none."""
+    """Strings that end the text. They are not part of it. None (default): none."""
     ignore_eos: bool
-    """True: the tokens that end the model's texts are forbidden, so it goes on."""
+    """True: the model's end-of-text tokens are forbidden, so the text goes on."""
     json_schema: str | bool | Mapping[str, Any] | type | None
     """The answer is JSON of this JSON Schema: its text, a dict, or a class of pydantic. This and the next
     four need the extra `grammar` (llguidance); what it does not support is an error. None (default): no
@@ -257,20 +258,20 @@ class GenerateKeywords(AnswerKeywords, total=False):
     echo: bool
     """True: the text begins with that of the prompt."""
     prompt_logprobs: int | None
-    """As `logprobs`, of the tokens of the prompt, which is computed once more for them. None (default): do
-    not."""
+    """The same as `logprobs` for the tokens of the prompt, which is then computed whole. None (default): no
+    log probabilities."""
     parse_special: bool
-    """True (default): control tokens that are written out in a text, such as <|im_start|>, count as such."""
+    """True (default): special tokens in a text, such as <|im_start|>, are parsed as special tokens."""
     slot: int | None
-    """Run in that slot (waiting for it), whose content stays there until another sequence needs the slot or
-    its cells. None (default): in any, the one that holds most of the prompt first. What is held already is
-    not computed again, wherever it is (see `prefix_cache`)."""
+    """The slot to run in; the request waits until it is free. Its content stays until another sequence needs
+    the slot or its cells. None (default): the free slot that holds most of the prompt. See `prefix_cache` for
+    what is not computed again."""
     priority: int
-    """Who goes first among those that wait: the lower the earlier (default: 0). A request of priority 1 is
-    treated as one that came ten seconds later, so none waits for ever."""
+    """Which waiting request goes first: the lowest number (default: 0). Each unit counts as ten seconds of
+    waiting, so no request waits for ever."""
     deadline_s: float | None
-    """Seconds in which it must be done, waiting included; it then ends with DeadlineExceeded. None (default):
-    no deadline."""
+    """How many seconds the request may take, waiting included. Then it ends with DeadlineExceeded. None
+    (default): no limit."""
 
 
 @dataclass(frozen=True, slots=True)

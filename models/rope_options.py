@@ -24,7 +24,7 @@ class RopeKeywords(TypedDict, total=False):
     rope_scale: float | None
     """The factor by which the context grows. None (default): the file's."""
     rope_freq_scale: float | None
-    """Its reciprocal, in place of `rope_scale`. None (default): the file's."""
+    """What positions are multiplied by: 1 / rope_scale. Give one of the two. None (default): the file's."""
     rope_freq_base: float | None
     """The base of RoPE's frequencies. None (default) or 0: the file's."""
     yarn_orig_ctx: int

@@ -40,11 +40,11 @@ class Slots(ABC):
     def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
         """Put a saved state into a slot; returns the tokens of the sequence that the slot then holds.
 
-        `generate(tokens + more, slot=slot)` goes on from there and computes what is new alone. The model
-        and the cache types must be those the state was saved with; devices, split, slot and n_ctx may differ.
-        A file saved with `first` continues what the slot holds, which must be what it held then. Sampling is
-        no part of a state: a seeded run starts its random numbers anew. Raises StateError, and the slot keeps
-        what it had; InvalidArgument where a sequence is at work in it.
+        `generate(tokens + more, slot=slot)` goes on from there and computes what is new alone. The model and
+        the cache types must be those the state was saved with; devices, split, slot and n_ctx may differ. A
+        file that was saved with `first` continues the slot's content, which must be the same as then. A state
+        does not contain the random numbers of sampling: a seeded run starts them again. Raises StateError,
+        and the slot keeps what it had. Raises InvalidArgument while the slot is in use.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
         return self._tokens(lambda id_: LoadState(id_, path, slot))
@@ -52,15 +52,15 @@ class Slots(ABC):
     def copy_slot(self, source: int, target: int) -> list[int]:
         """Put what slot `source` holds into slot `target`, on the devices; returns the sequence's tokens.
 
-        Both then go on by themselves: a long prompt is read once and continued in several ways. Raises
-        InvalidArgument where a sequence is at work in the target.
+        The two slots are then independent: compute a long prompt once, and continue it in several ways.
+        Raises InvalidArgument while the target is in use.
         """
         source, target = self._slot(source), self._slot(target)
         return self._tokens(lambda id_: CopySlot(id_, source, target))
 
     def erase_slot(self, slot: int) -> list[int]:
-        """Forget what a slot holds; returns the tokens of it. Full blocks that others may begin with stay in
-        the prefix cache. Raises InvalidArgument where a sequence is at work in it."""
+        """Forget what a slot holds, and return its tokens. Full blocks stay in the prefix cache for other
+        requests. Raises InvalidArgument while the slot is in use."""
         slot = self._slot(slot)
         return self._tokens(lambda id_: EraseSlot(id_, slot))
 

@@ -145,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-p", "--n-prompt", metavar="LIST", action="append",
         help="prompt lengths to time, comma-separated or one by one; 0: none (default: 512)")  # fmt: skip
     add("-n", "--n-gen", metavar="LIST", action="append",
-        help="numbers of single tokens to time, likewise; 0: none (default: 128)")  # fmt: skip
+        help="numbers of generated tokens to time, in the same form; 0: none (default: 128)")  # fmt: skip
     add(
         "-pg",
         action="append",
@@ -154,7 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a prompt and then single tokens, timed together",
     )
     add("-d", "--n-depth", metavar="LIST", action="append",
-        help="tokens that are in the cache before a test, likewise (default: 0)")  # fmt: skip
+        help="tokens in the cache before a test, in the same form (default: 0)")  # fmt: skip
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="times each test is run (default: 5)")
     add("-o", "--output", choices=("md", "csv", "json", "jsonl"), default="md",
         help="output format (default: md)")  # fmt: skip

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-parse-special", dest="parse_special", action="store_false",
         help="control tokens written out in the prompt, such as <|im_start|>, are plain text")  # fmt: skip
     add("--prompt-cache", metavar="FILE",
-        help="begin with what FILE holds of the prompt, and keep the prompt's state there")  # fmt: skip
-    add("--prompt-cache-ro", action="store_true", help="leave that file as it is")
+        help="reuse what FILE holds of the prompt, and save the prompt's state there")  # fmt: skip
+    add("--prompt-cache-ro", action="store_true", help="do not write to the --prompt-cache file")
     add_length_arguments(parser, n_ctx=512, ends="the model ends")
     add("--json", action="store_true",
         help="print one JSON object instead of the text: text, tokens, logprobs, prompt_tokens, "

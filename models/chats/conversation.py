@@ -32,8 +32,8 @@ class Chat:
     or the name of one of the model's own (None: the default one; ChatML where it has none, which `notes`
     say), `variables` are what it finds beside the messages, such as `tools`, `enable_thinking`.
 
-    What looks like special tokens in messages and documents is plain text, unless `parse_special`. Where it
-    could not be told from the template's own, `protected` is False.
+    Special tokens in messages and documents are read as plain text, unless `parse_special`. `protected` is
+    False if they could not be told from the template's own tokens.
 
     `messages` is the conversation; the first `n_left_out` of it, behind the system prompt, have left the
     context. `thinks`: the answer that is made begins in a thought that the template opened;
@@ -81,8 +81,8 @@ class Chat:
     ) -> Generator[Chunk, None, None]:
         """Say `text` and stream the answer; the keywords are those of `LLM.stream`, without the slot.
 
-        Closing the stream ends the answer, and what was said of it stays. A message that the context does not
-        hold by itself, or that the template refuses, raises InvalidArgument here and is forgotten.
+        Closing the stream ends the answer; the part that was said stays. A message that is longer than the
+        context, or that the template refuses, raises InvalidArgument and is forgotten.
         """
         return self._ask(
             [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options

@@ -36,12 +36,12 @@ class SamplingKeywords(TypedDict, total=False):
     """What may be given for the fields of `SamplingParams`: how the next token is chosen."""
 
     temperature: float
-    """How much chance decides (default: 0.8); 0 takes the most likely token, the lowest id on ties."""
+    """How random the choice is (default: 0.8). 0 takes the most likely token, on ties the lowest id."""
     dynatemp_range: float
-    """The temperature follows how sure the model is, from temperature - this to temperature + this (default:
-    0.0, which is off)."""
+    """The temperature depends on how sure the model is: it lies between temperature - dynatemp_range and
+    temperature + dynatemp_range (default: 0.0, off)."""
     dynatemp_exponent: float
-    """How: the entropy over its maximum, to this power (default: 1.0)."""
+    """The exponent of the normalized entropy in dynamic temperature (default: 1.0)."""
     top_k: int
     """Candidates that are kept, the most likely ones (default: 40); 0 keeps all."""
     top_p: float
@@ -63,9 +63,9 @@ class SamplingKeywords(TypedDict, total=False):
     """Divides positive and multiplies negative logits of recent tokens (default: 1.0, which changes
     nothing)."""
     presence_penalty: float
-    """Is subtracted from the logits of recent tokens (default: 0.0)."""
+    """Subtracted from the logit of each recent token (default: 0.0)."""
     frequency_penalty: float
-    """Is subtracted from the logits of recent tokens once for each time that they occur (default: 0.0)."""
+    """Subtracted from the logit of each recent token, once for each occurrence (default: 0.0)."""
     repeat_last_n: int
     """How many recent tokens are penalized, the prompt included (default: 64); 0: none, -1: all."""
     dry_multiplier: float
@@ -97,12 +97,12 @@ class SamplingKeywords(TypedDict, total=False):
     stop_token_ids: Iterable[int]
     """Tokens that end the text, beside those of the model (default: none)."""
     logprobs: int | None
-    """Tell how likely each generated token was, and that many of the most likely ones at its place: 0 to
-    1024. Logarithms of the model's own probabilities, before any sampler. None (default): do not."""
+    """Return the log probability of each generated token, and those of this many most likely tokens at its
+    place: 0 to 1024. They are the model's own, before any sampler. None (default): no log probabilities."""
     logits_processors: Iterable[Processor]
-    """Functions of (tokens so far, float32 logits [n_vocab]) that return other logits, called in this order
-    before all samplers. Slow: for every token the whole row goes to the host, and all sequences wait for
-    Python (default: none)."""
+    """Functions that take (tokens so far, float32 logits [n_vocab]) and return logits. They run in this
+    order, before all samplers (default: none). They are slow: each token copies a whole row to the host, and
+    all sequences wait for Python."""
     seed: int | None
     """Seed of the random numbers. None (default) or -1 draws one, which `Completion.seed` tells."""
 

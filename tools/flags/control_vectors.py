@@ -56,7 +56,7 @@ def add_control_arguments(parser: argparse.ArgumentParser) -> None:
         "--control-vector-scaled",
         action=_ScaledFiles,
         metavar="FILE:SCALE",
-        help="the same, times a scale, which may be negative; comma-separated or with the flag, too",
+        help="the same with a scale, which may be negative; several, comma-separated or each with the flag",
     )
     add(
         "control_vector_layer_range",

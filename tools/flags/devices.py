@@ -53,7 +53,7 @@ def add_device_arguments(
     add("kv_cells", "--kv-cells", type=int, metavar="N",
         help="positions that the caches hold for all slots together (default: -c for each slot)")  # fmt: skip
     add("prefix_cache", "--no-prefix-cache", action="store_false",
-        help="compute every prompt whole, also what another one has computed")  # fmt: skip
+        help="compute every prompt whole, even where an earlier one began alike")  # fmt: skip
     add("n_snapshots", "--snapshots", "--ctx-checkpoints", type=int, metavar="N",
         help="states of recurrent layers that a slot keeps to go back to (default: %(default)s)")  # fmt: skip
 

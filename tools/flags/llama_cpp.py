@@ -65,18 +65,24 @@ def add_llama_cpp_arguments(parser: argparse.ArgumentParser) -> None:
     """-b, -lm, -r, -e, -hf, --list-devices and the flags without effect."""
     add = parser.add_argument_group("as llama.cpp has them").add_argument
     add("-r", "--reverse-prompt", dest="stop", action="append", default=[], metavar="TEXT",
-        help="end the text in front of TEXT; may be given several times")  # fmt: skip
+        help="stop before TEXT; may be given several times")  # fmt: skip
     add("-e", "--escape", action="store_true", default=True,
         help=r"read \n, \t, \r, \", \', \\ and \xHH in texts on the command line (the default)")  # fmt: skip
-    add("--no-escape", dest="escape", action="store_false", help="take those texts as they are")
+    add("--no-escape", dest="escape", action="store_false", help="take texts on the command line as they are")
     add("-b", "--batch-size", dest="n_batch", type=int, metavar="N",
-        help="tokens of a prompt handed over at once; less than -ub lowers that (default: -ub)")  # fmt: skip
+        help="tokens of a prompt in one batch; a value below -ub lowers -ub (default: -ub)")  # fmt: skip
     modes = ", ".join(LOAD_MODES)
     add("-lm", "--load-mode", action=_LoadMode, metavar="MODE", dest="load_mode",
         help=f"how weights are read: {modes}; none, dio: as --no-mmap (default: auto)")  # fmt: skip
     add("-hf", "-hfr", "--hf-repo", dest="hf_repo", metavar="USER/REPO[:TAG]",
         help="a model of the Hugging Face Hub, such as user/repo:Q4_K_M (default: that of -m)")  # fmt: skip
-    add("-hff", "--hf-file", dest="hf_file", metavar="FILE", help="that file of it (default: by the tag)")
+    add(
+        "-hff",
+        "--hf-file",
+        dest="hf_file",
+        metavar="FILE",
+        help="the file of the -hf repository (default: the one of the tag)",
+    )
     add("--list-devices", action=_ListDevices, nargs=0, help="show the devices and end")
     for flags, value, why in WITHOUT_EFFECT:
         count = {"nargs": 0} if value is None else {"nargs": "?"} if value[0] == "[" else {}

@@ -12,7 +12,7 @@ def add_rope_arguments(parser: argparse.ArgumentParser) -> None:
     """--rope-scaling, --rope-scale, --rope-freq-base, --rope-freq-scale, --yarn-*."""
     add = adder(parser, "RoPE, in place of what the file says")
     add("rope_scaling", "--rope-scaling", metavar="TYPE",
-        help=f"how it is stretched: {', '.join(SCALINGS)} (default: the file's, else linear)")  # fmt: skip
+        help=f"how RoPE is stretched: {', '.join(SCALINGS)} (default: the file's, else linear)")  # fmt: skip
     add("rope_scale", "--rope-scale", type=float, metavar="N", help="the factor by which the context grows")
     add("rope_freq_base", "--rope-freq-base", type=float, metavar="N", help="the base of the frequencies")
     add("rope_freq_scale", "--rope-freq-scale", type=float, metavar="N",

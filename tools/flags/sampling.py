@@ -30,14 +30,14 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("top_p", ("--top-p",), "P", "keep the likeliest tokens that reach the probability P; 1: all"),
     ("min_p", ("--min-p",), "P", "drop tokens below P times the best probability; 0: none"),
     ("xtc_probability", ("--xtc-probability",), "P",
-     "with this chance drop the likeliest tokens but the last of those above the threshold; 0: off"),
+     "XTC: the chance to drop all tokens above the threshold but the least likely of them; 0: off"),
     ("xtc_threshold", ("--xtc-threshold",), "P", "XTC's threshold; above 0.5: off"),
     ("temperature", ("--temp", "--temperature"), "T", "temperature; 0: always the likeliest token"),
     ("dynatemp_range", ("--dynatemp-range",), "T",
-     "let the temperature follow the entropy, this far down and up; 0: off"),
-    ("dynatemp_exponent", ("--dynatemp-exp",), "X", "the power of the entropy in that"),
+     "dynamic temperature: how far the entropy moves it down and up; 0: off"),
+    ("dynatemp_exponent", ("--dynatemp-exp",), "X", "dynamic temperature: the exponent of the entropy"),
     ("mirostat", ("--mirostat",), "N",
-     "1 or 2: that version of Mirostat in place of all samplers but --logit-bias and --temp; 0: off"),
+     "1 or 2: use this version of Mirostat; only --logit-bias and --temp work beside it; 0: off"),
     ("mirostat_eta", ("--mirostat-lr",), "X", "Mirostat's learning rate"),
     ("mirostat_tau", ("--mirostat-ent",), "X", "Mirostat's target, bits of surprise a token"),
     ("min_tokens", ("--min-tokens",), "N", "forbid the end until N tokens are generated"),
@@ -74,7 +74,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("stop_token_ids", "--stop-token-ids", type=token_list, metavar="ID,ID",
         help="tokens that end the text, beside the model's own (default: none)")  # fmt: skip
     add("logprobs", "--logprobs", type=int, metavar="N",
-        help="in --json, tell how likely each token was, and the N likeliest (default: off)")  # fmt: skip
+        help="with --json: log probabilities of each token and the N likeliest (default: off)")  # fmt: skip
     add("seed", "-s", "--seed", type=int, default=-1, metavar="N",
         help="seed of the random numbers; -1: a random one, shown at the end (default: -1)")  # fmt: skip
 
