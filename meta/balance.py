@@ -22,14 +22,16 @@ Shares = tuple[float, ...]  # one per device, in any unit; whole sixteenths wher
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a split asks of each device, in bytes: `held` in its memory (weights, caches, scratch), `read` of
-    its own memory and `host` of pinned host memory for one token; and the all-reduces of one token, in order.
-    `in_turn`: a token goes through whole layers of one device after another."""
+    its own memory and `host` of pinned host memory for one token; and the all-reduces of one token, in order,
+    those among all devices and the `inner` ones, among devices of one host. `stages`: of each device, where a
+    token goes through whole layers of one stage after another."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
     host: tuple[int, ...]
     reduces: tuple[int, ...] = ()  # bytes of each
-    in_turn: bool = False
+    inner: tuple[int, ...] = ()
+    stages: tuple[Hashable, ...] = ()
 
 
 class Budget(Protocol):
@@ -140,25 +142,32 @@ def fitted(
 
 
 def times(
-    cost: Cost, speeds: Sequence[Speed], resources: Sequence[Hashable], reduce_s: Callable[[int], float]
+    cost: Cost,
+    speeds: Sequence[Speed],
+    resources: Sequence[Hashable],
+    reduce_s: Callable[[int], float],
+    inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predicted time of a token: devices on different resources read at the same time (unless the cost says
-    in turn), those on one in turn.
+    """Predicted time of a token: devices of a stage on different resources read at the same time, those on
+    one in turn, and so do stages.
 
-    `reduce_s`: seconds of one all-reduce of so many bytes.
+    `reduce_s`, `inner_s`: seconds of one all-reduce of so many bytes.
     """
+    stages = cost.stages or (0,) * len(speeds)
 
     def slowest(nbytes: Sequence[int], rates: Sequence[float]) -> float:
-        busy: dict[Hashable, float] = {}
-        for n, rate, resource in zip(nbytes, rates, resources, strict=True):
-            key = None if cost.in_turn else resource
-            busy[key] = busy.get(key, 0.0) + n / rate
-        return 1e3 * max(busy.values())
+        busy: dict[Hashable, dict[Hashable, float]] = {stage: {} for stage in stages}
+        for n, rate, resource, stage in zip(nbytes, rates, resources, stages, strict=True):
+            busy[stage][resource] = busy[stage].get(resource, 0.0) + n / rate
+        return 1e3 * sum(max(stage.values()) for stage in busy.values())
+
+    def meeting(reduces: Sequence[int], seconds: Callable[[int], float]) -> float:
+        return 1e3 * sum(count * seconds(nbytes) for nbytes, count in Counter(reduces).items())
 
     return Times(
         slowest(cost.read, [speed.weights for speed in speeds]),
         slowest(cost.host, [speed.host for speed in speeds]),
-        1e3 * sum(count * reduce_s(nbytes) for nbytes, count in Counter(cost.reduces).items()),
+        meeting(cost.reduces, reduce_s) + meeting(cost.inner, inner_s),
     )
 
 
@@ -183,7 +192,14 @@ def predict(
 
     def time_of(shares: Shares) -> Times:
         busy = [devices[d] for d, share in enumerate(shares) if share]
-        return times(cost(shares), speeds, resources, lambda nbytes: measure_reduce(busy, nbytes))
+        here = [device for device in busy if not device.host]
+        return times(
+            cost(shares),
+            speeds,
+            resources,
+            lambda nbytes: measure_reduce(busy, nbytes),
+            lambda nbytes: measure_reduce(here, nbytes),
+        )
 
     whole = time_of(shares)
     best: tuple[int, ...] = ()
@@ -195,7 +211,8 @@ def predict(
             continue
         if (other := time_of(part)).total_ms < best_times.total_ms:
             best, best_times = members, other
-    return Prediction(shares, speeds, whole, len(cost(shares).reduces), best, best_times if best else None)
+    n_reduces = len(cost(shares).reduces) + len(cost(shares).inner)
+    return Prediction(shares, speeds, whole, n_reduces, best, best_times if best else None)
 
 
 def auto_split(

@@ -212,7 +212,7 @@ class Graph:
             self.on(d, "pack").pack_halves(own, packed, kept)
             shares[d] = kept
         self._meet(reduce)
-        if not provider.scatters(elements):
+        if not provider.scatters(reduce):
             return {d: provider.readable(d, reduce) for d in readers}, shares
         self._sum_parts(shares, reduce, provider)
         gather = replace(reduce, gather=True)

@@ -83,8 +83,8 @@ class OverHosts(Provider):
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         return self._inner.readable(device, reduce)
 
-    def scatters(self, elements: int) -> bool:
-        return self._inner.scatters(elements)
+    def scatters(self, reduce: Reduce) -> bool:
+        return self._inner.scatters(reduce)
 
     def gathered(self, device: int, reduce: Reduce) -> View:
         return self._inner.gathered(device, reduce)
@@ -186,7 +186,7 @@ class OverHosts(Provider):
         sums; in an order that all hosts agree on."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
-        parts = parts_of(reduce, n) if self.scatters(reduce.elements) else []
+        parts = parts_of(reduce, n) if self.scatters(reduce) else []
         if parts and reduce.gather:
             return [
                 (d, host, 4 * begin, 4 * end)

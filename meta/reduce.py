@@ -102,9 +102,9 @@ class Provider(ABC):
     def readable(self, device: int, reduce: Reduce) -> ReduceSlots:
         """What `device` sums after the exchange."""
 
-    def scatters(self, elements: int) -> bool:
-        """Whether a reduce of this size is summed in parts, one per device, and gathered by a second
-        exchange."""
+    def scatters(self, reduce: Reduce) -> bool:
+        """Whether a reduce is summed in parts, one per device, and gathered by a second exchange: a large one
+        that all devices read."""
         return False
 
     def gathered(self, device: int, reduce: Reduce) -> View:
@@ -168,8 +168,9 @@ class ImportedPages(Provider):
         mask = sum(1 << w for w in reduce.writers)
         return ReduceSlots(buffer, self._view(device, reduce, 0).offset, stride, n, own, mask, reduce.wire)
 
-    def scatters(self, elements: int) -> bool:
-        return self._scatter_from is not None and 4 * elements >= self._scatter_from
+    def scatters(self, reduce: Reduce) -> bool:
+        all_read = len(reduce.readers) == len(self._devices)
+        return all_read and self._scatter_from is not None and 4 * reduce.elements >= self._scatter_from
 
     def gathered(self, device: int, reduce: Reduce) -> View:
         return replace(self._view(device, reduce, len(self._devices)), dtype="f32")

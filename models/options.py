@@ -43,7 +43,7 @@ MAX_CONTEXT = 1 << 24
 MAX_QUEUE = 1 << 20
 MAX_PRIORITY, MAX_DEADLINE_S = 1000, 1e7
 MAX_GPU = 1 << 16
-SPLIT_MODES = ("none", "layer", "tensor")
+SPLIT_MODES = ("none", "layer", "tensor", "hosts")
 
 File = str | os.PathLike[str]
 
@@ -61,7 +61,8 @@ class _ModelKeywords(TypedDict, total=False):
     devices and balances their time. None (default): "auto" if the devices differ, else equal shares."""
     split_mode: str
     """How devices share the model: "tensor" (default; a slice of every matrix each), "layer" (whole layers,
-    one device after another) or "none" (`main_gpu` alone)."""
+    one device after another), "hosts" (whole layers on each host, of which each of its devices has a slice)
+    or "none" (`main_gpu` alone)."""
     main_gpu: int
     """The device of split mode "none", as its place in `devices`, from 0 (default)."""
     split_policy: str
@@ -204,9 +205,15 @@ class Options(RopeOptions):
         return None if self.tensor_split == "auto" else self.tensor_split
 
     @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The host of each device, written HOST/DEVICE in a group. None: no devices are named."""
+        heads = [word.partition("/")[0::2] for word in self.devices or ()]
+        return tuple(host if device and host.isdecimal() else "" for host, device in heads) or None
+
+    @property
     def auto_split(self) -> bool:
         """Whether the devices are measured to find their shares."""
-        wanted = self.tensor_split is None and self.split_mode == "tensor" and unlike(self.devices)
+        wanted = self.tensor_split is None and self.split_mode in ("tensor", "hosts") and unlike(self.devices)
         return self.tensor_split == "auto" or wanted
 
 

@@ -185,7 +185,7 @@ class Runner:
     def _n_stages(self) -> int:
         """How many hosts work one after another, so that each may compute another step; 1 where the last is
         host 0, which computes its part of a step at once."""
-        if not self.group or self.options.split_mode != "layer":
+        if not self.group or self.options.split_mode not in ("layer", "hosts"):
             return 1
         of, active = self.group.hosts.of, self.layout.active.values()
         last = {

@@ -7,7 +7,7 @@ Feeds the automatic split and `vkbackend plan`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -56,7 +56,8 @@ def cost_function(
     are those of one decoded token, traced once for each set of devices with a share. Scratch is traced once
     (seconds for a large model): that of the device that needs most, and more in proportion on fewer devices.
     """
-    traced: dict[tuple[bool, ...], tuple[int, ...]] = {}
+    traced: dict[tuple[bool, ...], list[Reduce]] = {}
+    stages = stages_of(options, len(limits))
     scratch = 0  # of all devices, were each the one that needs most
 
     def cost(shares: Shares) -> Cost:
@@ -69,16 +70,28 @@ def cost_function(
             steps = step_sizes(model, layout, options, limits, shape)
             scratch = sum(busy) * max(steps.scratch(d) for d in range(layout.n_devices))
         if busy not in traced:
-            traced[busy] = tuple(4 * r.elements for r in trace_reduces(model, layout, options, limits))
+            traced[busy] = trace_reduces(model, layout, options, limits)
         own = scratch // sum(busy)
-        whole = cost_of(model, layout, traced[busy])
+        across: list[int] = []
+        inside: list[int] = []  # a host
+        for r in traced[busy]:
+            alone = options.split_mode == "hosts" and len({stages[d] for d in r.writers + r.readers}) == 1
+            (inside if alone else across).append(4 * r.elements)
+        whole = cost_of(model, layout, tuple(across))
         held, read, host = (
             tuple(n if used else 0 for n, used in zip(nbytes, busy, strict=True))
             for nbytes in ([n + own for n in whole.held], whole.read, whole.host)
         )
-        return Cost(held, read, host, whole.reduces, in_turn=options.split_mode == "layer")
+        return Cost(held, read, host, whole.reduces, tuple(inside), stages)
 
     return cost
+
+
+def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
+    """For each of n devices, with which others it computes at once."""
+    if options.split_mode == "layer":
+        return tuple(range(n))
+    return (options.split_mode == "hosts" and options.hosts) or (0,) * n
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:

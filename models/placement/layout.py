@@ -115,6 +115,8 @@ def _active(plan: Plan) -> tuple[int, ...]:
 def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> tuple[list[Plan], Plan]:
     if options.split_mode == "tensor":
         return plan_model(layers, n_vocab, n, options.shares, options.split_policy)
+    if options.split_mode == "hosts":
+        return _plans_of_hosts(layers, n_vocab, n, options)
     if options.split_mode == "none":
         owners = [options.main_gpu] * (len(layers) + 1)
     else:
@@ -122,6 +124,24 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
         owners = [d for d, (begin, end) in enumerate(ranges) for _ in range(begin, end)]
     plans = [whole_on(layer, owner, n) for layer, owner in zip(layers, owners[:-1], strict=True)]
     return plans, Plan({"vocab": _whole(n_vocab, owners[-1], n)})
+
+
+def _plans_of_hosts(
+    layers: Sequence[Layer], n_vocab: int, n: int, options: Options
+) -> tuple[list[Plan], Plan]:
+    """Neighbouring layers on a host each, in slices on its devices; the output is one layer more."""
+    hosts, shares = options.hosts or ("",) * n, normalise(options.shares, n)
+    parts = {
+        one: tuple(s if host == one else 0.0 for host, s in zip(hosts, shares, strict=True)) for one in hosts
+    }
+    ranges = share_out(Dim(len(layers) + 1), [sum(part) for part in parts.values()])
+    plans: list[Plan] = []
+    output_plan = Plan({})
+    for part, (begin, end) in zip(parts.values(), ranges, strict=True):
+        if begin < end:
+            found, output_plan = plan_model(layers[begin:end], n_vocab, n, part, options.split_policy)
+            plans += found
+    return plans, output_plan
 
 
 def whole_on(layer: Layer, device: int, n: int) -> Plan:

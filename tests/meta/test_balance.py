@@ -127,6 +127,16 @@ def test_times() -> None:
     assert times(cost, speeds, "AA", reduce_s).weights_ms == pytest.approx(6), "one device reads in turn"
 
 
+def test_times_of_stages() -> None:
+    """Stages wait for each other, devices of one do not; inner reduces have a time of their own."""
+    read = 3_000_000, 4_000_000, 1_000_000
+    cost = Cost((0,) * 3, read, (0,) * 3, (4096,), (4096,) * 8, ("0", "1", "1"))
+    found = times(cost, [Speed(1e9, 1e9)] * 3, "ABC", lambda nbytes: 1e-3, lambda nbytes: 1e-4)
+    assert found.weights_ms == pytest.approx(3 + 4) and found.reduce_ms == pytest.approx(1 + 0.8)
+    found = times(cost, [Speed(1e9, 1e9)] * 3, "ABB", lambda nbytes: 0.0)
+    assert found.weights_ms == pytest.approx(3 + 5), "one device reads in turn"
+
+
 def test_subsets_are_the_fastest_devices_with_a_share() -> None:
     speeds = [Speed(s, 1.0) for s in (1.0, 3.0, 2.0, 9.0)]
     assert subsets((1, 1, 1, 0), speeds) == [(1,), (1, 2)]

@@ -75,9 +75,9 @@ def test_placements_that_are_possible() -> None:
     nbytes, layers = int(DENSE_70B[0]), DENSE_70B[1]
     tight = [HostRates(350 * GB, int(24 * GB))] * 2
     names = [one.name for one in placements(nbytes, layers, tight, 60e-6, 60e-6)]
-    assert names == ["tensor", "layer"]
+    assert names == ["tensor", "hosts"]
     every = placements(nbytes, layers, ONE_500, 60e-6, 60e-6)
-    assert [one.name for one in every] == ["replicas", "tensor", "layer"]
+    assert [one.name for one in every] == ["replicas", "tensor", "hosts"]
     assert [one.n_exchanges for one in every] == [0, 160, 1]
     assert 1 / every[1].seconds == pytest.approx(14, rel=0.1)  # tokens/s: 25 GbE in the table
 

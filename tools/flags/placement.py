@@ -47,7 +47,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "--split-mode",
         metavar="MODE",
         help=f"how devices share the model: {', '.join(SPLIT_MODES)}; tensor: each holds a slice of every "
-        "matrix, layer: whole layers one device after another, none: --main-gpu alone (default: %(default)s)",
+        "matrix, layer: whole layers one device after another, hosts: whole layers on each host, slices of "
+        "them on its devices, none: --main-gpu alone (default: %(default)s)",
     )
     add("main_gpu", "-mg", "--main-gpu", type=int, metavar="INDEX",
         help="the device of split mode none, as its place in --device, from 0 "

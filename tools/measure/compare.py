@@ -151,12 +151,13 @@ def positions(runner: Runner) -> str:
 def wanted(path: Path, runner: Runner, n_ctx: int) -> dict[str, Any]:
     """What llama.cpp is to load, and how."""
     options, ids = runner.options, {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
+    mode = options.split_mode
     return {
         "path": str(path),
         "n_ctx": n_ctx,
         "n_ubatch": runner.n_ubatch,
         "n_gpu_layers": options.n_gpu_layers,
-        "split_mode": options.split_mode if len(runner.mesh.devices) > 1 else "none",
+        "split_mode": {"hosts": "tensor"}.get(mode, mode) if len(runner.mesh.devices) > 1 else "none",
         "tensor_split": list(options.shares or ()),
         "kv_offload": options.kv_offload,
         "type_k": ids[options.type_k],

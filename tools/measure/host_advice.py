@@ -35,7 +35,7 @@ def placements(
     found = [
         Placement("tensor", nbytes / every + 2 * n_layers * (LOCAL_REDUCE_S + exchange_s), 2 * n_layers),
         # Layers in proportion to speed; each host reads its part while the others wait.
-        Placement("layer", len(hosts) * nbytes / every + (len(hosts) - 1) * handover_s, len(hosts) - 1),
+        Placement("hosts", len(hosts) * nbytes / every + (len(hosts) - 1) * handover_s, len(hosts) - 1),
     ]
     if all(host.free is None or host.free >= nbytes for host in hosts):
         slowest = min(host.rate for host in hosts)
@@ -67,4 +67,4 @@ def advice(nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: f
         )
     if pays:
         return f"tensor parallel over all hosts (-sm tensor): {times}"
-    return f"whole layers on each host (-sm layer): {times}"
+    return f"whole layers on each host (-sm hosts): {times}"

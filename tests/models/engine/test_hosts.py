@@ -24,6 +24,7 @@ from vkbackend.models.engine.host_group import Group, place_of
 from vkbackend.models.engine.messages import CopySlot, Generate
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.engine.saved_state import SlotContent
+from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.step import Run
@@ -54,7 +55,9 @@ def logits(runner: Runner) -> np.ndarray:
 def check(path: Path, places: list[str], interleave: bool = False, **options: Any) -> None:
     """`interleave`: in halves, on one host as over several."""
     options = OPTIONS | options
-    one = load_runner(path, devices=here(places), interleave=interleave, **options)
+    with pytest.MonkeyPatch.context() as patch:  # where layers end with a host, one has to act as several
+        patch.setattr(Options, "hosts", tuple(place[0] for place in places))
+        one = load_runner(path, devices=here(places), interleave=interleave, **options)
     want = logits(one)
     one.close()
     n_hosts = 1 + max(int(place[0]) for place in places)
@@ -63,6 +66,7 @@ def check(path: Path, places: list[str], interleave: bool = False, **options: An
 
 
 TWO, THREE = ["0/numpy", "1/numpy"], ["0/numpy", "1/numpy", "1/numpy"]
+FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy", "2/numpy"]
 
 
 @pytest.mark.parametrize(
@@ -78,15 +82,15 @@ TWO, THREE = ["0/numpy", "1/numpy"], ["0/numpy", "1/numpy", "1/numpy"]
         ("qwen3moe", THREE, {}),
         ("qwen3moe", TWO, {"split_mode": "layer", "reduce_provider": "host-sum"}),
         ("qwen35", TWO, {}),
+        ("llama", FOUR, {"split_mode": "hosts", "tensor_split": [1, 2, 3, 1]}),
+        ("qwen3moe", THREE, {"split_mode": "hosts", "reduce_provider": "host-sum"}),
+        pytest.param("qwen35", [*FOUR, "2/numpy"], {"split_mode": "hosts"}, marks=pytest.mark.wide),
         pytest.param("gpt-oss", [*THREE, "0/numpy"], {"reduce_provider": "scatter"}, marks=pytest.mark.wide),
     ],
     ids=str,
 )
 def test_logits_are_those_of_one_host(tmp_path: Path, name: str, places: list[str], options: Any) -> None:
     check(write(build(name), tmp_path / "model.gguf"), places, **options)
-
-
-FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy", "2/numpy"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,7 @@ FOUR, HOSTS = ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], ["0/numpy", "1/numpy
         (FOUR, {"reduce_provider": "host-sum", "reduce_type": "bf16"}),
         (HOSTS, {"reduce_provider": "host-sum", "tensor_split": [1, 3, 2], "interleave": True}),
         (["0/numpy", "1/numpy", "1/numpy", "2/numpy"], {"reduce_provider": "host-sum", "reduce_type": "f16"}),
+        (FOUR, {"split_mode": "hosts", "reduce_provider": "scatter"}),
     ],
     ids=str,
 )
@@ -175,14 +180,29 @@ def test_what_travels_of_large_sums(
         assert 0 <= nbytes - n_sums * n_slots * slot < 1000, (sent, slot)  # a call, logits of a row
 
 
-def test_what_travels_in_a_pipeline(tmp_path: Path) -> None:
-    """Only the residual, once, to the host that goes on; the logits come from the last."""
-    tiny = Tiny("llama")
-    path = write_tiny(tmp_path / "model.gguf", tiny)
-    with twin_runner(path, TWO, 2, split_mode="layer", **OPTIONS) as runner:
-        (led, led_nbytes), (followed, followed_nbytes) = travelled(runner)
-    assert led == 2 and 4 * tiny.n_embd < led_nbytes < 4 * tiny.n_embd + 100
+@pytest.mark.parametrize("places", [TWO, HOSTS], ids=str)
+def test_what_travels_in_a_pipeline(
+    tmp_path: Path, places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the residual, once, to the host that goes on, also a large one; the logits come from the last."""
+    monkeypatch.setattr(reduces, "SCATTER_NBYTES", 1 << 8)
+    tiny = Tiny("llama", n_layer=3)
+    path, n = write_tiny(tmp_path / "model.gguf", tiny), len(places)
+    with twin_runner(path, places, n, split_mode="layer", **OPTIONS) as runner:
+        led, *between, (followed, followed_nbytes) = travelled(runner)
+    assert led[0] == n and 4 * tiny.n_embd < led[1] < 4 * tiny.n_embd + 100 * (n - 1)
+    assert between == [(1, 4 * tiny.n_embd)] * (n - 2)
     assert (followed, followed_nbytes) == (1, 4 * tiny.n_vocab)
+
+
+def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
+    """Sums within a host stay there; at the boundary a slot of each device goes on."""
+    tiny = Tiny("llama", n_head=6, n_head_kv=3, n_vocab=192, n_layer=3)
+    path = write_tiny(tmp_path / "model.gguf", tiny)
+    with twin_runner(path, FOUR, 2, split_mode="hosts", **OPTIONS) as runner:
+        (led, led_nbytes), followed = travelled(runner)
+    assert led == 3 and 0 < led_nbytes - 2 * 4 * tiny.n_embd < 100
+    assert followed == (2, 4 * tiny.n_vocab)
 
 
 def test_candidates_masks_and_sums(tmp_path: Path) -> None:

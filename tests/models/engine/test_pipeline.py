@@ -73,6 +73,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["1/numpy", "0/numpy"], 2, {}, 1),  # host 0 has the end, and computes it at once
         (TWO, 2, {"split_mode": "tensor"}, 1),
         (THREE, 3, {"tensor_split": [1, 0, 1]}, 2),
+        ([*TWO, "1/numpy"], 2, {"split_mode": "hosts"}, 2),
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
+from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
 from vkbackend.models.placement.cost import step_shape, step_sizes
 from vkbackend.models.placement.fit import sizes_with
@@ -140,6 +141,14 @@ def test_layer_mode_exchanges_once_per_boundary(models: Path, n: int, split: lis
     assert runner.reduce_stats()[0] == 9 * (n - 1)  # nine steps
 
 
+def test_layers_of_hosts_in_slices_of_their_devices(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over hosts, here in one process: two sums of each layer, one of them read by the next host."""
+    monkeypatch.setattr(Options, "hosts", ("0", "1", "1", "0"))
+    runner = same(models, ["numpy"] * 4, split_mode="hosts", tensor_split=[1, 1, 1, 3])
+    assert runner.layout.active["blk.0"] == (0, 3) and runner.layout.active[""] == (1, 2)
+    assert runner.reduce_stats()[0] == 9 * 2 * runner.model.n_layer
+
+
 @needs_device
 def test_layer_mode_on_vulkan(models: Path) -> None:
     same(models, ["0", "0", "0"], split_mode="layer")
@@ -151,7 +160,7 @@ def test_layer_mode_on_vulkan(models: Path) -> None:
         ({"override_tensor": (("nope", "CPU"),)}, "no tensor's name matches"),
         ({"override_tensor": (("ffn", "7"),)}, "device index below 2"),
         ({"override_tensor": (("(", "CPU"),)}, "no regular expression"),
-        ({"split_mode": "rows"}, "split mode 'rows'.*none, layer, tensor"),
+        ({"split_mode": "rows"}, "split mode 'rows'.*none, layer, tensor, hosts"),
         ({"split_mode": "none", "main_gpu": 2}, "main device 2"),
         ({"main_gpu": 2}, "main device 2"),
         ({"n_gpu_layers": -3}, "n_gpu_layers"),
