@@ -8,19 +8,30 @@
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
+layout(constant_id = 3) const uint WIDE = 0; // whether w, x and all rows of them begin at 16 bytes
+#define WIDE_W (WIDE != 0)
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
     uint k, n, n_rows, y_stride, has_bias, act, up_at;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; }; // the same
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
+layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 #include "lib/glu.glsl"
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
+
+// Elements 16 i.. of a row; both parts are divided, so that the first is once for all rows of x, the second for a subgroup.
+uvec4 codes_at(uint row, uint i) {
+    if (WIDE != 0) return x4[row / 4 + i];
+    const uint at = row + 4 * i;
+    return uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+}
 
 void main() {
     const uint lane = gl_SubgroupInvocationID;
@@ -42,8 +53,7 @@ void main() {
                 const uint block = x_row + q8_block(k, i);
                 uvec4 codes[GROUP / 16];
                 [[unroll]] for (uint c = 0; c < GROUP / 16; ++c) {
-                    const uint at = x_row + i / 4 + 4 * c;
-                    codes[c] = uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+                    codes[c] = codes_at(x_row, i / 16 + c);
                 }
                 const int x_sum = group_sum(x[block + 1], i);
                 const float scale = inside ? uintBitsToFloat(x[block]) : 0.0;

@@ -15,6 +15,8 @@ layout(constant_id = 5) const uint FN = 2; // and along x
 layout(constant_id = 6) const uint SM = 2; // subgroups along w
 layout(constant_id = 7) const uint SN = 2; // and along x; LOCAL is SM SN subgroups
 layout(constant_id = 8) const uint LANES = 32; // invocations of a subgroup
+layout(constant_id = 9) const uint WIDE = 0; // whether w and all rows of it begin at 16 bytes, and k is slices
+#define WIDE_W (WIDE != 0)
 #include "lib/coop.glsl"
 #include "lib/half_rows.glsl"
 
@@ -23,6 +25,7 @@ layout(push_constant) uniform Push {
     uint k, n, n_rows, y_stride, has_bias;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; }; // the same
 layout(set = 0, binding = 1) readonly buffer X { uint x[]; };
 layout(set = 0, binding = 1) readonly buffer X4 { uvec4 x4[]; }; // the same
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
@@ -44,7 +47,7 @@ void main() {
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
 
     uint w_at[W_ROUNDS], x_at[X_ROUNDS];
-    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_at(w_row_of(j));
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = w_place(j);
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         x_at[j] = (x_off + min(first_r + x_row_of(j), n_rows - 1) * half_row_words(k)) / 4 + piece(j) % X_PIECES;
     }

@@ -59,7 +59,7 @@ void main() {
     [[unroll]] for (uint i = 0; i < FM * FN; ++i) sum[i] = MATRIX_SUM(0.0);
 
     uint w_at[W_ROUNDS], x_at[X_ROUNDS];
-    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_at(w_row_of(j));
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = w_place(j);
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         x_at[j] = x_row(pairs[min(x_row_of(j), TN - 1)]) / 4 + piece(j) % X_PIECES;
     }

@@ -9,19 +9,28 @@
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
-layout(constant_id = 3) const uint FOURS = 0; // whether k is a multiple of 4
-#define WHOLE_FOURS (FOURS != 0)
+layout(constant_id = 3) const uint WIDE = 0; // whether w, x and all rows of them begin at 16 bytes, and k is eights
+#define WIDE_W (WIDE != 0)
+#define WHOLE_FOURS (WIDE != 0)
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
     uint k, n, n_rows, y_stride, has_bias, act, up_at;
 };
 layout(set = 0, binding = 0) readonly buffer W { uint w[]; };
+layout(set = 0, binding = 0) readonly buffer W4 { uvec4 w4[]; }; // the same
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1) readonly buffer X4 { vec4 x4[]; }; // the same
 layout(set = 0, binding = 2) readonly buffer B { float b[]; };
 layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/dequant.glsl"
 #include "lib/glu.glsl"
+
+vec4 x_at(uint row, uint i) { // elements 4 i.. of a row
+    if (WIDE != 0) return x4[row / 4 + i];
+    const uint at = row + 4 * i;
+    return vec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+}
 
 void main() {
     const uint lane = gl_SubgroupInvocationID;
@@ -40,9 +49,9 @@ void main() {
             const mat2x4 w0 = dequant8(start0, i);
             const mat2x4 w1 = dequant8(start1, i);
             [[unroll]] for (uint r = 0; r < N; ++r) {
-                const uint at = x_off + r * k + i;
-                const vec4 x0 = inside ? vec4(x[at], x[at + 1], x[at + 2], x[at + 3]) : vec4(0.0);
-                const vec4 x1 = inside ? vec4(x[at + 4], x[at + 5], x[at + 6], x[at + 7]) : vec4(0.0);
+                const uint x_row = x_off + r * k;
+                const vec4 x0 = inside ? x_at(x_row, i / 4) : vec4(0.0);
+                const vec4 x1 = inside ? x_at(x_row, i / 4 + 1) : vec4(0.0);
                 sum[r] += vec2(dot(w0[0], x0) + dot(w0[1], x1), dot(w1[0], x0) + dot(w1[1], x1));
             }
         }

@@ -42,19 +42,28 @@ vec4 cut(vec4 value) { return clamp(value, -65504.0, 65504.0); }
 #if defined(HAS_TAIL)
 const uint RAW = PIECE * BLOCK_NBYTES / 16; // of 16 bytes in a piece
 
+#ifndef WIDE_W
+#define WIDE_W false
+#endif
+
+// Where a thread's pieces of w begin: with WIDE_W the words of them, else the bytes where its row does.
+uint w_place(uint round) {
+    const uint start = row_at(w_row_of(round));
+    return WIDE_W ? (start + piece(round) % W_PIECES * PIECE * BLOCK_NBYTES) / 4 : start;
+}
+
 QUAD quad_at(uvec4 raw[RAW], uint j) { // elements 4 j.. of a piece
 #if defined(TYPE_F32)
     return quad_of(cut(uintBitsToFloat(raw[j])));
 #elif defined(TYPE_F16)
     return quad_of(j == 0 ? raw[0].xy : raw[0].zw); // halves already
 #else
-    const uvec2 pairs = j == 0 ? raw[0].xy : raw[0].zw;
-    return quad_of(cut(uintBitsToFloat(uvec4(pairs.x << 16, pairs.x, pairs.y << 16, pairs.y) & 0xFFFF0000u)));
+    return quad_of(cut(floats_of(j == 0 ? raw[0].xy : raw[0].zw)));
 #endif
 }
 
 void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
-    if (n % 2 != 0 || k + TK > n) { // rows that are no words, and the last slice: seldom, so in little code
+    if (!WIDE_W && (n % 2 != 0 || k + TK > n)) { // rows that are no words, and the last slice: seldom, so in little code
         [[dont_unroll]] for (uint e = gl_LocalInvocationID.x; e < TM * TK / 4; e += LOCAL) {
             const uint of = e / (TK / 4), first = k + 4 * (e % (TK / 4));
             const uint start = row_at(of);
@@ -68,10 +77,9 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
     }
     uvec4 raw[W_ROUNDS][RAW];
     [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
-        [[unroll]] for (uint c = 0; c < RAW; ++c) {
-            const uint word = (w_at[j] + (k + piece(j) % W_PIECES * PIECE) * BLOCK_NBYTES) / 4 + 4 * c;
-            raw[j][c] = uvec4(w[word], w[word + 1], w[word + 2], w[word + 3]);
-        }
+        const uint begin = WIDE_W ? w_at[j] + k * BLOCK_NBYTES / 4
+                                  : (w_at[j] + (k + piece(j) % W_PIECES * PIECE) * BLOCK_NBYTES) / 4;
+        [[unroll]] for (uint c = 0; c < RAW; ++c) raw[j][c] = words4_at(begin + 4 * c);
     }
     [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
         if (TM * W_PIECES % LOCAL != 0 && piece(j) >= TM * W_PIECES) continue;
@@ -80,6 +88,8 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
     }
 }
 #else
+uint w_place(uint round) { return row_at(w_row_of(round)); }
+
 void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
     [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
         if (TM * W_PIECES % LOCAL != 0 && piece(j) >= TM * W_PIECES) continue;
@@ -112,7 +122,7 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// The slice from element k on of rows of n elements; w_at: where a thread's rows of w start, x_at: where its pieces of
+// The slice from element k on of rows of n elements; w_at: w_place of its rounds, x_at: where its pieces of
 // the first slice of x are in x4.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];

@@ -15,6 +15,7 @@ uint u32_at(uint at); // 32 bits at any multiple of the block size's power of tw
 uint u16_at(uint at); // at even addresses
 uint u8_at(uint at); // anywhere
 float f16_at(uint at); // at even addresses
+uvec4 words4_at(uint i); // 16 bytes from word i on
 
 // The four bytes of a word, each shifted and masked, what is left of it without the neighbour's bits. As bytes of one
 // word that GPUs turn into floats by an instruction each.
@@ -44,7 +45,9 @@ vec4 decode4(uint b, uint k, uint part) {
 
 float decode1(uint b) { return f16_at(b); }
 
-vec4 decode4(uint b, uint k, uint part) { return vec4(unpackHalf2x16(u32_at(b)), unpackHalf2x16(u32_at(b + 4))); }
+vec4 floats_of(uvec2 pairs) { return vec4(unpackHalf2x16(pairs.x), unpackHalf2x16(pairs.y)); }
+
+vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_at(b + 4))); }
 
 #elif defined(TYPE_BF16)
 #define ROW_UNIT 1u
@@ -53,10 +56,11 @@ vec4 decode4(uint b, uint k, uint part) { return vec4(unpackHalf2x16(u32_at(b)),
 
 float decode1(uint b) { return uintBitsToFloat(u16_at(b) << 16); }
 
-vec4 decode4(uint b, uint k, uint part) {
-    const uvec2 pairs = uvec2(u32_at(b), u32_at(b + 4));
+vec4 floats_of(uvec2 pairs) {
     return uintBitsToFloat(uvec4(pairs.x << 16, pairs.x, pairs.y << 16, pairs.y) & 0xFFFF0000u);
 }
+
+vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_at(b + 4))); }
 #endif
 
 #include "lib/dequant_32.glsl"
@@ -113,6 +117,15 @@ float tail1(uint b) { // one element behind the last whole HELD
 uint word_at(uint i) { return w[i]; }
 #endif
 
+// Compilers for NVIDIA make four loads of 16 bytes unless they know that these begin at a multiple of 16. The including
+// file may know it of w and all of its rows: then WIDE_W, and w4 is the same as w.
+uvec4 words4_at(uint i) {
+#ifdef WIDE_W
+    if (WIDE_W) return w4[i / 4];
+#endif
+    return uvec4(word_at(i), word_at(i + 1), word_at(i + 2), word_at(i + 3));
+}
+
 // 32 bits of two words from bit `shift` of the first on. In this form compilers of GPUs see their one instruction for it,
 // and it is no branch: with branches SwiftShader took 30 s instead of one for mat_dot.
 uint joined(uint low, uint high, uint shift) {
@@ -146,7 +159,20 @@ vec4 dequant4(uint start, uint k, uint part) {
 
 vec4 dequant4(uint start, uint k) { return dequant4(start, k & ~7u, k & 4u); }
 
-mat2x4 dequant8(uint start, uint k) { return mat2x4(dequant4(start, k, 0), dequant4(start, k, 4)); }
+mat2x4 dequant8(uint start, uint k) {
+#if defined(HAS_TAIL) && defined(WIDE_W)
+    if (WIDE_W) {
+        const uint first = (start + k * BLOCK_NBYTES) / 4;
+#ifdef TYPE_F32
+        return mat2x4(uintBitsToFloat(words4_at(first)), uintBitsToFloat(words4_at(first + 4)));
+#else
+        const uvec4 words = words4_at(first);
+        return mat2x4(floats_of(words.xy), floats_of(words.zw));
+#endif
+    }
+#endif
+    return mat2x4(dequant4(start, k, 0), dequant4(start, k, 4));
+}
 
 #ifdef HAS_TAIL
 float dequant1(uint start, uint k) { return decode1(start + k * BLOCK_NBYTES); }

@@ -54,10 +54,11 @@ const uint CODES = 48;
 
 vec2 scale_min(uint b, uint k) {
     const uint g = k / 32;
-    const uvec3 s = uvec3(u32_at(b + 4), u32_at(b + 8), u32_at(b + 12)) >> (g % 4 * 8);
+    const uvec4 head = words4_at(b / 4);
+    const uvec3 s = head.yzw >> (g % 4 * 8);
     const uvec2 first = s.xy & 63u; // scale and min of groups 0..3
     const uvec2 last = (uvec2(s.z, s.z >> 4) & 15u) | ((s.xy >> 2) & 0x30u); // of groups 4..7
-    return unpackHalf2x16(u32_at(b)) * vec2(g < 4 ? first : last);
+    return unpackHalf2x16(head.x) * vec2(g < 4 ? first : last);
 }
 
 vec4 decode4(uint b, uint k, uint part) {

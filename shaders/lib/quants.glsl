@@ -26,9 +26,10 @@ struct Quants {
     float scale, low;
 };
 
-// 16 bytes from an address on.
+// 16 bytes from an address on, which is a multiple of 16 in blocks of such a size.
 uvec4 u128_at(uint at) {
     const uint first = at >> 2;
+    if (BLOCK_NBYTES % 16 == 0) return words4_at(first);
     const uvec4 low = uvec4(word_at(first), word_at(first + 1), word_at(first + 2), word_at(first + 3));
     if (BLOCK_NBYTES % 4 == 0) return low;
     const uint last = word_at((at + 15) >> 2), shift = 8 * (at & 3u);

@@ -64,6 +64,10 @@ def quick() -> list[Case]:
         MatMulCoop("f32", 1, 1, 1),
         MatMulCoop("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
         MatMulCoop("q8_0", 129, 96, 65, nan=True),
+        MatMulCoop("f16", 66, 128, 33, bias=True),  # wide reads of w
+        MatMulCoop("bf16", 2, 64, 9),
+        MatMulCoop("f32", 130, 192, 17),
+        MatMulCoop("q4_k", 64, 256, 20),
     ]
 
 

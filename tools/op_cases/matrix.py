@@ -56,6 +56,8 @@ class MatVec(Case):
             tensors["bias"] = uniform(rng, self.n)
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
+        for name in {"w", "x", "up"} & tensors.keys():
+            tensors[name].align = 256 if self.n % 2 == 0 else 4  # as in a model, and anywhere
 
         def record(r: Recorder, v: Views) -> None:
             how: dict[str, Any] = {"up": v["up"], "act": self.act} if self.act else {"bias": v.get("bias")}
@@ -113,6 +115,9 @@ def quick() -> list[Case]:
         MatWave("f16", 33, 2051, 8, pad=3, bias=True),
         MatWave("q8_0", 65, 96, 3),
         MatWave("q4_0", 129, 576),
+        MatWave("f16", 34, 64, 3),
+        MatWave("bf16", 6, 2048, 8, pad=1, bias=True),
+        MatWave("f32", 2, 192, act="silu"),
         MatLane("f32", 1, 1, act="none"),
         MatLane("q4_0", 33, 96, 9, pad=1, act="gelu"),
         MatLane("f16", 16, 67, act="sigmoid"),

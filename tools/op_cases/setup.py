@@ -32,12 +32,14 @@ RunSpec = tuple[int, int, int]  # slot, first position, rows
 
 @dataclass
 class Tensor:
-    """An array of a case: `raw` is its stored bytes, None for NaN throughout."""
+    """An array of a case: `raw` is its stored bytes, None for NaN throughout. It begins at a multiple of `align`
+    bytes."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
     raw: np.ndarray | None = None
     written: bool = False
+    align: int = 4
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Placed:
             places["step"] = 0, (STEP_WORDS,), "u32"
             at += 4 * STEP_WORDS
         for name, tensor in setup.tensors.items():
-            at = aligned(at, 16) if tensor.dtype == "f16s" else at  # which is read by 16 bytes
+            at = aligned(at, 16 if tensor.dtype == "f16s" else tensor.align)  # which is read by 16 bytes
             places[name] = at, tensor.shape, tensor.dtype
             rows = int(np.prod(tensor.shape[:-1]))
             at += -(-rows * row_nbytes(tensor.dtype, tensor.shape[-1]) // 4) * 4 + 4 * GUARD_WORDS

@@ -51,7 +51,9 @@ class MatrixOp:
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    consts: str  # its specialization constants behind LOCAL, as the grid names them; FOURS: k % 4 == 0
+    consts: (
+        str  # its specialization constants behind LOCAL, as the grid names them; FOURS, WIDE: see __call__
+    )
     rows: tuple[str, ...]  # the classes of rows of x that it serves
     suits: Predicate  # devices that run it before the entries behind it, where nothing is measured
     x_type: str = "f32"
@@ -107,8 +109,9 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        if "FOURS" in self.spec.consts:
-            consts = consts | {"FOURS": int(k % 4 == 0)}
+        wide = k % 64 == 0 and w.offset % 16 == x.offset % 16 == 0  # rows of q8 then are whole 16 bytes, too
+        known = {"FOURS": k % 4 == 0, "WIDE": wide}
+        consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
         # Tiles of the same rows of w follow each other: shaders/lib/product_tile.glsl.
         args, groups = (shown, x, bias or x, y), (*target.fold(along_w * along_x), 1)
         variant = variant_of(self.spec, w.dtype, limits)

@@ -84,12 +84,23 @@ MATRIX_OPS: dict[str, MatrixOp] = {
     op.name: op
     for op in (
         MatrixOp("mat_lane", rows_by_lanes, "N SUBGROUP", FEW + MANY, fast_lanes, "f32", LANES, anywhere),
-        MatrixOp("mat_dot", rows_by_subgroups, "ROWS N", FEW, fast_dots, "q8", DOTS + SUBGROUPS, anywhere),
+        MatrixOp(
+            "mat_dot", rows_by_subgroups, "ROWS N WIDE", FEW, fast_dots, "q8", DOTS + SUBGROUPS, anywhere
+        ),
         # Sums meet in a subgroup.
-        MatrixOp("mat_wave", rows_by_subgroups, "ROWS N FOURS", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
+        MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
         # Sums meet in shared memory. A thread of a CPU has a row alone, and would not with two matrices.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
-        MatrixOp("mat_mul_coop", tiles_of_units, UNIT_TILE, MANY, fast_tiles, "f16s", UNITS, gpus_only=True),
+        MatrixOp(
+            "mat_mul_coop",
+            tiles_of_units,
+            f"{UNIT_TILE} WIDE",
+            MANY,
+            fast_tiles,
+            "f16s",
+            UNITS,
+            gpus_only=True,
+        ),
         MatrixOp("mat_mul_dot", dot_tiles, "RN", MANY, fast_dots, "q8", DOTS),
         # As mat_mul, with more of its operands in registers.
         MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
