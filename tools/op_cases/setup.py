@@ -32,8 +32,7 @@ RunSpec = tuple[int, int, int]  # slot, first position, rows
 
 @dataclass
 class Tensor:
-    """An array of a case: `raw` is its stored bytes, None for NaN throughout. It begins at a multiple of `align`
-    bytes."""
+    """An array of a case, at a multiple of `align` bytes: `raw` is what is stored, None for NaN throughout."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
