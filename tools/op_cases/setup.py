@@ -32,7 +32,7 @@ RunSpec = tuple[int, int, int]  # slot, first position, rows
 
 @dataclass
 class Tensor:
-    """An array of a case, at a multiple of `align` bytes: `raw` is what is stored, None for NaN throughout."""
+    """An array of a case, at a multiple of `align` bytes: `raw` is what is stored, None for NaN."""
 
     shape: tuple[int, ...]
     dtype: str = "f32"
