@@ -163,7 +163,7 @@ def test_hyper_parameters_that_do_not_fit(
 # ---- on the devices, and back ----
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear"])
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "kimi-linear", "nemotron_h"])
 def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
     """Segments of an axis, parts of a tensor, stacks of heads, axes of one element."""
     file, copy = write(build(name), tmp_path / "a.gguf", quantize=True), tmp_path / "copy.gguf"
