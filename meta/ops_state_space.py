@@ -8,7 +8,6 @@ from __future__ import annotations
 from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.ops import whole
 from vkbackend.meta.sums import holders_of
 from vkbackend.meta.tensor import Tensor, Weight
 
@@ -84,5 +83,6 @@ def _summed(graph: Graph, shares: dict[int, View], n: int) -> dict[int, View]:
     """The sum of what devices have of n values, on each of them."""
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
-    found = whole(sums)
+    # As they are: one of these stands for many columns, and rounded would move all of them the same way.
+    found = graph.all_reduce(sums, wire="f32")[0]
     return {d: found.on(d) for d in shares}

@@ -25,24 +25,24 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
         for (x, w), y in zip(parts, results, strict=True):
             graph.on(d, "wide_norm").rms_norm(x.on(d), w.whole(d), y.on(d), eps=eps)
         return results
-    shares = graph.new(len(parts) * rows, 1, split.partial(holders), "sum_squares")
+    shares = graph.new(len(parts) * rows, 1, split.partial(holders), "group_squares")
     for d in holders:
         for i, (x, _) in enumerate(parts):
-            first, n = _own_columns(x, d)
             out = rows_between(shares.on(d), i * rows, rows)
-            graph.on(d, "sum_squares").sum_squares(x.on(d), out, n=n, first=first)
+            where = {"group": x.width, "first": x.state.ranges[d][0], "skip": _counted_before(x, d)}
+            graph.on(d, "group_squares").group_squares(None, x.on(d), out, **where)
     # As they are: one of these stands for a whole row, and rounded would move all of it the same way.
     sums = graph.all_reduce(shares, wire="f32")[0]
     for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
         for d in holders:
             squares = rows_between(sums.on(d), i * rows, rows)
-            graph.on(d, "wide_norm").norm_rows(x.on(d), squares, w.whole(d), y.on(d), width=x.width, eps=eps)
+            on, first = graph.on(d, "wide_norm"), x.state.ranges[d][0]
+            on.group_norm(None, x.on(d), squares, w.whole(d), y.on(d), group=x.width, first=first, eps=eps)
     return results
 
 
-def _own_columns(x: Tensor, d: int) -> tuple[int, int]:
-    """The first and the number of the local columns that no device before has: kv heads may be on two."""
+def _counted_before(x: Tensor, d: int) -> int:
+    """How many of the local columns a device before has too: kv heads may be on two."""
     assert x.state.kind is Kind.SPLIT
     begin, end = x.state.ranges[d]
-    first = max([begin, *(e for b, e in x.state.ranges[:d] if e > b)])
-    return min(first, end) - begin, max(0, end - first)
+    return min(max([begin, *(e for b, e in x.state.ranges[:d] if e > b)]), end) - begin

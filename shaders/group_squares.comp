@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // The sum of squares of what this device has of each group of `group` columns of every row: of x, or with HAS_Z of
-// silu(z) x. Workgroup: a group of a row. The columns here begin at `first` of all; a group that has none gives 0.
+// silu(z) x. Workgroup: a group of a row. The columns here begin at `first` of all, of which another device counts the
+// first `skip`; a group that has none gives 0.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 
@@ -10,7 +11,7 @@ layout(constant_id = 2) const uint BATCH = 1; // elements that a thread reads be
 
 layout(push_constant) uniform Push {
     uint z_off, x_off, squares_off;
-    uint width, first, group, n_groups, n_rows;
+    uint width, first, skip, group, n_groups, n_rows;
 };
 layout(set = 0, binding = 0) readonly buffer Z { float z[]; };
 layout(set = 0, binding = 1) readonly buffer X { float x[]; };
@@ -22,8 +23,8 @@ void main() {
     if (index >= n_rows * n_groups) return;
     const uint row = index / n_groups;
     const uint g = index % n_groups;
-    const uint begin = clamp(g * group, first, first + width) - first;
-    const uint end = clamp((g + 1) * group, first, first + width) - first;
+    const uint begin = clamp(g * group, first + skip, first + width) - first;
+    const uint end = clamp((g + 1) * group, first + skip, first + width) - first;
     float sum = 0.0;
     for (uint i0 = begin + gl_LocalInvocationID.x; i0 < end; i0 += BATCH * LOCAL) {
         float value[BATCH];

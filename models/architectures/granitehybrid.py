@@ -6,9 +6,7 @@ Granite team 2025, "Granite 4.0".
 
 from __future__ import annotations
 
-from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import granite
-from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import Config
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
@@ -26,11 +24,11 @@ class Model(granite.Model, StateSpaceDecoder):
         self.scan = Scan.from_gguf(gguf)
         config = Config.from_gguf(gguf, self.mixture, low=0)
         self.recurrent = [not layer.n_head_kv for layer in config.layers]
-        self.turns = gguf.boolean(f"{gguf.architecture}.rope.scaling.finetuned", False)
+        self.everywhere = gguf.boolean(f"{gguf.architecture}.rope.scaling.finetuned", False)
         return config
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        return super().read_ropes(gguf) if self.turns else {}
+        return super().read_ropes(gguf) if self.everywhere else {}
 
-    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        return super().rotate(x, w, name, il) if self.turns else x
+    def has_rope(self, il: int) -> bool:
+        return self.everywhere

@@ -51,6 +51,9 @@ class Model(StateSpaceDecoder):
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         return {}
 
+    def has_rope(self, il: int) -> bool:
+        return False
+
     # ---- weights ----
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
@@ -78,9 +81,6 @@ class Model(StateSpaceDecoder):
         if self.feeds[il]:
             return h + self.ffn(h, w, il)
         return h + self.mix(ops.rms_norm(h, w("attn_norm"), self.config.eps), w, cache, il)
-
-    def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        return x
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
         return linear(ops.relu2(linear(x, w, "ffn_up")), w, "ffn_down")

@@ -23,12 +23,10 @@ from vkbackend.tools.op_cases.rows import (
     Glu,
     LayerNorm,
     LogSumExp,
-    NormRows,
     RmsNorm,
     Rope,
     Scale,
     Softcap,
-    SumSquares,
     TopK,
 )
 from vkbackend.tools.op_cases.setup import (
@@ -81,8 +79,6 @@ def _cases() -> _Sweep:
     ]
     s.quick += [TopK(1, k=1), TopK(200, k=7, chunk=64, values=9), TopK(130, 3, k=64, chunk=130, nan=True)]
     s.quick += [LayerNorm(1, has_b=False), LayerNorm(257, 3), LayerNorm(2048, 2, has_b=False, mean=0.0)]
-    s.quick += [SumSquares(1, 1), SumSquares(127, 5, 2, 1), SumSquares(2048, 2), SumSquares(0, 2, gap=16)]
-    s.quick += [NormRows(1, 1, 1), NormRows(127, 384), NormRows(128, 128), NormRows(2048, 6144, 2)]
     s.wide += [LayerNorm(n, 3) for n in (31, 32, 33, 4096, 8192)]
     s.quick += [TopK(96, k=7, chunk=96, mapped=True, values=30), TopK(33, 3, k=40, chunk=33, allowed=0.5)]
     s.quick += [TopK(1031, 3, k=7, chunk=64, allowed=0.1), TopK(32, k=5, chunk=32, allowed=0.0, nan=True)]

@@ -99,45 +99,6 @@ class LayerNorm(Case):
 
 
 @dataclass(frozen=True)
-class SumSquares(Case):
-    """Of n columns from `first` on; `gap` columns lie behind them."""
-
-    tolerance: ClassVar[float] = 1e-11
-    n: int = 64
-    rows: int = 3
-    first: int = 0
-    gap: int = 0
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        tensors = {"x": uniform(rng, self.rows, self.first + self.n + self.gap), "y": output(self.rows, 1)}
-        return Setup(tensors, lambda r, v: r.sum_squares(v["x"], v["y"], n=self.n, first=self.first))
-
-
-@dataclass(frozen=True)
-class NormRows(Case):
-    """n of the `width` values of each row."""
-
-    tolerance: ClassVar[float] = 1e-11
-    n: int = 64
-    width: int = 128
-    rows: int = 3
-
-    def setup(self, rng: np.random.Generator) -> Setup:
-        squares = rng.uniform(0, self.width, (self.rows, 1)).astype(np.float32)
-        tensors = {
-            "x": uniform(rng, self.rows, self.n),
-            "squares": Tensor(squares.shape, "f32", squares),
-            "w": uniform(rng, self.n),
-            "y": output(self.rows, self.n),
-        }
-
-        def record(r: Recorder, v: Views) -> None:
-            r.norm_rows(v["x"], v["squares"], v["w"], v["y"], width=self.width, eps=1e-5)
-
-        return Setup(tensors, record)
-
-
-@dataclass(frozen=True)
 class Rope(Case):
     n_heads: int = 2
     head_dim: int = 16

@@ -53,7 +53,7 @@ class SsmScan(Case):
 
 @dataclass(frozen=True)
 class GroupSquares(Case):
-    """Columns first..first + width of n_groups groups."""
+    """Columns first..first + width of n_groups groups, of which the first `skip` are not counted."""
 
     width: int = 64
     group: int = 64
@@ -61,6 +61,7 @@ class GroupSquares(Case):
     first: int = 0
     rows: int = 3
     gated: bool = True
+    skip: int = 0
 
     def inputs(self, rng: np.random.Generator) -> dict[str, Tensor]:
         shape = self.rows, self.width
@@ -70,7 +71,9 @@ class GroupSquares(Case):
         tensors = self.inputs(rng) | {"squares": output(self.rows, self.n_groups)}
 
         def record(r: Recorder, v: Views) -> None:
-            r.group_squares(v.get("z"), v["x"], v["squares"], group=self.group, first=self.first)
+            r.group_squares(
+                v.get("z"), v["x"], v["squares"], group=self.group, first=self.first, skip=self.skip
+            )
 
         return Setup(tensors, record)
 
@@ -112,7 +115,8 @@ def quick() -> list[Case]:
         GroupSquares(),
         GroupSquares(31, 16, 4, 17, 2),
         GroupSquares(1, 257, 1, 256, 5, gated=False),
-        GroupSquares(513, 513, 1),
+        GroupSquares(513, 513, 1, gated=False, skip=300),
+        GroupSquares(16, 64, 1, 32, 2, skip=16),
         GroupNorm(),
         GroupNorm(31, 16, 4, 17, 2),
         GroupNorm(257, 1024, 2, 1000, 2, gated=False, in_place=True),

@@ -91,26 +91,6 @@ class RowOps(Target):
             flops=6 * n * n_rows,
         )
 
-    def sum_squares(self, x: View, y: View, *, n: int, first: int = 0) -> None:
-        """y[r] = sum of x[r, i]^2 over the columns first..first + n (0 for none); x [n_rows, width]."""
-        n_rows, width = x.shape
-        assert x.dtype == "f32" and rows_of(y, 1) == n_rows and 0 <= first <= width - n, (x, y, first, n)
-        push: dict[str, int | float] = {"n": n, "width": width, "first": first, "n_rows": n_rows}
-        consts = {"LOCAL": row_consts(self.limits, max(n, 1))[0]}
-        groups = (*self.fold(n_rows), 1)
-        self.record("sum_squares", "f32", (x, y), push, consts, groups, flops=2 * n * n_rows)
-
-    def norm_rows(self, x: View, squares: View, w: View, y: View, *, width: int, eps: float) -> None:
-        """y = x / sqrt(squares[r] / width + eps) * w: the rest of rms_norm where x [n_rows, n] is a part of
-        rows of `width`, whose sums of squares are known."""
-        n_rows, n = x.shape
-        assert w.shape == (n,) and rows_of(squares, 1) == rows_of(y, n) == n_rows and n <= width, (x, w, y)
-        push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "eps": eps}
-        groups = (*self.fold(-(-n * n_rows // 128)), 1)
-        self.record(
-            "norm_rows", "f32", (x, squares, w, y), push, {"LOCAL": 128}, groups, flops=4 * n * n_rows
-        )
-
     def pack_bf16(self, x: View, y: View) -> None:
         """y u32 [ceil(n / 2)] = x (n elements of any shape) as bfloat16 pairs, nearest, ties to even.
 

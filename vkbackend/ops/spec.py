@@ -65,8 +65,6 @@ SPECS: dict[str, OpSpec] = {
         op_spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
         op_spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W BATCH"),
         op_spec("layer_norm", "x:r w:r b:r y:w", "n n_rows eps:f", "HAS_B"),
-        op_spec("sum_squares", "x:r y:w", "n width first n_rows"),
-        op_spec("norm_rows", "x:r squares:r w:r y:w", "n width n_rows eps:f"),
         op_spec("quantize_q8", "x:r y:w", "k n_rows"),
         op_spec("pack_f16", "x:r y:w", "k n_rows"),
         op_spec("rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM"),
@@ -154,7 +152,9 @@ SPECS: dict[str, OpSpec] = {
             "P N COLUMNS ROWS",
             step=True,
         ),
-        op_spec("group_squares", "z:r x:r squares:w", "width first group n_groups n_rows", "HAS_Z BATCH"),
+        op_spec(
+            "group_squares", "z:r x:r squares:w", "width first skip group n_groups n_rows", "HAS_Z BATCH"
+        ),
         op_spec(
             "group_norm", "z:r x:r squares:r w:r y:w", "width first group n_groups n_rows eps:f", "HAS_Z"
         ),

@@ -72,12 +72,15 @@ class StateSpaceOps(Target):
             flops=5 * n_rows * n_heads * n * p,
         )
 
-    def group_squares(self, z: View | None, x: View, squares: View, *, group: int, first: int = 0) -> None:
+    def group_squares(
+        self, z: View | None, x: View, squares: View, *, group: int, first: int = 0, skip: int = 0
+    ) -> None:
         """squares [n_rows, n_groups]: sums of x^2, or with z of (silu(z) x)^2, over each group of `group`
-        columns. x, z [n_rows, width] are columns first..first + width of all; other columns count as 0."""
+        columns. x, z [n_rows, width] are columns first..first + width of all; other columns count as 0, and
+        so do the first `skip` of these, which another device has too."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
-        assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group, (
+        assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group and skip <= width, (
             x,
             squares,
             first,
@@ -89,7 +92,14 @@ class StateSpaceOps(Target):
             "group_squares",
             "f32",
             (x if z is None else z, x, squares),
-            {"width": width, "first": first, "group": group, "n_groups": n_groups, "n_rows": n_rows},
+            {
+                "width": width,
+                "first": first,
+                "skip": skip,
+                "group": group,
+                "n_groups": n_groups,
+                "n_rows": n_rows,
+            },
             {"LOCAL": local, "HAS_Z": int(z is not None), "BATCH": batch},
             (*self.fold(n_rows * n_groups), 1),
             flops=2 * n_rows * width,

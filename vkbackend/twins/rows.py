@@ -63,19 +63,6 @@ def layer_norm(
     y.reshape(n_rows, n)[:] = rows + f64(b, n) if has_b else rows
 
 
-def sum_squares(x: Array, y: Array, *, n: int, width: int, first: int, n_rows: int, **_: Any) -> None:
-    """y[r] = the sum of squares of columns first..first + n."""
-    y.reshape(-1)[:n_rows] = (f64(x, n_rows, width)[:, first : first + n] ** 2).sum(axis=1)
-
-
-def norm_rows(
-    x: Array, squares: Array, w: Array, y: Array, *, n: int, width: int, n_rows: int, eps: float, **_: Any
-) -> None:
-    """y = x / sqrt(squares / width + eps) * w."""
-    rows = f64(x, n_rows, n) / np.sqrt(f64(squares, n_rows, 1) / width + eps)
-    y.reshape(n_rows, n)[:] = rows * f64(w, n)
-
-
 def pack_bf16(x: Array, y: Array, *, n: int, **_: Any) -> None:
     """y = x as bfloat16 pairs in words, a last half of zero where n is odd."""
     halves = y.reshape(-1).view(np.uint16)

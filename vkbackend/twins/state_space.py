@@ -40,12 +40,12 @@ def _gated(z: Array, x: Array, n_rows: int, width: int, has_z: int) -> Array:
 
 
 def group_squares(
-    z: Array, x: Array, squares: Array, *, width: int, first: int, group: int, n_groups: int, n_rows: int,
-    has_z: int = 0, **_: Any,
+    z: Array, x: Array, squares: Array, *, width: int, first: int, skip: int, group: int, n_groups: int,
+    n_rows: int, has_z: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """The sums of squares of groups of columns, of which x has those from `first` on."""
+    """The sums of squares of groups; x has columns from `first` on, of which `skip` are not counted."""
     whole = np.zeros((n_rows, n_groups * group))
-    whole[:, first : first + width] = _gated(z, x, n_rows, width, has_z)
+    whole[:, first + skip : first + width] = _gated(z, x, n_rows, width, has_z)[:, skip:]
     squares.reshape(n_rows, n_groups)[:] = (whole * whole).reshape(n_rows, n_groups, group).sum(axis=2)
 
 
