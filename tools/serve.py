@@ -29,7 +29,7 @@ from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
-from vkbackend.tools.flags.text import add_shared_arguments, demo_model
+from vkbackend.tools.flags.text import NO_MODEL, add_shared_arguments, demo_model
 
 if TYPE_CHECKING:
     from vkbackend.tools.server.service import Config
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     except ImportError as error:
         raise UnsupportedFeature(
             f"the server needs packages that are not installed ({error.name}); install the extra: "
-            "`pip install vkbackend[serve]`, in a checkout `bash tools/setup.sh --serve`"
+            "`pip install 'vkbackend[serve]'`, in a checkout `bash tools/setup.sh --serve`"
         ) from None
     settle(args)
     path = demo_model() if args.model is None else args.model
@@ -116,6 +116,8 @@ def run(args: argparse.Namespace) -> None:
     logging.getLogger("vkbackend.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # its warnings quote requests
     err = console(stderr=True)
+    if args.model is None:
+        tell_notes([NO_MODEL], err)
     tell_notes(getattr(args, "notes", ()), err)
 
     def open_(progress: Progress) -> LLM:

@@ -197,6 +197,7 @@ environment() {
         "serve hosts" | "hosts serve" | *" serve,hosts") level=serve,hosts ;;
     esac
     if [ "$have" = "$want"$'\n'$level ]; then
+        finder_first
         "$venv/bin/python" -c "import vkbackend${kompute:+, kp}" 2>/dev/null && return 0
     fi
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
@@ -212,7 +213,19 @@ environment() {
     attempt "installing the package into $name (level: $level${kompute:+, building kp takes two minutes})" \
         "check the network and pip's configuration, then run this again" \
         "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --editable "$target"
+    finder_first
     printf '%s\n%s\n' "$want" "$level" >"$stamp"
+}
+
+# An editable install is found by a finder behind Python's own, which would take a folder named vkbackend in the
+# current one, such as this checkout, for the package. The line below puts that finder in front.
+finder_first() {
+    local site
+    for site in "$venv"/lib/python*/site-packages; do
+        [ -f "$site/vkbackend-first.pth" ] || cat >"$site/vkbackend-first.pth" <<'LINE'
+import sys; sys.meta_path.sort(key=lambda finder: not getattr(finder, "__module__", "").startswith("__editable___vkbackend"))
+LINE
+    done
 }
 
 # ---- main ----

@@ -54,7 +54,7 @@ needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device i
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
-    """The command with the interpreter that runs the tests in place of .venv/bin."""
+    """The command in the environment that runs the tests, which stands for .venv."""
     bin_dir = Path(sys.executable).parent
     return subprocess.run(
         ["bash", "-c", command.replace(".venv/bin/", f"{bin_dir}/")],
@@ -62,7 +62,7 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=110,
-        env=os.environ,
+        env=os.environ | {"PATH": f"{bin_dir}:{os.environ['PATH']}"},
     )
 
 
@@ -75,7 +75,7 @@ def test_the_quick_start_is_three_commands() -> None:
 @needs_device
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in SETUP])
 def test_command(command: str) -> None:
-    words = command.removeprefix(".venv/bin/vkbackend ")
+    words = command.removeprefix(".venv/bin/").removeprefix("vkbackend ")
     (wanted,) = (pattern for begin, pattern in PRINTS.items() if words.startswith(begin))
     result = run(command)
     assert result.returncode == 0, result.stderr

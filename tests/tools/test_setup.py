@@ -119,6 +119,17 @@ def test_second_run_changes_nothing() -> None:
     assert snapshot(ROOT / ".venv") == before
 
 
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path) -> None:
+    """A checkout lies in a folder named vkbackend, and Python may be started beside it."""
+    if not STAMP.exists():
+        pytest.skip("this environment was not made by tools/setup.sh (no .venv/.setup-stamp)")
+    assert run("bash", "tools/setup.sh").returncode == 0
+    (tmp_path / "vkbackend").mkdir()
+    python = str(ROOT / ".venv" / "bin" / "python")
+    done = run(python, "-c", "from vkbackend import LLM; print(LLM.__name__)", cwd=tmp_path)
+    assert done.stdout == "LLM\n", done.stderr
+
+
 # ---- failing steps ----
 
 

@@ -27,6 +27,7 @@ from vkbackend.tools.flags.structure import add_structure_arguments
 if TYPE_CHECKING:
     from vkbackend.vulkan.capabilities import DeviceInfo
 
+NO_MODEL = "no model given (-m): using the embedded demo model"
 MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
 
 
@@ -86,7 +87,7 @@ def show_model(llm: LLM, infos: Sequence[DeviceInfo | None], args: argparse.Name
     if vulkan := [info for info in infos if info is not None]:
         show_devices(vulkan, err, "devices")
     if args.model is None:
-        err.print("no model given (-m): using the embedded demo model", style="yellow")
+        err.print(NO_MODEL, style="yellow")
     tell_notes(getattr(args, "notes", ()), err)
     show_memory(llm, err)
 
