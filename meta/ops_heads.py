@@ -5,14 +5,16 @@ need, and nothing is exchanged.
 from __future__ import annotations
 
 from vkbackend.meta import split
+from vkbackend.meta.sums import holders_of, whole
 from vkbackend.meta.tensor import Tensor, Weight
 
 
 def mat_heads(x: Tensor, w: Weight, n_heads: int) -> Tensor:
     """y[h] = W_h x[h] for every head of x [rows, n_heads * k]; w [n_heads * n, k] has the W_h in order."""
-    graph, k = x.graph, w.shape[1]
+    x, graph, k = whole(x), x.graph, w.shape[1]
     n = w.shape[0] // n_heads
-    y = graph.new(x.rows, n_heads * n, split.mat_heads(x.state, w.state, k, n), "mat_heads")
+    state = split.mat_heads(x.state, w.state, k, n)
+    y = graph.new(x.rows, n_heads * n, state, "mat_heads", holders_of(x))
     for d, out in enumerate(y.views):
         if out is not None:
             own = w.whole(d)

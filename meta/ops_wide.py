@@ -1,5 +1,5 @@
-"""RMS norms over the width of tensors that are split between heads, as ops of ops.py: the devices exchange
-one sum of squares per row and tensor, the values stay where they are.
+"""Ops over the width of tensors that are split, as those of ops.py: the devices exchange one or two sums per
+row and tensor, the values stay where they are.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vkbackend.meta import split
-from vkbackend.meta.split import Kind
-from vkbackend.meta.sums import holders_of, rows_between
+from vkbackend.meta.split import MIRRORED, Kind
+from vkbackend.meta.sums import each, holders_of, rows_between, whole
 from vkbackend.meta.tensor import Tensor, Weight
 
 
@@ -39,6 +39,24 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
             on, first = graph.on(d, "wide_norm"), x.state.ranges[d][0]
             on.group_norm(None, x.on(d), squares, w.whole(d), y.on(d), group=x.width, first=first, eps=eps)
     return results
+
+
+def gaussian_topk(x: Tensor, c: float) -> Tensor:
+    """max(x - mean - c * deviation, 0) over the width: about the largest values of every row."""
+    graph, x = x.graph, whole(x)
+    y = graph.new(
+        x.rows, x.width, split.elementwise("gaussian_topk", x.state), "gaussian_topk", holders_of(x)
+    )
+    apart = x.state.kind is Kind.SPLIT and len(holders_of(x)) > 1
+    state = split.partial(holders_of(x)) if apart else MIRRORED
+    moments = graph.new(x.rows, 2, state, "row_moments", holders_of(x))
+    for on, source, out in each(moments, "row_moments", x):
+        on.row_moments(source, out)
+    if apart:
+        moments = graph.all_reduce(moments, wire="f32")[0]  # as they are: two stand for a whole row
+    for on, source, known, out in each(y, "gaussian_topk", x, moments):
+        on.gaussian_topk(source, known, out, width=x.width, c=c)
+    return y
 
 
 def _counted_before(x: Tensor, d: int) -> int:

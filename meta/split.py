@@ -235,6 +235,8 @@ def heads_of(op: str, x: State, size: int) -> Ranges:
 
 def mat_heads(x: State, w: State, k: int, n: int) -> State:
     """A matrix [n, k] of its own for every head: a device has those of its heads."""
+    if x == w == MIRRORED:
+        return MIRRORED
     if w.axis == 0 and heads_of("mat_heads", x, k) == heads_of("mat_heads", w, n):
         return replace(w, axis=1)
     raise _no_rule("mat_heads", x=x, w=w)

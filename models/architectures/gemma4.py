@@ -9,7 +9,6 @@ both with norms of their own; their two sums travel together. Tensors and keys: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -23,8 +22,6 @@ from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import gemma3
 from vkbackend.models.architectures.base import (
-    KVSpec,
-    LayerCache,
     LayerMemory,
     Weights,
     WeightSpec,
@@ -35,13 +32,14 @@ from vkbackend.models.architectures.base import (
     read_rope,
     read_windowed,
 )
-from vkbackend.models.architectures.decoder import Config, Decoder, linear
+from vkbackend.models.architectures.decoder import Config, Decoder
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.per_layer import PerLayerInputs
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 
 
-class Model(gemma3.Model):
+class Model(PerLayerInputs):
     """The weights and the graph."""
 
     freq_factors = True
@@ -49,13 +47,6 @@ class Model(gemma3.Model):
 
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)
-        n_shared = int(gguf.u32("gemma4.attention.shared_kv_layers", 0))
-        if n_shared >= self.n_layer:
-            raise GGUFError(f"{gguf.paths[0]}: {n_shared} of {self.n_layer} layers share another one's cache")
-        self.n_owners = self.n_layer - n_shared
-        self.n_embd_layer = int(gguf.u32("gemma4.embedding_length_per_layer_input", 0))
-        if not {layer.rope for layer in self.config.layers[: self.n_owners]} >= set(self.rope_tables):
-            raise GGUFError(f"{gguf.paths[0]}: only the first {self.n_owners} layers have k and v")
         names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
         self.factors = [float(_vector(gguf, n, 1)[0]) if n in gguf.tensors else 1.0 for n in names]
         self.router_norms = {  # what the router reads is the norm of the residual, scaled, over sqrt(n_embd)
@@ -94,43 +85,17 @@ class Model(gemma3.Model):
 
     # ---- weights ----
 
-    def kv(self, il: int) -> KVSpec:
-        spec = super().kv(il)
-        assert isinstance(spec, KVSpec)
-        if il < self.n_owners:
-            return spec
-        kind = self.config.layers[il].rope
-        return replace(spec, owner=max(i for i in range(self.n_owners) if self.config.layers[i].rope == kind))
-
     def unread(self) -> set[str]:
-        """Files have k and v of layers that use those of another one."""
         scales = "layer_output_scale.weight", "ffn_gate_inp.scale"
-        names = {f"blk.{il}.{name}" for il in range(self.n_layer) for name in scales}
-        sharing = range(self.n_owners, self.n_layer)
-        ends = "k.weight", "v.weight", "k_norm.weight", "k.bias", "v.bias"
-        return names | {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
-
-    def weights(self) -> list[WeightSpec]:
-        n, wide = self.n_embd_layer, self.n_embd_layer * self.n_layer
-        if not n:
-            return super().weights()
-        return [
-            *super().weights(),
-            WeightSpec("per_layer_token_embd.weight", (self.n_vocab, wide), host=True),
-            WeightSpec("per_layer_model_proj.weight", (wide, self.n_embd)),
-            WeightSpec("per_layer_proj_norm.weight", (n,)),
-        ]
+        return super().unread() | {f"blk.{il}.{name}" for il in range(self.n_layer) for name in scales}
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        absent = set() if il < self.n_owners else {"attn_k", "attn_v", "attn_k_norm"}
-        if f"blk.{il}.attn_v.weight" not in self._shapes:
-            absent.add("attn_v")
+        absent = set() if f"blk.{il}.attn_v.weight" in self._shapes else {"attn_v"}
         return [spec for spec in super().attention_weights(il) if spec.name not in absent]
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        n_embd, n = self.n_embd, self.n_embd_layer
-        per_layer = {"inp_gate": (n, n_embd), "proj": (n_embd, n), "post_norm": (n_embd,)} if n else {}
-        specs = [*super().feed_forward_weights(il), *(WeightSpec(*item) for item in per_layer.items())]
+        n_embd = self.n_embd
+        specs = [*super().feed_forward_weights(il), *self.embedding_weights()]
         if not self.config.layers[il].mixture:
             return specs
         norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
@@ -154,23 +119,10 @@ class Model(gemma3.Model):
                 own = w.layer(il)
                 h = self.block(h, own, cache, il)
                 if per_layer:
-                    h = self.with_embedding(h, per_layer, own, il)
+                    h = h + self.gated_embedding(h, per_layer, own, il)
                 h = ops.scale(h, self.factors[il]) if self.factors[il] != 1.0 else h
                 h = self.steered(h, own, il)
         self.head(h, graph, w)
-
-    def per_layer(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
-        """The tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: those of a table, and those
-        made of the embedding of the model, on a par."""
-        own = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
-        made = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
-        made = ops.head_norm(made, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)
-        return ops.scale(made + own, 0.5**0.5)
-
-    def with_embedding(self, h: Tensor, per_layer: Tensor, w: Weights, il: int) -> Tensor:
-        n = self.n_embd_layer
-        x = ops.gelu_mul(linear(h, w, "inp_gate"), ops.columns(per_layer, il * n, (il + 1) * n))
-        return h + ops.rms_norm(linear(x, w, "proj"), w("post_norm"), self.config.eps)
 
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
         eps, mixture = self.config.eps, self.config.layers[il].mixture
@@ -182,13 +134,6 @@ class Model(gemma3.Model):
         ops.together(dense, routed)
         dense = ops.rms_norm(dense, w("post_ffw_norm_1"), eps)
         return dense + ops.rms_norm(routed, w("post_ffw_norm_2"), eps)
-
-    def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
-        k = linear(x, w, "attn_k")
-        v = linear(x, w, "attn_v") if w.has("attn_v") else k
-        ops.kv_store(self.rotate(k, w, "attn_k", il), cache.k, cache.cells)
-        v = ops.head_norm(v, None, self.config.layers[il].head_dim_v, self.config.eps)
-        ops.kv_store(v, cache.v, cache.cells)
 
 
 def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray:

@@ -36,6 +36,7 @@ MODELS = {
     "gemma": "Gemma 1",
     "gemma2": "Gemma 2",
     "gemma3": "Gemma 3",
+    "gemma3n": "Gemma 3n, its text part",
     "gemma4": "Gemma 4",
     "glm4": "GLM-4",
     "glm4moe": "GLM-4.5, GLM-4.5-Air",

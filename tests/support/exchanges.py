@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from vkbackend.models.architectures.state_space import StateSpaceDecoder
 from vkbackend.models.architectures.wide_normed import WideNormed
 from vkbackend.models.engine.runner import Runner
@@ -12,7 +14,8 @@ def planned(runner: Runner, rows: int) -> list[int]:
 
     A row of the residual for attention (or what is in its place) and one for the FFN, or one for both where
     they are added together. In front of it two values of a row for norms over all heads, and a value for each
-    group of state space heads that is normed, where the heads of one lie on several devices.
+    group of state space heads that is normed, where the heads of one lie on several devices; in front of the
+    FFN's two values of a row where only the largest gates stay.
     """
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}
@@ -24,6 +27,9 @@ def planned(runner: Runner, rows: int) -> list[int]:
             group = m.scan.n_head // m.scan.n_group
             if any(at % group for cut in plan.ranges["ssm_heads"] for at in cut):
                 wanted.append(rows * m.scan.n_group)
+        if getattr(m, "cuts", ()) and isfinite(m.cuts[il]):
+            wanted += [rows * m.n_embd, 2 * rows, rows * m.n_embd]
+            continue
         halves = mixes + ("ffn" in plan.ranges or bool(plan.experts))
         wanted += [rows * m.n_embd] * (1 if getattr(m, "parallel", False) else halves)
     return wanted

@@ -60,6 +60,10 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron_h_moe": ONE_OF_THREE,
     "deepseek2": LATENT,
     "mistral4": LATENT,
+    "gemma3n": {
+        "embedding_length_per_layer_input": 32,
+        "activation_sparsity_scale": [1.6] + [-np.inf] * (N_LAYER - 1),
+    },
     "llama4": {"expert_used_count": 1, "interleave_moe_layer_step": 1},
     "lfm2": SHORT_CONV,
     "lfm2moe": SHORT_CONV,

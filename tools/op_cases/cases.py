@@ -9,7 +9,7 @@ from vkbackend import ops, shaderlib
 from vkbackend.formats import block_of
 from vkbackend.ops.elementwise import ACTS
 from vkbackend.step import MAX_ROWS
-from vkbackend.tools.op_cases import attention, half, heads, moe, recurrent, state_space
+from vkbackend.tools.op_cases import attention, half, heads, moe, recurrent, state_space, streams
 from vkbackend.tools.op_cases import field as op_cases_field
 from vkbackend.tools.op_cases import matrix as op_cases_matrix
 from vkbackend.tools.op_cases import quantized as op_cases_quantized
@@ -114,9 +114,10 @@ def _cases() -> _Sweep:
     s.quick += [PackHalves(n, n != 2) for n in (1, 2, 127, 128, 129, 1031)]
     s.quick += attention.quick()
     s.wide += attention.wide()
-    s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick(), *state_space.quick()]
+    s.quick += [*moe.quick(), *recurrent.quick(), *heads.quick(), *state_space.quick(), *streams.quick()]
     s.quick += [*op_cases_quantized.quick(), *half.quick()]
-    s.wide += [*moe.wide(), *recurrent.wide(), *state_space.wide(), *op_cases_quantized.wide()]
+    s.wide += [*moe.wide(), *recurrent.wide(), *state_space.wide(), *streams.wide()]
+    s.wide += op_cases_quantized.wide()
     s.wide += op_cases_field.wide()
     s.wide += [RmsNorm(n, 3) for n in (64, 128, 256, 768, 1536, 8192)]
     s.wide += [

@@ -15,6 +15,7 @@ from vkbackend.ops.operands import OperandOps
 from vkbackend.ops.recurrent import RecurrentOps
 from vkbackend.ops.rows import RowOps
 from vkbackend.ops.state_space import StateSpaceOps
+from vkbackend.ops.streams import StreamOps
 
 
 class Recorder(
@@ -27,5 +28,6 @@ class Recorder(
     RecurrentOps,
     RowOps,
     StateSpaceOps,
+    StreamOps,
 ):
     """Every op, into one recording, for the limits of one device, under one label."""

@@ -91,6 +91,26 @@ class RowOps(Target):
             flops=6 * n * n_rows,
         )
 
+    def row_moments(self, x: View, y: View) -> None:
+        """y [n_rows, 2]: the sum of each row of x [n_rows, n], and the sum of its squares."""
+        n_rows, n = x.shape
+        assert x.dtype == "f32" and rows_of(y, 2) == n_rows, (x, y)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows}
+        consts = {"LOCAL": row_consts(self.limits, n)[0]}
+        self.record("row_moments", "f32", (x, y), push, consts, (*self.fold(n_rows), 1), flops=3 * n * n_rows)
+
+    def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
+        """y = max(x - mean - c * deviation, 0) of rows of `width` values, of which x [n_rows, n] has a part,
+        by their moments (row_moments): of normal values those stay that lie c deviations above the mean
+        (Gemma team 2025, "Gemma 3n"); y may be x."""
+        n_rows, n = x.shape
+        assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
+        push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
+        groups = (*self.fold(-(-n * n_rows // 128)), 1)
+        self.record(
+            "gaussian_topk", "f32", (x, moments, y), push, {"LOCAL": 128}, groups, flops=2 * n * n_rows
+        )
+
     def pack_bf16(self, x: View, y: View) -> None:
         """y u32 [ceil(n / 2)] = x (n elements of any shape) as bfloat16 pairs, nearest, ties to even.
 

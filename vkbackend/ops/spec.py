@@ -158,6 +158,12 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "group_norm", "z:r x:r squares:r w:r y:w", "width first group n_groups n_rows eps:f", "HAS_Z"
         ),
+        op_spec("streams_of", "x:r a:r y:w", "n n_streams n_rows least:f"),
+        op_spec("streams_predict", "x:r routed:r w:r y:w", "n n_rows scale:f", "STREAMS"),
+        op_spec("streams_correct", "x:r a:r routed:r w:r g:r y:w z:w", "n n_rows scale:f", "STREAMS"),
+        op_spec("streams_add", "x:r a:r y:w", "n n_streams n_rows"),
+        op_spec("row_moments", "x:r y:w", "n n_rows"),
+        op_spec("gaussian_topk", "x:r moments:r y:w", "n width n_rows c:f"),
         op_spec("pack_bf16", "x:r y:w", "n"),
         op_spec("pack_halves", "x:r y:w kept:w", "n", "KEEPS"),
         op_spec(

@@ -24,9 +24,13 @@ from vkbackend.twins import (
     recurrent,
     rows,
     state_space,
+    streams,
 )
 
-_FAMILIES = (attention, elementwise, half, heads, matrix, moe, quantized, recurrent, rows, state_space)
+_FAMILIES = (
+    *(attention, elementwise, half, heads, matrix, moe, quantized, recurrent, rows),
+    *(state_space, streams),
+)
 
 
 @cache

@@ -63,6 +63,21 @@ def layer_norm(
     y.reshape(n_rows, n)[:] = rows + f64(b, n) if has_b else rows
 
 
+def row_moments(x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
+    """The sums of rows and of their squares."""
+    rows = f64(x, n_rows, n)
+    y.reshape(n_rows, 2)[:] = np.stack([rows.sum(axis=1), (rows * rows).sum(axis=1)], axis=1)
+
+
+def gaussian_topk(
+    x: Array, moments: Array, y: Array, *, n: int, width: int, n_rows: int, c: float, **_: Any
+) -> None:
+    """y = max(x - mean - c * deviation, 0)."""
+    mean, square = f64(moments, n_rows, 2).T / width
+    least = mean + c * np.sqrt(np.maximum(square - mean * mean, 0))
+    y.reshape(n_rows, n)[:] = np.maximum(f64(x, n_rows, n) - least[:, None], 0)
+
+
 def pack_bf16(x: Array, y: Array, *, n: int, **_: Any) -> None:
     """y = x as bfloat16 pairs in words, a last half of zero where n is odd."""
     halves = y.reshape(-1).view(np.uint16)

@@ -137,7 +137,7 @@ def test_a_soft_cap_counts_where_the_architecture_has_one(tmp_path: Path, name: 
     made = build(name)
     made.keys |= {"final_logit_softcapping": 7.0, "attn_logit_softcapping": 5.0}
     model, _ = opened(made, tmp_path / "model.gguf")
-    want = 7.0 if made.arch in ("gemma2", "gemma3", "gemma4") else 0.0
+    want = 7.0 if made.arch in ("gemma2", "gemma3", "gemma3n", "gemma4") else 0.0
     assert model.config.softcap == want  # type: ignore[attr-defined]
 
 

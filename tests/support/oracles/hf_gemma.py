@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers
 from oracles.fixture import N_VOCAB, Fixture
 from oracles.hf_parts import (
@@ -37,6 +38,63 @@ def gemma3(m: Fixture) -> tuple[Any, State]:
     state = renamed(m, SANDWICH | {"ffn_norm": "pre_feedforward_layernorm"})
     minus_one(state)
     return config, state
+
+
+@builder("gemma3n")
+def gemma3n(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    n_layer = k["block_count"]
+    shares = torch.distributions.Normal(0.0, 1.0).cdf(torch.tensor(k["activation_sparsity_scale"]))
+    config = transformers.Gemma3nTextConfig(
+        **common(
+            m,
+            rope_parameters={
+                "full_attention": rope(m),
+                "sliding_attention": rope(m) | {"rope_theta": k["rope.freq_base_swa"]},
+            },
+        ),
+        hidden_activation="gelu_pytorch_tanh",
+        sliding_window=k["attention.sliding_window"],
+        layer_types=["full_attention" if il % 5 == 4 else "sliding_attention" for il in range(n_layer)],
+        hidden_size_per_layer_input=k["embedding_length_per_layer_input"],
+        vocab_size_per_layer_input=N_VOCAB,
+        num_kv_shared_layers=k["attention.shared_kv_layers"],
+        laurel_rank=m["blk.0.laurel_l.weight"].shape[0],
+        activation_sparsity_pattern=shares.tolist(),
+        final_logit_softcapping=30.0,
+    )
+    names = SANDWICH | {
+        "ffn_norm": "pre_feedforward_layernorm",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_correct_coef": "altup.correction_coefs",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    }
+    state = renamed(m, names, "|".join([r"^per_layer|^altup|altup_correct_scale", *m.unread]))
+    for il in range(n_layer):
+        scale = m[f"blk.{il}.altup_correct_scale.weight"]
+        state[f"model.layers.{il}.altup.correct_output_scale"] = scale
+    for name, theirs in (
+        ("altup_proj", "altup_projections"),
+        ("altup_unembd_proj", "altup_unembed_projections"),
+    ):
+        state |= {f"model.{theirs}.{i}.weight": own for i, own in enumerate(m[f"{name}.weight"])}
+    return config, state | embeddings(m)
+
+
+def embeddings(m: Fixture) -> State:
+    """Those of every layer."""
+    return {
+        "model.embed_tokens_per_layer.weight": m["per_layer_token_embd.weight"],
+        "model.per_layer_model_projection.weight": m["per_layer_model_proj.weight"],
+        "model.per_layer_projection_norm.weight": m["per_layer_proj_norm.weight"],
+    }
 
 
 @builder("gemma4", "gemma4+experts", "gemma4+shared")
@@ -97,8 +155,4 @@ def gemma4(m: Fixture) -> tuple[Any, State]:
             state[p + "router.per_expert_scale"] = m[b + "ffn_down_exps.scale"]
             for name in ("gate_up", "down"):
                 state[f"{p}experts.{name}_proj"] = m[f"{b}ffn_{name}_exps.weight"]
-    if n_pl:
-        state["model.embed_tokens_per_layer.weight"] = m["per_layer_token_embd.weight"]
-        state["model.per_layer_model_projection.weight"] = m["per_layer_model_proj.weight"]
-        state["model.per_layer_projection_norm.weight"] = m["per_layer_proj_norm.weight"]
-    return config, state
+    return config, state | (embeddings(m) if n_pl else {})

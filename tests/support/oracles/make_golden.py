@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from copy import deepcopy
+from math import inf, isnan
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,8 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         multiplies = "norm" in name or "rope_" in name or "scale" in name
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
-        found[name] = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
+        change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
+        found[name] = inf if isnan(change) else change  # what others are divided by
     return found
 
 

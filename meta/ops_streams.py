@@ -1,0 +1,66 @@
+"""Ops of a residual of several streams (vkbackend/ops/streams.py) over N devices, as those of ops.py. Every
+device has all of them, as it has a residual of one.
+"""
+
+from __future__ import annotations
+
+from vkbackend.meta import ops, split
+from vkbackend.meta.ops import whole
+from vkbackend.meta.sums import each, holders_of
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def streams_of(x: Tensor, a: Tensor) -> Tensor:
+    """x [rows, n], and the runs of n values of a, each with x's root mean square: [rows, n + width of a]."""
+    return _made("streams_of", whole(x), whole(a))
+
+
+def add_to_others(x: Tensor, a: Tensor) -> Tensor:
+    """The streams of x with a added to all but the first."""
+    return _made("streams_add", whole(x), whole(a))
+
+
+def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
+    width = x.width + a.width if name == "streams_of" else x.width
+    y = x.graph.new(x.rows, width, _everywhere(name, x, a), name, holders_of(x))
+    for on, first, second, out in each(y, name, x, a):
+        getattr(on, name)(first, second, out)
+    return y
+
+
+def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
+    """Each stream of x plus all of them, times factors that w finds in tanh(scale * routed)."""
+    x, routed = whole(x), whole(routed)
+    y = x.graph.new(x.rows, x.width, _everywhere("predict", x, routed), "streams_predict", holders_of(x))
+    for on, values, modes, factors, out in each(y, "streams_predict", x, routed, w):
+        on.streams_predict(values, modes, factors, out, scale=scale)
+    return y
+
+
+def correct(
+    x: Tensor, a: Tensor, routed: Tensor, w: Weight, g: Weight, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Each stream of x plus what a has more than the first, times 1 and a factor that w finds in tanh(scale *
+    routed); and the first of these times g."""
+    x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
+    state, holders = _everywhere("correct", x, a, routed), holders_of(x)
+    y = graph.new(x.rows, x.width, state, "streams_correct", holders)
+    z = graph.new(x.rows, a.width, state, "stream", holders)
+    for on, *views, out in each(y, "streams_correct", x, a, routed, w, g, z):
+        on.streams_correct(*views[:5], out, views[5], scale=scale)
+    return y, z
+
+
+def add_to_all(x: Tensor, v: Weight) -> Tensor:
+    """x + v in every stream, v [n]."""
+    x, n = whole(x), v.shape[0]
+    rows = x.rows * (x.width // n)
+    seen = Tensor(x.graph, rows, n, x.state, [view and view.reshape(rows, n) for view in x.views])
+    y = ops.add_vector(seen, v)
+    return Tensor(x.graph, x.rows, x.width, y.state, [v and v.reshape(x.rows, x.width) for v in y.views])
+
+
+def _everywhere(op: str, *operands: Tensor) -> split.State:
+    for x in operands:
+        state = split.rows_op(op, x.state)
+    return state

@@ -1,0 +1,138 @@
+"""gemma3n (Gemma 3n): gemma4's embeddings for every layer, shared caches and normed values, in a residual of
+several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), of which a layer reads the first; beside
+attention a product of two narrow matrices (LAuReL; Menghani et al. 2024, arXiv:2411.07501). In the first
+layers only the largest gates of the FFN stay. Gemma team 2025. Tensors and keys: llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from vkbackend.errors import GGUFError
+from vkbackend.meta import ops, ops_streams
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.ops_heads import mat_heads
+from vkbackend.meta.ops_wide import gaussian_topk
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures.base import (
+    LayerMemory,
+    Weights,
+    WeightSpec,
+    check_off,
+    linear,
+    read_count,
+    read_float,
+    read_windowed,
+)
+from vkbackend.models.architectures.decoder import Config, Decoder, with_windows
+from vkbackend.models.architectures.per_layer import PerLayerInputs
+from vkbackend.models.gguf.reader import GGUF
+
+PERIOD = 5
+N_STREAM = 4
+RANK = 64  # of LAuReL, where there is no file yet
+
+
+class Model(PerLayerInputs):
+    """The weights and the graph."""
+
+    def __init__(self, gguf: GGUF) -> None:
+        super().__init__(gguf)
+        check_off(gguf, "altup.active_idx")
+        read_count(gguf, "embedding_length_per_layer_input")
+        self.n_stream = read_count(gguf, "altup.num_inputs", N_STREAM, limit=8)
+        self.rank = self._shapes.get("blk.0.laurel_l.weight", (RANK,))[0]
+        self.cuts = [float(c) for c in gguf.floats("gemma3n.activation_sparsity_scale")]
+        if len(self.cuts) < self.n_layer:
+            raise GGUFError(
+                f"{gguf.paths[0]}: gemma3n.activation_sparsity_scale has {len(self.cuts)} values for "
+                f"{self.n_layer} layers"
+            )
+
+    def read_config(self, gguf: GGUF) -> Config:
+        c = Decoder.read_config(self, gguf)
+        local = read_windowed(gguf, len(c.layers), PERIOD)
+        c = with_windows(c, read_count(gguf, "attention.sliding_window"), local)
+        layers = [
+            replace(layer, scale=1.0, rope="rope_swa" if is_local else "rope")
+            for layer, is_local in zip(c.layers, local, strict=True)
+        ]
+        cap = read_float(gguf, "final_logit_softcapping", 30.0, low=0.0)
+        return replace(c, layers=tuple(layers), softcap=cap)
+
+    # ---- weights ----
+
+    def weights(self) -> list[WeightSpec]:
+        n, others = self.n_embd, self.n_stream - 1
+        stacks = "altup_proj.weight", "altup_unembd_proj.weight"
+        return [*super().weights(), *(WeightSpec(name, (others * n, n), stacked=others) for name in stacks)]
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        n, m, rank = self.n_embd, self.n_stream, self.rank
+        return [
+            *super().feed_forward_weights(il),
+            *self.embedding_weights(),
+            WeightSpec("altup_router_norm", (n,)),
+            WeightSpec("altup_router", (m, n)),
+            WeightSpec("altup_predict_coef", (m * m, m), f32=True),
+            WeightSpec("altup_correct_coef", (m, m), f32=True),
+            WeightSpec("altup_correct_scale", (n,)),
+            WeightSpec("laurel_l", (rank, n)),
+            WeightSpec("laurel_r", (n, rank)),
+            WeightSpec("laurel_post_norm", (n,)),
+        ]
+
+    # ---- graph ----
+
+    def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
+        x = self.embed(graph, w)
+        per_layer = self.per_layer(x, graph, w)
+        h = ops_streams.streams_of(x, linear(x, w, "altup_proj"))
+        for il, cache in enumerate(caches):
+            with graph.scope(f"blk.{il}"):
+                own = w.layer(il)
+                coefficients = own("altup_predict_coef")
+                h = ops_streams.predict(h, self.modes(self.first(h), own), coefficients, 1 / self.n_embd)
+                made = self.block(self.first(h), own, cache, il)
+                factors = own("altup_correct_coef"), own("altup_correct_scale"), 1 / self.n_embd
+                h, x = ops_streams.correct(h, made, self.modes(made, own), *factors)
+                h = ops_streams.add_to_others(h, self.gated_embedding(x, per_layer, own, il))
+                h = self.steered(h, own, il)
+        self.head(h, graph, w)
+
+    def first(self, h: Tensor) -> Tensor:
+        """The stream that layers read."""
+        return ops.columns(h, 0, self.n_embd)
+
+    def modes(self, x: Tensor, w: Weights) -> Tensor:
+        """What a router finds in rows, by which all streams are predicted and corrected."""
+        return linear(ops.rms_norm(x, w("altup_router_norm"), self.config.eps), w, "altup_router")
+
+    def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
+        eps = self.config.eps
+        x = ops.rms_norm(h, w("attn_norm"), eps)
+        low = linear(linear(x, w, "laurel_l"), w, "laurel_r")
+        beside = x + ops.rms_norm(low, w("laurel_post_norm"), eps)
+        a = ops.rms_norm(self.mix(x, w, cache, il), w("post_attention_norm"), eps)
+        h = ops.scale(h + a + beside, 0.5**0.5)
+        return h + ops.rms_norm(self.ffn(h, w, il), w("post_ffw_norm"), eps)
+
+    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
+        gate, up = linear(x, w, "ffn_gate"), linear(x, w, "ffn_up")
+        if math.isfinite(self.cuts[il]):
+            gate = gaussian_topk(gate, self.cuts[il])
+        return linear(self.activate(gate, up), w, "ffn_down")
+
+    def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
+        return ops_streams.add_to_all(h, w("control_vector")) if il in self.control else h
+
+    def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
+        """The mean of the streams, all as large as the first."""
+        h, n, m = ops.outputs(h), self.n_embd, self.n_stream
+        others = mat_heads(ops.columns(h, n, m * n), w("altup_unembd_proj"), m - 1)
+        h = ops_streams.streams_of(self.first(h), others)
+        total = self.first(h)
+        for i in range(1, m):
+            total = total + ops.columns(h, i * n, (i + 1) * n)
+        return ops.rms_norm(ops.scale(total, 1 / m), w("output_norm"), self.config.eps)

@@ -1,0 +1,23 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// y = max(x - m - c s, 0): m and s are mean and deviation of the `width` values of a row, of which x has n, by their sum and
+// the sum of their squares
+#include "lib/types.glsl"
+
+layout(push_constant) uniform Push {
+    uint x_off, moments_off, y_off;
+    uint n, width, n_rows;
+    float c;
+};
+layout(set = 0, binding = 0) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1) readonly buffer Moments { float moments[]; };
+layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
+
+void main() {
+    const uint i = global_index();
+    if (i >= n * n_rows) return;
+    const uint at = moments_off + 2 * (i / n);
+    const float mean = moments[at] / float(width);
+    const float deviation = sqrt(max(moments[at + 1] / float(width) - mean * mean, 0.0));
+    y[y_off + i] = max(x[x_off + i] - (mean + c * deviation), 0.0);
+}

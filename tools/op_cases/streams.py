@@ -1,0 +1,132 @@
+"""Test cases of the ops of several streams and of rows by their moments, as op_cases.py, whose lists include
+these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vkbackend.ops import Recorder
+from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, uniform
+
+
+@dataclass(frozen=True)
+class StreamsOf(Case):
+    """Runs of different magnitudes, one of them of zeros."""
+
+    n: int = 64
+    rows: int = 3
+    m: int = 4
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        a = uniform(rng, self.rows, self.m - 1, self.n)
+        assert a.raw is not None
+        a.raw *= np.exp2(rng.uniform(-6, 6, (self.rows, self.m - 1, 1))).astype(np.float32)
+        a.raw[-1, -1] = 0
+        tensors = {"x": uniform(rng, self.rows, self.n, span=3.0), "a": a}
+        tensors["y"] = output(self.rows, self.m, self.n)
+        return Setup(tensors, lambda r, v: r.streams_of(v["x"], v["a"], v["y"]))
+
+
+@dataclass(frozen=True)
+class StreamsPredict(Case):
+    n: int = 64
+    rows: int = 3
+    m: int = 4
+    scale: float = 1.0
+
+    def inputs(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        routed = uniform(rng, self.rows, self.m, span=3.0 / self.scale)
+        return {"x": uniform(rng, self.rows, self.m, self.n), "routed": routed}
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = self.inputs(rng) | {"w": uniform(rng, self.m**2, self.m)}
+        tensors["y"] = output(self.rows, self.m, self.n)
+
+        def record(r: Recorder, v: Views) -> None:
+            r.streams_predict(v["x"], v["routed"], v["w"], v["y"], scale=self.scale)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class StreamsCorrect(StreamsPredict):
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = self.inputs(rng) | {
+            "a": uniform(rng, self.rows, self.n),
+            "w": uniform(rng, self.m, self.m),
+            "g": uniform(rng, self.n),
+            "y": output(self.rows, self.m, self.n),
+            "z": output(self.rows, self.n),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            args = (v[name] for name in ("x", "a", "routed", "w", "g", "y", "z"))
+            r.streams_correct(*args, scale=self.scale)
+
+        return Setup(tensors, record)
+
+
+@dataclass(frozen=True)
+class StreamsAdd(Case):
+    n: int = 64
+    rows: int = 3
+    m: int = 4
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.rows, self.m, self.n), "a": uniform(rng, self.rows, self.n)}
+        tensors["y"] = output(self.rows, self.m, self.n)
+        return Setup(tensors, lambda r, v: r.streams_add(v["x"], v["a"], v["y"]))
+
+
+@dataclass(frozen=True)
+class RowMoments(Case):
+    n: int = 64
+    rows: int = 3
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.rows, self.n), "y": output(self.rows, 2)}
+        return Setup(tensors, lambda r, v: r.row_moments(v["x"], v["y"]))
+
+
+@dataclass(frozen=True)
+class GaussianTopk(Case):
+    """n of the `width` values of each row; in the last one all are alike."""
+
+    n: int = 64
+    width: int = 64
+    rows: int = 3
+    c: float = 1.0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        x = uniform(rng, self.rows, self.width)
+        assert x.raw is not None
+        x.raw[-1] = 0.5
+        moments = np.stack([x.raw.sum(axis=1), (x.raw * x.raw).sum(axis=1)], axis=1)
+        tensors = {
+            "x": Tensor((self.rows, self.n), "f32", x.raw[:, : self.n]),
+            "moments": Tensor(moments.shape, "f32", moments),
+            "y": output(self.rows, self.n),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            r.gaussian_topk(v["x"], v["moments"], v["y"], width=self.width, c=self.c)
+
+        return Setup(tensors, record)
+
+
+def quick() -> list[Case]:
+    shapes = ((1, 1, 2), (33, 5, 4), (127, 2, 8))
+    cases: list[Case] = [kind(*shape) for kind in (StreamsOf, StreamsAdd) for shape in shapes]
+    for kind in (StreamsPredict, StreamsCorrect):
+        cases += [kind(), kind(1, 1, 1, 0.25), kind(31, 5, 3), kind(65, 2, 8)]
+    cases += [RowMoments(), RowMoments(1, 1), RowMoments(1031, 5)]
+    return [*cases, GaussianTopk(), GaussianTopk(1, 5, 1), GaussianTopk(130, 1030, 4, -0.5)]
+
+
+def wide() -> list[Case]:
+    """Of Gemma 3n E4B."""
+    cases: list[Case] = [StreamsOf(2048, rows) for rows in (1, 7)]
+    cases += [kind(2048, rows, 4, 2.0**-11) for kind in (StreamsPredict, StreamsCorrect) for rows in (1, 7)]
+    return [*cases, StreamsAdd(2048, 7), RowMoments(16384, 2), GaussianTopk(8192, 16384, 3, 1.6449)]

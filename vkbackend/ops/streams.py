@@ -1,0 +1,63 @@
+"""Ops of a residual that has several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310): runs of n values
+of a row, of which the layer reads the first. Every one is predicted, and then corrected by what the layer
+made of the first, with factors of a few modes that a router finds in each row.
+"""
+
+from __future__ import annotations
+
+from vkbackend.buffer import View
+from vkbackend.ops.rows import row_consts
+from vkbackend.ops.target import Target, rows_of
+
+MAX_STREAMS = 8  # that a thread keeps in registers
+LEAST = 1e-5  # mean square of a stream that is scaled
+
+
+class StreamOps(Target):
+    """Streams of the residual."""
+
+    def streams_of(self, x: View, a: View, y: View) -> None:
+        """y [n_rows, 1 + k, n]: x [n_rows, n], then the k runs of a [n_rows, k, n], each scaled to the root
+        mean square of x; a mean square below LEAST counts as that."""
+        n = x.shape[-1]
+        n_rows = rows_of(x, n)
+        n_streams = rows_of(a, n) // n_rows + 1
+        assert rows_of(y, n) == n_rows * n_streams and rows_of(a, n) == n_rows * (n_streams - 1), (x, a, y)
+        push: dict[str, int | float] = {"n": n, "n_streams": n_streams, "n_rows": n_rows, "least": LEAST}
+        consts = {"LOCAL": row_consts(self.limits, n)[0]}
+        groups = (*self.fold(n_rows * n_streams), 1)
+        self.record("streams_of", "f32", (x, a, y), push, consts, groups, flops=5 * n * n_rows * n_streams)
+
+    def streams_predict(self, x: View, routed: View, w: View, y: View, *, scale: float) -> None:
+        """y_i = x_i + sum over j, k of w[i, j, k] tanh(scale routed[r, k]) x_j; x, y [n_rows, m, n], routed
+        [n_rows, m], w [m * m, m]."""
+        n_rows, m = routed.shape
+        n = rows_of(x, n_rows * m)
+        assert w.shape == (m * m, m) and rows_of(y, n) == rows_of(x, n) and m <= MAX_STREAMS, (x, w, y)
+        self._streams("streams_predict", (x, routed, w, y), n, n_rows, m, scale)
+
+    def streams_correct(
+        self, x: View, a: View, routed: View, w: View, g: View, y: View, z: View, *, scale: float
+    ) -> None:
+        """y_i = x_i + (1 + sum over k of w[i, k] tanh(scale routed[r, k])) (a - x_0), and z = y_0 g; x, y
+        [n_rows, m, n], a, z [n_rows, n], routed [n_rows, m], w [m, m], g [n]."""
+        n_rows, m = routed.shape
+        n = rows_of(x, n_rows * m)
+        assert w.shape == (m, m) and g.shape == (n,) and rows_of(y, n) == rows_of(x, n), (x, w, g, y)
+        assert rows_of(a, n) == rows_of(z, n) == n_rows and m <= MAX_STREAMS, (a, z)
+        self._streams("streams_correct", (x, a, routed, w, g, y, z), n, n_rows, m, scale)
+
+    def _streams(self, op: str, args: tuple[View, ...], n: int, n_rows: int, m: int, scale: float) -> None:
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "scale": scale}
+        groups = (*self.fold(-(-n * n_rows // 64)), 1)
+        self.record(op, "f32", args, push, {"LOCAL": 64, "STREAMS": m}, groups, flops=2 * m**3 * n * n_rows)
+
+    def streams_add(self, x: View, a: View, y: View) -> None:
+        """y = x [n_rows, m, n] with a [n_rows, n] added to all streams but the first; y may be x."""
+        n = a.shape[-1]
+        n_rows = rows_of(a, n)
+        m = rows_of(x, n) // n_rows
+        assert rows_of(x, n) == rows_of(y, n) == n_rows * m, (x, a, y)
+        push: dict[str, int | float] = {"n": n, "n_streams": m, "n_rows": n_rows}
+        groups = (*self.fold(-(-n * n_rows * m // 128)), 1)
+        self.record("streams_add", "f32", (x, a, y), push, {"LOCAL": 128}, groups, flops=n * n_rows * m)
