@@ -26,12 +26,13 @@ from vkbackend.meta.tensor import Tensor, Weight
 from vkbackend.step import Mix
 
 
-def embed(graph: Graph, table: Weight) -> Tensor:
-    """The rows of `table` [n_vocab, n_embd] that the step's tokens name; whole on every device."""
+def embed(graph: Graph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
+    """The rows of `table` [n_vocab, n_embd] that the step's tokens name, or with `ids` its positions; whole
+    on every device."""
     y = graph.new(graph.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
         for first, view in table.pieces[d]:
-            graph.on(d, "embed").embed(view, y.on(d), inputs.step, first=first)
+            graph.on(d, "embed").embed(view, y.on(d), inputs.step, ids=ids, first=first)
     return y
 
 

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r] = w[id(r)], zeros where there is no row r or no such id. id is the row's token, or the row index of
-// output r (ids = 1: the lm_head runs on those rows alone). w is the piece of the table that begins at row `first`;
-// pieces run in order, and only the first one writes zeros.
+// y[r] = w[id(r)], zeros where there is no row r or no such id. id is the row's token, the row index of output r
+// (ids = 1: the lm_head runs on those rows alone), or the row's position (ids = 2). w is the piece of the table that
+// begins at row `first`; pieces run in order, and only the first one writes zeros.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {
@@ -20,8 +20,8 @@ void main() {
     const uint row = gl_WorkGroupID.z;
     const uint k = 4 * global_index();
     if (k >= n_embd) return;
-    const uint n_ids = ids == 0 ? step_n_rows() : step_n_outputs();
-    const uint id = ids == 0 ? step_params.rows[row].z : step_output(row);
+    const uint n_ids = ids == 1 ? step_n_outputs() : step_n_rows();
+    const uint id = ids == 1 ? step_output(row) : ids == 0 ? step_params.rows[row].z : step_params.rows[row].x;
     const bool found = row < n_ids && id >= first && id - first < n_vocab;
     if (!found && first > 0) return;
     vec4 value = vec4(0.0);

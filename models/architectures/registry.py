@@ -44,6 +44,7 @@ MODELS = {
     "cohere2": "Command R7B, Command A",
     "command-r": "Command R",
     "starcoder2": "StarCoder 2",
+    "gpt2": "GPT-2",
     "olmo2": "OLMo 2, OLMo 3",
     "minimax-m2": "MiniMax-M2",
     "lfm2": "LFM2",

@@ -51,6 +51,7 @@ def _cases() -> _Sweep:
         Embed("q4_0", n_embd=32),
         Embed("q8_0", n_embd=96, pieces=3),
         Embed("f32", n_embd=576, n_vocab=MAX_ROWS, ids=ops.OUTPUTS),
+        Embed("f16", n_embd=65, n_vocab=7, ids=ops.POSITIONS, pieces=2),
     ]
     s.quick += [RmsNorm(n, rows) for n, rows in ((1, 1), (31, 5), (256, 3), (257, 2), (4096, 2))]
     s.quick += [

@@ -39,9 +39,10 @@ class Embed(Case):
     pieces: int = 1
 
     def setup(self, rng: np.random.Generator) -> Setup:
-        outputs = tuple(rng.integers(0, self.n_vocab, self.used)) if self.ids else ()
-        step = step_of(rng, ((0, 5, MAX_ROWS if self.ids else self.used),), self.n_vocab, outputs)
-        if not self.ids:
+        by_output = self.ids == ops.OUTPUTS
+        outputs = tuple(rng.integers(0, self.n_vocab, self.used)) if by_output else ()
+        step = step_of(rng, ((0, 5, MAX_ROWS if by_output else self.used),), self.n_vocab, outputs)
+        if self.ids == ops.TOKENS:
             step.rows[self.used - 1, 2] = self.n_vocab  # one id that does not exist
         bounds = np.linspace(0, self.n_vocab, self.pieces + 1).astype(int)
         table = {

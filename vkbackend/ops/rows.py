@@ -9,7 +9,7 @@ from vkbackend.limits import Limits
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 from vkbackend.wire import F16_BLOCK, FORMATS, wire_words
 
-TOKENS, OUTPUTS = 0, 1  # what embed gathers by: the tokens of the rows, or the output rows
+TOKENS, OUTPUTS, POSITIONS = 0, 1, 2  # what embed gathers by: the rows' tokens, the output rows, positions
 NO_OWN = 0xFFFFFFFF  # add_partials: this device has no partial of its own
 MAX_TOP_K = 64  # candidates of a row that sampling may ask of a device
 MAX_SLOTS = 32  # partials of one sum: a bit each in a push constant
@@ -39,7 +39,8 @@ class RowOps(Target):
     """Rows in, rows out."""
 
     def embed(self, w: View, y: View, step: View, *, ids: int = TOKENS, first: int = 0) -> None:
-        """y[r] = w[id(r)]: id is the row's token (ids=TOKENS) or the row index of output r (ids=OUTPUTS).
+        """y[r] = w[id(r)]: id is the row's token (ids=TOKENS), the row index of output r (OUTPUTS) or the
+        row's position (POSITIONS).
 
         w [n_vocab, n_embd] of any weight type, y [n_rows, n_embd]; zeros for rows without an id in the table.
         A table that exceeds one binding comes in pieces, in order: w then holds the rows from `first` on.

@@ -34,8 +34,8 @@ def embed(
     out = y.reshape(n_rows, n_embd)
     if first == 0:
         out[:] = 0.0
-    n_ids = min(step.n_outputs if ids else step.n_rows, n_rows)
-    at = (step.outputs[:n_ids] if ids else step.rows[:n_ids, 2]).astype(np.int64) - first
+    n_ids = min(step.n_outputs if ids == 1 else step.n_rows, n_rows)
+    at = (step.outputs[:n_ids] if ids == 1 else step.rows[:n_ids, 0 if ids else 2]).astype(np.int64) - first
     found = np.flatnonzero((at >= 0) & (at < n_vocab))
     out[found] = w.reshape(n_vocab, n_embd)[at[found]]
 

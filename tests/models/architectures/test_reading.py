@@ -164,3 +164,10 @@ def test_tensors_that_nothing_reads_are_named(tmp_path: Path, name: str) -> None
     made.put("other.bias", np.ones(8))
     with pytest.raises(UnsupportedModel, match=r"2 tensors that nothing of .* reads: blk.1.surprise.*other"):
         opened(made, tmp_path / "model.gguf")
+
+
+def test_gpt2_has_so_many_positions_and_no_more(tmp_path: Path) -> None:
+    path = write(build("gpt2"), tmp_path / "model.gguf")
+    load_runner(path, devices=["numpy"], n_ctx=256).close()
+    with pytest.raises(UnsupportedModel, match="a context of 257 tokens, .* embeddings of 256 positions"):
+        load_runner(path, devices=["numpy"], n_ctx=257)

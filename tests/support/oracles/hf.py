@@ -49,7 +49,9 @@ def logits(
     vectors behind layers."""
     made = model(fixture)
     for il, direction in (steering or {}).items():
-        made.base_model.layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
+        base = made.base_model
+        layers = base.layers if hasattr(base, "layers") else base.h
+        layers[il].register_forward_hook(_adder(torch.from_numpy(direction)))
     return run(made, batches)
 
 
@@ -69,7 +71,7 @@ def model(fixture: Fixture) -> Any:
     make = own._from_config if own else transformers.AutoModelForCausalLM.from_config
     made = make(config, dtype=torch.float32).eval()
     tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in state.items()}
-    if config.tie_word_embeddings:
+    if config.tie_word_embeddings and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     missing = made.load_state_dict(tensors, strict=True)
     assert not missing.missing_keys and not missing.unexpected_keys

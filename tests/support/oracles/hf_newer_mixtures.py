@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from oracles.fixture import Fixture
+from oracles.fixture import N_VOCAB, Fixture
 from oracles.hf_more_decoders import with_layer_norms
 from oracles.hf_newer_decoders import selection_bias
 from oracles.hf_parts import State, builder, common, experts_of, fused_experts, renamed, rope
@@ -113,3 +113,27 @@ def stablelm(m: Fixture) -> tuple[Any, State]:
     arguments["layer_norm_eps"] = m.keys["attention.layer_norm_epsilon"]
     del arguments["head_dim"]
     return transformers.StableLmConfig(**arguments, use_qkv_bias=True), renamed(m)
+
+
+@builder("gpt2")
+def gpt2(m: Fixture) -> tuple[Any, State]:
+    """Its matrices are [n_in, n_out]."""
+    k = m.keys
+    config = transformers.GPT2Config(
+        vocab_size=N_VOCAB,
+        n_positions=k["context_length"],
+        n_embd=k["embedding_length"],
+        n_layer=k["block_count"],
+        n_head=k["attention.head_count"],
+        n_inner=k["feed_forward_length"],
+        layer_norm_epsilon=k["attention.layer_norm_epsilon"],
+    )
+    names = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "attn_norm": "ln_1"}
+    names |= {"ffn_norm": "ln_2", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj"}
+    names |= {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+    state = {"lm_head.weight": m["token_embd.weight"]}
+    for name, values in m.tensors.items():
+        *layer, stem, kind = name.split(".")
+        where = f"transformer.h.{layer[1]}" if layer else "transformer"
+        state[f"{where}.{names[stem]}.{kind}"] = values.T if layer and values.ndim > 1 else values
+    return config, state

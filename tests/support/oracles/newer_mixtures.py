@@ -1,7 +1,8 @@
-"""Fixtures of further mixtures of experts, and stablelm: olmoe, qwen3vlmoe, dots1, exaone-moe, afmoe."""
+"""Fixtures of further mixtures of experts, stablelm and gpt2: olmoe, qwen3vlmoe, dots1, exaone-moe, afmoe."""
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 from oracles.fixture import Fixture
@@ -12,6 +13,7 @@ from oracles.parts import (
     HEAD_DIM,
     N_EMBD,
     N_EXPERT,
+    N_FF,
     N_FF_EXP,
     attention,
     base,
@@ -87,3 +89,24 @@ def stablelm(m: Fixture) -> None:
         feed_forward(m, il)
         for name in ("attn_norm", "ffn_norm"):
             m.bias(f"blk.{il}.{name}", N_EMBD)
+
+
+@fixture("gpt2")
+def gpt2(m: Fixture) -> None:
+    """Positions from a table, q, k and v in one tensor, tied."""
+    base(m, 3, n_kv=4)
+    layer_norms(m)
+    m.bias("output_norm", N_EMBD)
+    m.matrix("position_embd", m.keys["context_length"], N_EMBD, gain=sqrt(N_EMBD))
+    del m.tensors["output.weight"]
+    for name in ("rope.dimension_count", "rope.freq_base", "attention.key_length", "attention.value_length"):
+        del m.keys[name]
+    for il in range(3):
+        p = f"blk.{il}."
+        for name in ("attn_norm", "ffn_norm"):
+            m.norm(p + name, N_EMBD)
+            m.bias(p + name, N_EMBD)
+        m.matrix(p + "attn_qkv", 3 * N_EMBD, N_EMBD, gain=1.3, bias=True)
+        m.matrix(p + "attn_output", N_EMBD, N_EMBD, bias=True)
+        m.matrix(p + "ffn_up", N_FF, N_EMBD, bias=True)
+        m.matrix(p + "ffn_down", N_EMBD, N_FF, gain=2.0, bias=True)

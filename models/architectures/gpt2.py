@@ -1,0 +1,40 @@
+"""gpt2 (GPT-2): starcoder2 with an embedding of each position, from a table as long as the longest context,
+in place of RoPE. Radford et al. 2019.
+"""
+
+from __future__ import annotations
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.meta import ops
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures import starcoder2
+from vkbackend.models.architectures.base import Weights, WeightSpec
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops import POSITIONS
+from vkbackend.rope import RopeTable
+
+
+class Model(starcoder2.Model):
+    """The weights and the graph."""
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        return {}
+
+    def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
+        if n_ctx > self.n_ctx_train:
+            raise UnsupportedModel(
+                f"a context of {n_ctx} tokens, where this model has embeddings of {self.n_ctx_train} "
+                "positions; ask for no more (-c)"
+            )
+        return {}
+
+    def has_rope(self, il: int) -> bool:
+        return False
+
+    def weights(self) -> list[WeightSpec]:
+        positions = WeightSpec("position_embd.weight", (self.n_ctx_train, self.n_embd), host=True)
+        return [*super().weights(), positions]
+
+    def embed(self, graph: Graph, w: Weights) -> Tensor:
+        return super().embed(graph, w) + ops.embed(graph, w("position_embd"), POSITIONS)
