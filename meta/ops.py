@@ -320,6 +320,15 @@ def softcap(x: Tensor, c: float) -> Tensor:
     return y
 
 
+def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+    """A parabola above 0, below it an exponential beside a line (Huang and Schlag 2024, arXiv:2411.13010)."""
+    x = whole(x)
+    y = x.graph.new(x.rows, x.width, split.elementwise("xielu", x.state), "xielu", holders_of(x))
+    for on, source, out in each(y, "xielu", x):
+        on.xielu(source, out, alpha_p=alpha_p, alpha_n=alpha_n, beta=beta, eps=eps)
+    return y
+
+
 def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
     """sigmoid(gate) * x, one gate [rows, 1] for a whole row of x. A PARTIAL sum stays one."""
     gate, x = whole(gate), latest(x)

@@ -49,6 +49,7 @@ MODELS = {
     "minimax-m2": "MiniMax-M2",
     "lfm2": "LFM2",
     "lfm2moe": "LFM2 with experts",
+    "apertus": "Apertus 8B, 70B",
     "olmoe": "OLMoE-1B-7B",
     "dots1": "dots.llm1",
     "exaone-moe": "K-EXAONE-236B-A23B",

@@ -49,6 +49,7 @@ LATENT: dict[str, Any] = {  # attention has keys of its own
     "attention.value_length_mla": 32,
     "rope.dimension_count": 16,
 }
+CURVES = {f"xielu.{name}": 1.0 for name in ("alpha_p", "alpha_n", "beta", "eps")}  # of apertus alone
 SHORT_CONV = {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4), "shortconv.l_cache": 3}
 ONE_OF_THREE = {  # a layer scans, attends or has a feed-forward network
     "attention.head_count_kv": [0, 4, 0, 0] * (N_LAYER // 4),
@@ -79,7 +80,7 @@ class Sketch(GGUF):
         values = KEYS | (EXPERTS if experts and model.mixture else {}) | OWN.get(arch, {})
         if model.windows:
             values["attention.sliding_window"] = 64
-        named = {f"{arch}.{key}": value for key, value in values.items()}
+        named = {f"{arch}.{key}": value for key, value in values.items()} | CURVES
         self.metadata = Values({"general.architecture": arch, **named})  # type: ignore[assignment]
         self.paths = [Path(arch)]
         self._parts = [None]  # type: ignore[list-item]

@@ -28,6 +28,7 @@ from vkbackend.tools.op_cases.rows import (
     Scale,
     Softcap,
     TopK,
+    Xielu,
 )
 from vkbackend.tools.op_cases.setup import (
     Case,
@@ -92,6 +93,8 @@ def _cases() -> _Sweep:
         Scale(1031),
         Scale(33, c=0.0),
         Softcap(1031),
+        Xielu(1),
+        Xielu(1031),
         CopyWords(1),
         CopyWords(129),
         CopyWords(40_001),

@@ -187,6 +187,16 @@ class Softcap(Case):
 
 
 @dataclass(frozen=True)
+class Xielu(Softcap):
+    """From where e^x - 1 - x is x^2 / 2 to where it is -x; values between eps and 0."""
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = super().setup(rng).tensors
+        how = {"alpha_p": 0.8, "alpha_n": 1.3, "beta": 0.5, "eps": -1e-4}
+        return Setup(tensors, lambda r, v: r.xielu(v["x"], v["y"], **how))
+
+
+@dataclass(frozen=True)
 class TopK(Case):
     """`values` different numbers, few for many ties, zeros of both signs, infinities, and NaN in a row with
     `nan`; with `mapped` ids come from a table, with `allowed` a mask leaves that share of the places, and

@@ -42,6 +42,12 @@ class ElementwiseOps(Target):
         assert c > 0, c
         self._each("softcap", (x, y), {"c": c}, {"LOCAL": 128})
 
+    def xielu(self, x: View, y: View, *, alpha_p: float, alpha_n: float, beta: float, eps: float) -> None:
+        """y = alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x, any equal sizes;
+        y may be x (Huang and Schlag 2024, arXiv:2411.13010)."""
+        push = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
+        self._each("xielu", (x, y), push, {"LOCAL": 128})
+
     def _each(self, op: str, args: tuple[View, ...], push: dict[str, float], consts: dict[str, int]) -> None:
         n = rows_of(args[0], 1)
         assert all(rows_of(view, 1) == n for view in args), (op, *(view.shape for view in args))

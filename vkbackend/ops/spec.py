@@ -109,6 +109,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec("scale", "x:r y:w", "n c:f"),
         op_spec("copy_words", "src:r dst:w", "n"),
         op_spec("softcap", "x:r y:w", "n c:f"),
+        op_spec("xielu", "x:r y:w", "n alpha_p:f alpha_n:f beta:f eps:f"),
         op_spec("top_k", "x:r source:r ids:w values:w", "n n_rows chunk n_chunks", "K KIND"),
         op_spec("log_sum_exp", "x:r y:w", "n n_rows chunk n_chunks", "BATCH"),
         op_spec("add", "a:r b:r y:w", "n"),

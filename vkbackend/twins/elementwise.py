@@ -40,6 +40,15 @@ def softcap(x: Array, y: Array, *, n: int, c: float, **_: Any) -> None:
     y.reshape(-1)[:n] = c * np.tanh(f64(x, n) / c)
 
 
+def xielu(
+    x: Array, y: Array, *, n: int, alpha_p: float, alpha_n: float, beta: float, eps: float, **_: Any
+) -> None:
+    """y = alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x."""
+    values = f64(x, n)
+    bent = alpha_n * (np.expm1(np.minimum(values, eps)) - values)
+    y.reshape(-1)[:n] = np.where(values > 0, alpha_p * values * values, bent) + beta * values
+
+
 def add(a: Array, b: Array, y: Array, *, n: int, **_: Any) -> None:
     """y = a + b."""
     y.reshape(-1)[:n] = f64(a, n) + f64(b, n)

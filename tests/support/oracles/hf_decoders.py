@@ -23,9 +23,8 @@ from oracles.hf_parts import (
 )
 
 
-@builder("llama", "llama+longrope")
-def llama(m: Fixture) -> tuple[Any, State]:
-    scaled = rope(
+def llama3_rope(m: Fixture) -> dict[str, Any]:
+    return rope(
         m,
         "llama3",
         factor=LLAMA3["factor"],
@@ -33,6 +32,11 @@ def llama(m: Fixture) -> tuple[Any, State]:
         high_freq_factor=LLAMA3["high_freq_factor"],
         original_max_position_embeddings=int(LLAMA3["original"]),
     )
+
+
+@builder("llama", "llama+longrope")
+def llama(m: Fixture) -> tuple[Any, State]:
+    scaled = llama3_rope(m)
     if "rope_freqs.weight" not in m.tensors:
         scaled = longrope(m)
     biased = "blk.0.attn_q.bias" in m.tensors

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import transformers
 from oracles.fixture import N_VOCAB, Fixture
+from oracles.hf_decoders import llama3_rope
 from oracles.hf_more_decoders import with_layer_norms
 from oracles.hf_newer_decoders import selection_bias
 from oracles.hf_parts import State, builder, common, experts_of, fused_experts, renamed, rope
@@ -136,4 +138,18 @@ def gpt2(m: Fixture) -> tuple[Any, State]:
         *layer, stem, kind = name.split(".")
         where = f"transformer.h.{layer[1]}" if layer else "transformer"
         state[f"{where}.{names[stem]}.{kind}"] = values.T if layer and values.ndim > 1 else values
+    return config, state
+
+
+@builder("apertus")
+def apertus(m: Fixture) -> tuple[Any, State]:
+    """Curves in float32: the configuration says the type."""
+    config = transformers.ApertusConfig(
+        **common(m, rope_parameters=llama3_rope(m), hidden_act="xielu"), dtype="float32"
+    )
+    state = renamed(m, {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"})
+    for il in range(m.keys["block_count"]):
+        for name in ("alpha_p", "alpha_n", "beta", "eps"):
+            value = np.float32(m.keys[f"xielu.{name}"][il])
+            state[f"model.layers.{il}.mlp.act_fn.{name}"] = value[None] if "alpha" in name else value
     return config, state

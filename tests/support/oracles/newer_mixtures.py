@@ -1,10 +1,11 @@
-"""Fixtures of further mixtures of experts, stablelm and gpt2: olmoe, qwen3vlmoe, dots1, exaone-moe, afmoe."""
+"""Fixtures of further mixtures of experts, and of stablelm, gpt2 and apertus."""
 
 from __future__ import annotations
 
 from math import sqrt
 from typing import Any
 
+from oracles.decoders import llama3_factors
 from oracles.fixture import Fixture
 from oracles.more_decoders import layer_norms
 from oracles.newer_decoders import wide_norms
@@ -110,3 +111,16 @@ def gpt2(m: Fixture) -> None:
         m.matrix(p + "attn_output", N_EMBD, N_EMBD, bias=True)
         m.matrix(p + "ffn_up", N_FF, N_EMBD, bias=True)
         m.matrix(p + "ffn_down", N_EMBD, N_FF, gain=2.0, bias=True)
+
+
+@fixture("apertus")
+def apertus(m: Fixture) -> None:
+    """A curve of its own in every layer, frequency factors."""
+    base(m, 3)
+    m.keys |= {"xielu.alpha_p": [0.3, 0.9, -0.4], "xielu.alpha_n": [-0.2, 0.5, 1.1]}
+    m.keys |= {"xielu.beta": [0.5, 0.4, 0.6], "xielu.eps": [-1e-6] * 3}
+    m.put("rope_freqs.weight", llama3_factors(HEAD_DIM, 1000.0))
+    for il in range(3):
+        attention(m, il, head_norms=True)
+        feed_forward(m, il)
+        del m.tensors[f"blk.{il}.ffn_gate.weight"]

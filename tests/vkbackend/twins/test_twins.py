@@ -229,6 +229,16 @@ def test_glu() -> None:
         )
 
 
+def test_xielu() -> None:
+    x, y = f32(60, span=4), np.empty(60, np.float32)
+    x[:3] = 0, -1e-3, -0.25
+    how = {"alpha_p": 0.75, "alpha_n": 1.5, "beta": 0.5, "eps": -0.01}
+    twins.elementwise.xielu(x, y, n=60, **how)
+    for got, v in zip(y.tolist(), x.tolist(), strict=True):
+        want = 0.75 * v * v if v > 0 else 1.5 * (math.exp(min(v, -0.01)) - 1 - v)
+        assert math.isclose(got, want + 0.5 * v, rel_tol=1e-6, abs_tol=1e-7), v
+
+
 def test_add_scale_and_softcap() -> None:
     a, b, y = f32(40, span=200), f32(40), np.empty(40, np.float32)
     twins.elementwise.add(a, b, y, n=40)

@@ -1,0 +1,51 @@
+"""apertus (Apertus): qwen3 with a feed-forward network without a gate, xIELU between two matrices (Huang and
+Schlag 2024, arXiv:2411.13010), and RoPE's frequency factors. Swiss AI 2025, arXiv:2509.14233.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vkbackend.errors import GGUFError
+from vkbackend.meta import ops
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures import qwen3
+from vkbackend.models.architectures.base import Weights, WeightSpec, linear
+from vkbackend.models.gguf.reader import GGUF
+
+PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # files have the alphas as they are trained
+
+
+class Model(qwen3.Model):
+    """The weights and the graph."""
+
+    freq_factors = True
+
+    def __init__(self, gguf: GGUF) -> None:
+        super().__init__(gguf)
+        read = [_read(gguf, f"xielu.{name}", self.n_layer) for name in PARAMETERS]
+        self.curves = [
+            (_softplus(alpha_p), beta + _softplus(alpha_n), beta, eps)
+            for alpha_p, alpha_n, beta, eps in zip(*read, strict=True)
+        ]
+
+    def dense_weights(self, il: int) -> list[WeightSpec]:
+        return [spec for spec in super().dense_weights(il) if spec.name != "ffn_gate"]
+
+    def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:
+        return linear(ops.xielu(linear(x, w, "ffn_up"), *self.curves[il]), w, "ffn_down")
+
+
+def _read(gguf: GGUF, name: str, n_layer: int) -> list[float]:
+    """A value of each layer, or one for all."""
+    if name not in gguf.metadata or not gguf.metadata.kind(name)[1]:
+        values = [float(gguf.f32(name))] * n_layer
+    else:
+        values = [float(value) for value in gguf.floats(name)]
+    if len(values) < n_layer or not all(map(math.isfinite, values)):
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {values[:8]}, expected {n_layer} finite numbers")
+    return values[:n_layer]
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
