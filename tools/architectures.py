@@ -2,13 +2,14 @@
 
 The table is made from the code: a small model of each architecture is laid out over devices, and its weights'
 roles, its caches and its states say what a column says. --json names the tests that prove each column, one of
-them per architecture; `pytest --all` runs all of them.
+them per architecture; `pytest --all` runs all of them. --md is the table of docs/architectures.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -153,10 +154,19 @@ def proofs() -> dict[str, list[str]]:
     }
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """The table as docs/architectures.md has it."""
+    cells = [row.cells() for row in rows]
+    lines = [list(cells[0]), ["---"] * len(cells[0]), *(list(row.values()) for row in cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
         "--json", action="store_true", help="print a JSON list: the columns of the table, and the tests"
     )
+    form.add_argument("--md", action="store_true", help="print the table as Markdown")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -166,8 +176,11 @@ def run(args: argparse.Namespace) -> None:
             [asdict(row) | {"state_save": row.state_save, "tests": proofs()} for row in rows], indent=1
         )
         return
-    cells = [row.cells() for row in rows]
     out = console()
+    if args.md:
+        out.print(markdown(rows), markup=False, soft_wrap=True)
+        return
+    cells = [row.cells() for row in rows]
     out.print(table("", list(cells[0]), [list(row.values()) for row in cells]), "")
     out.print(f"tests: {TESTS} --all -k ARCHITECTURE; --json names those of each column", markup=False)
 

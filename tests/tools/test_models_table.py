@@ -17,7 +17,7 @@ from oracles.fixtures import FIXTURES, build
 from places import ROOT
 
 from vkbackend.models.architectures.base import KVSpec, StateSpec
-from vkbackend.models.architectures.registry import ARCHITECTURES, load_model
+from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS, load_model
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import lay_out
@@ -103,6 +103,25 @@ def names_in(mark: pytest.Mark) -> Iterator[str]:
         yield from (
             value for value in ([values] if isinstance(values, str) else values) if isinstance(value, str)
         )
+
+
+def test_docs_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--md"]) == 0
+    printed = capsys.readouterr().out
+    page = (ROOT / "docs" / "architectures.md").read_text()
+    assert printed.strip() in page, "put what `vkbackend models --md` prints into docs/architectures.md"
+    left_out = re.findall(r"`([\w-]+)`", page[page.index("## Left out") :])
+    assert left_out and not set(left_out) & set(ARCHITECTURES)
+
+
+def test_the_readme_names_their_families() -> None:
+    """The first name of each: Qwen of Qwen3-30B-A3B."""
+    [row] = [
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| architectures |")
+    ]
+    for name, models in MODELS.items():
+        family = re.search(r"[A-Z][A-Za-z]+|^[a-z]+(?=[-.])", models)
+        assert family and family[0] in row, (name, models)
 
 
 def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
