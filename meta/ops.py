@@ -71,6 +71,15 @@ def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
     return y
 
 
+def center(x: Tensor) -> Tensor:
+    """x - mean(x) over the width."""
+    x = whole(x)
+    y = x.graph.new(x.rows, x.width, split.rows_op("center", x.state), "center", holders_of(x))
+    for on, source, out in each(y, "center", x):
+        on.center(source, out)
+    return y
+
+
 def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
     """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim] or None for none."""
     x, graph = whole(x), x.graph

@@ -91,6 +91,13 @@ class RowMoments(Case):
 
 
 @dataclass(frozen=True)
+class Center(RowMoments):
+    def setup(self, rng: np.random.Generator) -> Setup:
+        tensors = {"x": uniform(rng, self.rows, self.n, span=9.0), "y": output(self.rows, self.n)}
+        return Setup(tensors, lambda r, v: r.center(v["x"], v["y"]))
+
+
+@dataclass(frozen=True)
 class GaussianTopk(Case):
     """n of the `width` values of each row; in the last one all are alike."""
 
@@ -121,7 +128,7 @@ def quick() -> list[Case]:
     cases: list[Case] = [kind(*shape) for kind in (StreamsOf, StreamsAdd) for shape in shapes]
     for kind in (StreamsPredict, StreamsCorrect):
         cases += [kind(), kind(1, 1, 1, 0.25), kind(31, 5, 3), kind(65, 2, 8)]
-    cases += [RowMoments(), RowMoments(1, 1), RowMoments(1031, 5)]
+    cases += [kind(*of) for kind in (Center, RowMoments) for of in ((64, 3), (2, 1), (1031, 5))]
     return [*cases, GaussianTopk(), GaussianTopk(1, 5, 1), GaussianTopk(130, 1030, 4, -0.5)]
 
 

@@ -92,6 +92,15 @@ class RowOps(Target):
             flops=6 * n * n_rows,
         )
 
+    def center(self, x: View, y: View) -> None:
+        """y = x - mean(x) over the last axis of x, the same bits on every device; y may be x."""
+        n = x.shape[-1]
+        n_rows = rows_of(x, n)
+        assert rows_of(y, n) == n_rows, (x, y)
+        push: dict[str, int | float] = {"n": n, "n_rows": n_rows, "share": 1 / n}
+        groups = (*self.fold(n_rows), 1)
+        self.record("center", "f32", (x, y), push, {"LOCAL": 32}, groups, flops=2 * n * n_rows)
+
     def row_moments(self, x: View, y: View) -> None:
         """y [n_rows, 2]: the sum of each row of x [n_rows, n], and the sum of its squares."""
         n_rows, n = x.shape

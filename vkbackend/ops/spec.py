@@ -65,6 +65,7 @@ SPECS: dict[str, OpSpec] = {
         op_spec("embed", "w:r y:w", "n_embd n_vocab n_rows ids first", step=True),
         op_spec("rms_norm", "x:r w:r y:w", "n n_rows eps:f", "HAS_W BATCH"),
         op_spec("layer_norm", "x:r w:r b:r y:w", "n n_rows eps:f", "HAS_B"),
+        op_spec("center", "x:r y:w", "n n_rows share:f"),
         op_spec("quantize_q8", "x:r y:w", "k n_rows"),
         op_spec("pack_f16", "x:r y:w", "k n_rows"),
         op_spec("rope", "x:r w:r cos_sin:r y:w", "n_heads head_dim n_rot n_rows eps:f", "HALF_SPLIT NORM"),

@@ -63,6 +63,12 @@ def layer_norm(
     y.reshape(n_rows, n)[:] = rows + f64(b, n) if has_b else rows
 
 
+def center(x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
+    """y = x - mean(x) of every row."""
+    rows = f64(x, n_rows, n)
+    y.reshape(n_rows, n)[:] = rows - rows.mean(axis=1, keepdims=True)
+
+
 def row_moments(x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
     """The sums of rows and of their squares."""
     rows = f64(x, n_rows, n)

@@ -153,3 +153,30 @@ def apertus(m: Fixture) -> tuple[Any, State]:
             value = np.float32(m.keys[f"xielu.{name}"][il])
             state[f"model.layers.{il}.mlp.act_fn.{name}"] = value[None] if "alpha" in name else value
     return config, state
+
+
+@builder("cohere2moe", "cohere2moe+rms")
+def cohere2moe(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    arguments = with_layer_norms(m) if "attention.layer_norm_epsilon" in k else common(m)
+    if "attention.layer_norm_epsilon" in k:
+        arguments |= {"layer_norm_eps": k["attention.layer_norm_epsilon"], "rms_norm_eps": None}
+    n_dense = k["leading_dense_block_count"]
+    config = transformers.Cohere2MoeConfig(
+        **arguments | {"intermediate_size": k["expert_feed_forward_length"]},
+        prefix_dense_intermediate_size=k["feed_forward_length"],
+        logit_scale=k["logit_scale"],
+        sliding_window=k["attention.sliding_window"],
+        layer_types=[
+            "sliding_attention" if x else "full_attention" for x in k["attention.sliding_window_pattern"]
+        ],
+        mlp_layer_types=["sparse" if il >= n_dense else "dense" for il in range(k["block_count"])],
+        num_experts=k["expert_count"],
+        num_experts_per_tok=k["expert_used_count"],
+        num_shared_experts=k.get("expert_shared_count", 0),
+        expert_selection_fn="sigmoid",
+        norm_topk_prob=k.get("expert_weights_norm", False),
+    )
+    state = renamed(m, SHARED, SKIP)
+    fused_experts(m, state)
+    return config, state

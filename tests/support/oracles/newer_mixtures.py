@@ -124,3 +124,37 @@ def apertus(m: Fixture) -> None:
         attention(m, il, head_norms=True)
         feed_forward(m, il)
         del m.tensors[f"blk.{il}.ffn_gate.weight"]
+
+
+@fixture("cohere2moe")
+def cohere2moe(m: Fixture) -> None:
+    """A dense layer that sees all and turns q and k, a period of others and one more; a shared expert."""
+    n_layer = 6
+    base(
+        m, n_layer, **EXPERTS, logit_scale=0.5, attention__sliding_window=16, leading_dense_block_count=1,
+        attention__sliding_window_pattern=[il not in (0, 4) for il in range(n_layer)], expert_gating_func=2,
+        expert_weights_norm=True, expert_shared_count=1, expert_shared_feed_forward_length=N_FF_EXP,
+    )  # fmt: skip
+    layer_norms(m)
+    m.tensors["token_embd.weight"] /= 4
+    for il in range(n_layer):
+        attention(m, il)
+        if il == 0:
+            feed_forward(m, il, norm="")
+            continue
+        mixture(m, il, norm="")
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("cohere2moe+rms")
+def cohere2moe_rms(m: Fixture) -> None:
+    """RMS norms, the weights as they are, tied."""
+    base(
+        m, 3, **EXPERTS, logit_scale=0.5, attention__sliding_window=16, leading_dense_block_count=0,
+        attention__sliding_window_pattern=[False, True, True],
+    )  # fmt: skip
+    del m.tensors["output.weight"]
+    m.tensors["token_embd.weight"] /= 4
+    for il in range(3):
+        attention(m, il)
+        mixture(m, il, norm="")

@@ -66,3 +66,11 @@ def test_of_normal_values_one_in_twenty_stays() -> None:
     np.testing.assert_allclose((y > 0).mean(axis=1), 0.05, atol=0.003)  # three deviations of that share
     kept = y > 0
     np.testing.assert_allclose((x - y)[kept], (3 + 2 * c), rtol=0.01)
+
+
+def test_centered_rows_have_a_mean_of_0() -> None:
+    x = 7 + f32(ROWS, 50)
+    y = np.full_like(x, np.nan)
+    twins.rows.center(x, y, n=50, n_rows=ROWS, share=1 / 50)
+    np.testing.assert_allclose(y.mean(axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(np.ptp(x - y, axis=1), 0, atol=2e-6)
