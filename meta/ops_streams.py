@@ -22,7 +22,7 @@ def add_to_others(x: Tensor, a: Tensor) -> Tensor:
 
 def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
     width = x.width + a.width if name == "streams_of" else x.width
-    y = x.graph.new(x.rows, width, _everywhere(name, x, a), name, holders_of(x))
+    y = x.graph.new(x.rows, width, _everywhere(name, x, a), name, _holders(x, a))
     for on, first, second, out in each(y, name, x, a):
         getattr(on, name)(first, second, out)
     return y
@@ -31,7 +31,8 @@ def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
 def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
     """Each stream of x plus all of them, times factors that w finds in tanh(scale * routed)."""
     x, routed = whole(x), whole(routed)
-    y = x.graph.new(x.rows, x.width, _everywhere("predict", x, routed), "streams_predict", holders_of(x))
+    state, holders = _everywhere("predict", x, routed), _holders(x, routed)
+    y = x.graph.new(x.rows, x.width, state, "streams_predict", holders)
     for on, values, modes, factors, out in each(y, "streams_predict", x, routed, w):
         on.streams_predict(values, modes, factors, out, scale=scale)
     return y
@@ -43,7 +44,7 @@ def correct(
     """Each stream of x plus what a has more than the first, times 1 and a factor that w finds in tanh(scale *
     routed); and the first of these times g."""
     x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
-    state, holders = _everywhere("correct", x, a, routed), holders_of(x)
+    state, holders = _everywhere("correct", x, a, routed), _holders(x, a, routed)
     y = graph.new(x.rows, x.width, state, "streams_correct", holders)
     z = graph.new(x.rows, a.width, state, "stream", holders)
     for on, *views, out in each(y, "streams_correct", x, a, routed, w, g, z):
@@ -58,6 +59,11 @@ def add_to_all(x: Tensor, v: Weight) -> Tensor:
     seen = Tensor(x.graph, rows, n, x.state, [view and view.reshape(rows, n) for view in x.views])
     y = ops.add_vector(seen, v)
     return Tensor(x.graph, x.rows, x.width, y.state, [v and v.reshape(x.rows, x.width) for v in y.views])
+
+
+def _holders(*operands: Tensor) -> list[int]:
+    """The devices that have all of them."""
+    return sorted(set.intersection(*(set(holders_of(x)) for x in operands)))
 
 
 def _everywhere(op: str, *operands: Tensor) -> split.State:
