@@ -1,5 +1,5 @@
-"""What a step gives: logits, or the best tokens of each output row, which the devices choose among their
-shares of the vocabulary, and what they may choose from."""
+"""The result of a step: logits, or the best tokens of each output row. Each device chooses among its share of
+the vocabulary. A mask says which tokens it may choose."""
 
 from __future__ import annotations
 

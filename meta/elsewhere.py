@@ -1,8 +1,8 @@
-"""A device that another host drives, as this one sees it: its limits, slots and logits, no other memory.
+"""A device of another host, as this host sees it: its limits, slots and logits, but no other memory.
 
-Every host of a group plans and records for all devices and runs its own; what it does to the others goes
-nowhere, since their hosts do the same. Once the model is loaded, host 0 gives its stand-ins a `link`: what it
-then reads, writes and copies on them outside of steps (saved states, cell tables) happens there.
+Every host of a group plans and records for all devices, and runs its own. Work for another host's device does
+nothing here, because that host does it too. Once the model is loaded, host 0 gives its stand-ins a `link`:
+what it then reads, writes and copies on them outside of steps (saved states, cell tables) happens there.
 """
 
 from __future__ import annotations

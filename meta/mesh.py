@@ -281,7 +281,7 @@ class Mesh:
             raise forks.refusal("this mesh of devices")
         if self._broken:
             raise DeviceLost(
-                f"the devices cannot be used any more: {self._broken}; close the model and load it again"
+                f"the devices cannot be used again: {self._broken}; close the model and load it again"
             )
 
     def disown(self) -> None:

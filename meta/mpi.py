@@ -39,7 +39,7 @@ class MPITransport(Transport):
         # Beats are sent by a thread of their own.
         if not MPI.Is_initialized() and MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:
             raise UnsupportedFeature(
-                "this MPI allows no calls of several threads; use that of the extra hosts"
+                "this MPI does not support calls from several threads; use the one of the extra hosts"
             )
         self.mpi, self.comm = MPI, MPI.COMM_WORLD
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)

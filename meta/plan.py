@@ -80,7 +80,9 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     try:
         shares = [float(s) for s in tensor_split]
     except (TypeError, ValueError):
-        raise InvalidArgument(f"tensor split {tensor_split!r} is no list of numbers; give e.g. 3,1") from None
+        raise InvalidArgument(
+            f"tensor split {tensor_split!r} is not a list of numbers; give e.g. 3,1"
+        ) from None
     if len(shares) != n_devices:
         raise InvalidArgument(
             f"tensor split {shares} has {len(shares)} shares for {n_devices} devices; give one each"

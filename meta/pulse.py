@@ -1,5 +1,5 @@
-"""Whether the hosts of a group are alive: each tells host 0, and host 0 tells each, also while nothing is
-asked. A thread of its own does, so that a host that compiles or loads for minutes still does."""
+"""Signs of life between the hosts of a group: each host sends them to host 0, and host 0 to each, even
+without work. Its own thread sends them, also while the host compiles or loads for minutes."""
 
 from __future__ import annotations
 

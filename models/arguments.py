@@ -20,7 +20,7 @@ MAX_INDEX = (1 << 63) - 1  # of a device or a token, far beyond any that there i
 
 def text_of(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise refused(name, value, "expected a text, a str")
+        raise refused(name, value, "expected a str")
     return value
 
 

@@ -46,7 +46,7 @@ def fetch(name: str, file: str | None = None) -> str:
         return paths[0]
     except RepositoryNotFoundError:
         raise InvalidArgument(
-            f"{repo} is not there, or may not be read; check its name, and HF_TOKEN where it is private"
+            f"{repo} does not exist or is private; check the name, or set HF_TOKEN"
         ) from None
     except LocalEntryNotFoundError as error:
         raise VkbackendError(f"{repo} is not in {constants.HF_HUB_CACHE}: {_first_line(error)}") from None
@@ -54,8 +54,8 @@ def fetch(name: str, file: str | None = None) -> str:
         raise InvalidArgument(f"{repo}: {_first_line(error)}") from None
     except (HTTPError, OSError) as error:
         raise VkbackendError(
-            f"{repo} cannot be fetched from {constants.ENDPOINT}: {_first_line(error)}; what has come is "
-            "kept: try again"
+            f"{repo} cannot be fetched from {constants.ENDPOINT}: {_first_line(error)}; the part that was "
+            "fetched is kept: try again"
         ) from None
 
 
@@ -111,8 +111,8 @@ def _check_room(folder: str, needed: int) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise VkbackendError(
-            f"{needed} bytes are to be fetched and {there} has {free} free; make room, or let HF_HOME name "
-            "another disk"
+            f"{needed} bytes are needed and {there} has {free} free; make room, or set HF_HOME to a folder "
+            "on another disk"
         )
 
 

@@ -117,7 +117,7 @@ class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
 def cache_type(name: str, value: Any) -> str:
     word = plain(value)
     if not isinstance(word, str) or word not in CACHE_TYPES:
-        raise refused(name, value, f"no cache type; there are: {', '.join(CACHE_TYPES)}")
+        raise refused(name, value, f"not a cache type; there are: {', '.join(CACHE_TYPES)}")
     return word
 
 

@@ -160,9 +160,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="output format (default: md)")  # fmt: skip
     add("--no-warmup", action="store_true", help="time the first run too")
     add("--parallel", metavar="LIST",
-        help="numbers of callers at once, such as 1,4,16: how fast tokens come for all and for each, with "
-        "the engine in this process and in its own; -r texts of -n tokens each (32)")  # fmt: skip
-    add("--plot", metavar="FILE", help="of --parallel: draw it into a .png, .svg or .pdf file")
+        help="measure callers at once, such as 1,4,16: the rate of all and of each, with the engine in this "
+        "process and in its own; each asks for -r texts of -n tokens (32)")  # fmt: skip
+    add("--plot", metavar="FILE", help="draw --parallel into a .png, .svg or .pdf file")
     add("--compare", choices=("llama-cpp",),
         help="run llama-cpp-python on the same file and devices in turn, and print the ratio")  # fmt: skip
     add_model_arguments(parser)
@@ -253,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
         (n_gen, *_) = numbers("--n-gen", ",".join(args.n_gen or ["32"]))
         return bench_parallel.run(args, sizes, n_gen)
     if args.plot:
-        raise InvalidArgument("--plot draws what --parallel measures; give that, or use vkbackend sweep")
+        raise InvalidArgument("--plot needs --parallel; give that, or use vkbackend sweep")
     rows: list[Row] = []
     columns = [*COLUMNS, *(["llama.cpp t/s", "ratio"] if args.compare else [])]
     table = csv.writer(sys.stdout)

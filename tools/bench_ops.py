@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ms", type=float, default=20.0, metavar="T",
         help="how long a submission should take, in milliseconds (default: 20)")  # fmt: skip
     add("--cold", type=int, default=0, metavar="MIB",
-        help="go round as many copies of a case as fill that much memory, more than caches hold")  # fmt: skip
+        help="cycle through copies of a case that fill this many MiB, so that no cache holds "
+        "them")  # fmt: skip
     add("-o", "--output", choices=("md", "csv", "json"), default="md", help="output format (default: md)")
 
 
@@ -78,11 +79,11 @@ def chosen(pattern: str, shapes: str) -> list[Case]:
     try:
         found = [case for case in cases if re.search(pattern, repr(case))]
     except re.error as error:
-        raise InvalidArgument(f"--case {pattern!r} is no regular expression: {error}") from None
+        raise InvalidArgument(f"--case {pattern!r} is not a regular expression: {error}") from None
     if not found:
         if shapes == "real" and any(re.search(pattern, repr(case)) for case in CASES):
             raise InvalidArgument(
-                f"--case {pattern!r} matches small cases alone; time them by --shapes tests"
+                f"--case {pattern!r} matches small cases only; time them with --shapes tests"
             )
         names = sorted({type(case).__name__ for case in cases})
         raise InvalidArgument(f"--case {pattern!r} matches none of {len(cases)} cases of {', '.join(names)}")

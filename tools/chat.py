@@ -58,16 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     path = "the model, a .gguf file (default: the embedded demo model)"
     add("-m", "--model", metavar="FILE", help=path)
-    add("-sys", "--system-prompt", metavar="TEXT", help="what the model is told first (default: nothing)")
+    add("-sys", "--system-prompt", metavar="TEXT", help="the system prompt (default: none)")
     add("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
     add("-st", "--single-turn", action="store_true", help="end after one answer")
     add("--chat-template-file", metavar="FILE",
         help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip
     add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
-        help="what the template finds beside the messages, such as "
+        help="variables for the template, such as "
         """'{"enable_thinking": false}'""")  # fmt: skip
     add("--parse-special", action="store_true",
-        help="control tokens written out in messages count; else they are plain text")  # fmt: skip
+        help="parse special tokens in messages; by default they are plain text")  # fmt: skip
     add_length_arguments(parser, n_ctx=4096, ends="the answer ends")
     add_shared_arguments(parser)
 
@@ -157,7 +157,7 @@ class Conversation:
         elif name == "/save":
             tell_notes([self.save(rest)], self.err)
         else:
-            tell_notes([f"{name} is no command; /help lists them"], self.err)
+            tell_notes([f"{name} is not a command; /help lists them"], self.err)
 
     def save(self, path: str) -> str:
         """Write the conversation to a file; returns what came of it."""

@@ -28,10 +28,10 @@ from vkbackend.tools.parser import (
 
 COMMANDS = {  # module in this folder, imported when its command is the one asked for, and what it does
     "devices": ("devices", "List the Vulkan devices of this machine"),
-    "models": ("architectures", "List the architectures of models that run"),
+    "models": ("architectures", "List the supported architectures"),
     "generate": ("generate", "Generate text with a GGUF model"),
-    "chat": ("chat", "Talk with a GGUF model"),
-    "serve": ("serve", "Serve a GGUF model over HTTP, as OpenAI's API and llama-server's"),
+    "chat": ("chat", "Chat with a GGUF model"),
+    "serve": ("serve", "Serve a GGUF model over HTTP: OpenAI's, Anthropic's and llama-server's APIs"),
     "info": ("model_info", "Show metadata and tensors of a GGUF model"),
     "hosts": ("hosts", "Run a command over several hosts, or check their network"),
     "plan": ("plan", "Show how a model would be split over devices"),
@@ -47,7 +47,7 @@ COMMANDS = {  # module in this folder, imported when its command is the one aske
     "split": ("split", "Write a GGUF model as several files"),
     "merge": ("merge", "Write a split GGUF model as one file"),
     "export": ("export", "Write a loaded model back to a GGUF file from its devices"),
-    "completion": ("completion", "Print the script with which a shell completes commands and flags"),
+    "completion": ("completion", "Print a script for the completion of a shell"),
 }
 NO_DEVICE = {
     "devices",
@@ -83,7 +83,7 @@ examples:
   vkbackend export -m model.gguf -o copy.gguf -dev 0,1
   vkbackend completion bash > ~/.local/share/bash-completion/completions/vkbackend
 
-Environment variables are described in docs/env_vars.md; DEBUG=1 shows devices, plan and tracebacks.
+docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, plan and tracebacks.
 """
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.progress import (
@@ -47,9 +48,10 @@ class _Console(Console):
         super().print(*shown, crop=crop, **options)
 
     def _fitting(self, table: _Table) -> RenderableType:
-        needed = Measurement.get(self, self.options.update(width=ANY_WIDTH), table).minimum
-        if needed > self.width:
+        needed = Measurement.get(self, self.options.update(width=ANY_WIDTH), table)
+        if needed.minimum > self.width:
             return _list_of(table, self.width)
+        _narrow(table, needed.maximum - self.width)
         lines = []
         for segments in self.render_lines(table, pad=False):
             line = Text.assemble(*((part.text, part.style or "") for part in segments), overflow="ignore")
@@ -104,13 +106,34 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     return out
 
 
+def _narrow(table: _Table, excess: int) -> None:
+    """Make the widest columns `excess` characters narrower in all, none narrower than its longest word.
+
+    Rich forgets these words while it shares a width out, and then leaves out what is too much."""
+    texts = list(zip(table.names, *table.rows_of_cells, strict=True))
+    widest = [max(map(cell_len, cells)) for cells in texts]
+    least = [
+        most if column.no_wrap else max(cell_len(word) for cell in cells for word in cell.split() or [""])
+        for column, cells, most in zip(table.columns, texts, widest, strict=True)
+    ]
+    widths = list(widest)
+    for level in range(max(widest), 0, -1):
+        if sum(widest) - sum(widths) >= excess:
+            break
+        widths = [min(most, max(low, level)) for low, most in zip(least, widest, strict=True)]
+    for column, width in zip(table.columns, widths, strict=True):
+        column.max_width = width
+
+
 def _list_of(table: _Table, width: int) -> Text:
     """A block of lines for each row, `column  value`. A value goes below its column where both do not fit in
     one line; a word is never cut."""
     indent = "  "
     aligned = max(map(len, table.names[1:]), default=0)
     lines = [Text(str(table.title), "italic")] if table.title else []
+    last = ""
     for first, *rest in table.rows_of_cells:
+        first = last = first or last  # an empty first cell stands for that of the row above
         lines.append(Text(f"{table.names[0]} {first}", "bold"))
         for name, value in zip(table.names[1:], rest, strict=True):
             whole = f"{indent}{name:<{aligned}}  {value}"

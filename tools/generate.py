@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     prompt.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a UTF-8 file, - for stdin")
     add("--no-parse-special", dest="parse_special", action="store_false",
-        help="control tokens written out in the prompt, such as <|im_start|>, are plain text")  # fmt: skip
+        help="read special tokens in the prompt, such as <|im_start|>, as plain text")  # fmt: skip
     add("--prompt-cache", metavar="FILE",
         help="reuse what FILE holds of the prompt, and save the prompt's state there")  # fmt: skip
     add("--prompt-cache-ro", action="store_true", help="do not write to the --prompt-cache file")

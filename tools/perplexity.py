@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.save_all_logits, InvalidArgument)
     if args.kl_divergence_base and not Path(args.kl_divergence_base).is_file():
         raise InvalidArgument(
-            f"{args.kl_divergence_base}: no such file; --save-all-logits with the other model makes it"
+            f"{args.kl_divergence_base}: no such file; make it with --save-all-logits and the other model"
         )
     with ExitStack() as stack:
         [gguf, *others] = open_models(args, stack)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             base = Base(args.kl_divergence_base, runner.n_vocab)
             if base.n_rows < n_rows:
                 raise InvalidArgument(
-                    f"{args.kl_divergence_base}: has {base.n_rows} scored tokens, {n_rows} are wanted; "
+                    f"{args.kl_divergence_base}: has {base.n_rows} scored tokens, {n_rows} are needed; "
                     "give the same --ctx-size and no more --chunks"
                 )
         if args.save_all_logits:

@@ -51,19 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--port", type=int, default=8080, metavar="N", help="the port; 0: any (default: %(default)s)")
     add("-np", "--parallel", dest="n_slots", type=int, default=N_SLOTS, metavar="N",
-        help="sequences computed together; more wait (default: %(default)s)")  # fmt: skip
+        help="how many sequences are computed together; further requests wait (default: "
+        "%(default)s)")  # fmt: skip
     add("-c", "--ctx-size", dest="n_ctx", type=int, metavar="N",
-        help="positions that all requests share, and the longest that one may take; 0: the model's context "
+        help="tokens of the KV cache that all requests share, and the longest request; 0: the model's "
+        "context "
         f"(default: that, at most {N_CTX})")  # fmt: skip
     add("-n", "--n-predict", "--predict", dest="max_tokens", type=int, default=-1, metavar="N",
-        help="tokens of an answer whose request names no limit; -1: up to the end of the context "
+        help="the limit of answers whose request has none, in tokens; -1: the end of the context "
         "(default: %(default)s)")  # fmt: skip
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
     add("--chat-template-file", metavar="FILE",
         help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip
     add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
-        help="what the template finds beside the messages, such as "
-        """'{"enable_thinking": false}'; a request's word counts before this""")  # fmt: skip
+        help="variables for the template, such as "
+        """'{"enable_thinking": false}'; a request's own values win""")  # fmt: skip
     _add_security(parser)
     _add_bounds(parser)
     add_shared_arguments(parser)
@@ -72,31 +74,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_security(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("who may ask").add_argument
     add("--api-key", action="append", default=[], metavar="KEY",
-        help="a key that clients send; others of this machine can see it here, so better a file or "
-        f"${KEY_VARIABLE}; may be repeated")  # fmt: skip
+        help="a key that clients must send; other users of this machine can see it in the list of "
+        f"processes, so prefer a file or ${KEY_VARIABLE}; may be repeated")  # fmt: skip
     add("--api-key-file", metavar="FILE", help="keys, one a line")
     add("--insecure", action="store_true", help="listen to other machines without a key")
     add("--allowed-host", action="append", default=[], metavar="NAME",
-        help="a name of this server, beside addresses, localhost and the machine's own; may be "
+        help="another name of this server, besides addresses, localhost and the machine's own; may be "
         "repeated")  # fmt: skip
     add("--cors-origins", action="append", default=[], metavar="ORIGIN",
-        help="pages of ORIGIN, such as https://chat.example, may ask; *: all; may be repeated (default: "
+        help="allow requests from pages of ORIGIN, such as https://chat.example; *: all; may be repeated "
+        "(default: "
         "none)")  # fmt: skip
     add("--ssl-key-file", metavar="FILE", help="the private key of TLS, PEM")
     add("--ssl-cert-file", metavar="FILE", help="the certificate of TLS, PEM")
     add("--slot-save-path", metavar="FOLDER", help="where /slots saves and restores (default: nowhere)")
-    add("--no-slots", dest="slots", action="store_false", help="do not tell of slots at /slots")
+    add("--no-slots", dest="slots", action="store_false", help="do not show slots at /slots")
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("bounds (docs/serving.md has all)").add_argument
     add("--queue", type=int, default=256, metavar="N",
-        help="sequences that may wait for a slot; more get 429 (default: %(default)s)")  # fmt: skip
+        help="how many sequences may wait for a slot; further requests get 429 (default: "
+        "%(default)s)")  # fmt: skip
     add("--max-streams", type=int, default=128, metavar="N",
-        help="answers that may be streamed at once (default: %(default)s)")  # fmt: skip
+        help="how many answers may be streamed at once (default: %(default)s)")  # fmt: skip
     add("--shutdown-timeout", type=float, default=30.0, metavar="S",
-        help="seconds that answers get once the server is told to end (default: %(default)s)")  # fmt: skip
-    add("--log-disable", action="store_true", help="write no line for each request")
+        help="how long running answers may go on after SIGTERM, in seconds (default: "
+        "%(default)s)")  # fmt: skip
+    add("--log-disable", action="store_true", help="do not log requests")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -153,13 +158,13 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
     guard = Guard(read_keys(keys, args.api_key_file), tuple(args.allowed_host), tuple(args.cors_origins))
     if not guard.keys and not args.insecure and not is_loopback(args.host):
         raise InvalidArgument(
-            f"--host {args.host} lets other machines ask, and there is no API key; give one "
-            "(--api-key-file), or --insecure where everybody may"
+            f"--host {args.host} is open to other machines and needs an API key; give one (--api-key-file), "
+            "or allow everybody (--insecure)"
         )
     if bool(args.ssl_key_file) != bool(args.ssl_cert_file):
         raise InvalidArgument("TLS needs --ssl-key-file and --ssl-cert-file; one of them was given")
     if args.slot_save_path is not None and not Path(args.slot_save_path).is_dir():
-        raise InvalidArgument(f"--slot-save-path {args.slot_save_path!r} is no folder; make it first")
+        raise InvalidArgument(f"--slot-save-path {args.slot_save_path!r} is not a folder; make it first")
     if not 0 <= args.shutdown_timeout < math.inf:
         raise InvalidArgument(f"--shutdown-timeout={args.shutdown_timeout}: expected seconds, 0 or more")
     limits = Limits(

@@ -22,26 +22,26 @@ _UNITS = {"M": 10**6, "G": 10**9}  # as gguf-split counts
 def part_size(text: str) -> int:
     number, unit = text[:-1], text[-1:].upper()
     if not (number.isascii() and number.isdigit() and int(number) and unit in _UNITS):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; give a number with M or G, such as 2G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give a number with M or G, such as 2G")
     return int(number) * _UNITS[unit]
 
 
 def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of tensors; give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tensors; give 1 or more")
     return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="FILE", help="the model, a .gguf file, or a part of it")
-    add("prefix", metavar="PREFIX", help="what the names of the parts begin with")
+    add("prefix", metavar="PREFIX", help="the prefix of the parts' names")
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--split-max-tensors", type=count, default=128, metavar="N",
-        help="tensors of a part at most (default: %(default)s)")  # fmt: skip
+        help="the most tensors in a part (default: %(default)s)")  # fmt: skip
     limit.add_argument("--split-max-size", type=part_size, metavar="N(M|G)",
-        help="bytes of a part's tensors at most, in millions or thousands of them")  # fmt: skip
-    add("--no-tensor-first-split", action="store_true", help="the first part has the metadata alone")
+        help="the most bytes of tensors in a part: M for millions, G for billions")  # fmt: skip
+    add("--no-tensor-first-split", action="store_true", help="the first part has only the metadata")
     add("--dry-run", action="store_true", help="show the parts and write nothing")
 
 

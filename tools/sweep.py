@@ -40,7 +40,7 @@ class Point:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-p", "--n-prompt", type=int, default=512, metavar="N",
-        help="tokens of the prompt timed at each depth; depths grow by as many (default: 512)")  # fmt: skip
+        help="tokens of the prompt timed at each depth; depths grow by this many (default: 512)")  # fmt: skip
     add("-n", "--n-gen", type=int, default=32, metavar="N",
         help="single tokens timed at each depth (default: 32)")  # fmt: skip
     add("-c", "--ctx-size", dest="n_ctx", type=int, default=4096, metavar="N",

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-dev", "--device", dest="devices", metavar="LIST", default="0",
         help="all devices of a driver (default: 0)")  # fmt: skip
-    add("--forget", action="store_true", help="remove the driver's table instead, and go by the rules again")
+    add("--forget", action="store_true", help="remove this driver's table, so that the built-in rules apply")
 
 
 def cases_of(limits: Limits) -> list[Case]:
@@ -129,14 +129,14 @@ def run(args: argparse.Namespace) -> int:
         info = infos[0]
         if any(measured.entry_name(i) != measured.entry_name(info) for i in infos):
             raise InvalidArgument(
-                f"--device {args.devices!r} names devices of several drivers; tune each driver by itself"
+                f"--device {args.devices!r} names devices of several drivers; tune one driver at a time"
             )
         if args.forget:
             measured.save(info, {})
             return 0
         if not cache_folder.writable():
             raise InvalidArgument(
-                "there is no cache folder to keep the measured table in; let VKBACKEND_CACHE name one"
+                "there is no cache folder to keep the measured table in; set VKBACKEND_CACHE to one"
             )
         times = []
         for device in devices:

@@ -60,10 +60,10 @@ class Result:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-dev", "--device", dest="devices", metavar="LIST",
-        help="the devices, comma-separated (default: all there are)")  # fmt: skip
+        help="the devices, comma-separated (default: all)")  # fmt: skip
     add("-c", "--case", metavar="REGEX", default="", help="only cases whose name matches (default: all)")
     add("--all", action="store_true", help="the wide sweep too: takes many minutes on a software device")
-    add("--seed", type=int, metavar="N", help="of the random inputs (default: a new one)")
+    add("--seed", type=int, metavar="N", help="seed of the random inputs (default: a new one)")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
 
 
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         pattern = re.compile(args.case)
     except re.error as error:
-        raise InvalidArgument(f"--case {args.case!r} is no regular expression: {error}") from None
+        raise InvalidArgument(f"--case {args.case!r} is not a regular expression: {error}") from None
     if args.seed is not None:
         whole_number("--seed", args.seed, 0, MAX_SEED)
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed

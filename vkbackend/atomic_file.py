@@ -15,7 +15,7 @@ def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> N
     """Raise `error` where no file can be made in the folder of `path`: to tell it before long work."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise error(f"{path}: cannot be written: {folder} is no folder to write to; give another name")
+        raise error(f"{path}: cannot be written: {folder} is not a folder to write to; give another name")
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def replacing(path: str | os.PathLike[str], error: type[VkbackendError]) -> Iter
     refuses.
     """
     if "\0" in os.fsdecode(path):
-        raise error(f"{path!r}: is no name of a file; give another")
+        raise error(f"{path!r}: is not a file name; give another")
     target = Path(os.path.realpath(path))
     part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
     try:

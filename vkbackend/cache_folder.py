@@ -1,8 +1,9 @@
 """The cache folder: compiled shaders, pipelines, speeds and measured choices all go through here.
 
-A cache costs time where it is missing and must never cost more. So what is read was written whole, under this
-name, by this user or root: a header with a checksum leads every entry, nobody else may write to the folder or
-to the file, and a pipe or a link is no entry. Anything else counts as missing and is told once, on stderr.
+Without a cache only time is lost; a bad entry must not cost more. So an entry is read only if it was written
+whole, under this name, by this user or root: it begins with a checksum, no other user may write to the file
+or the folder, and it is neither a pipe nor a link. Any other entry counts as missing; one line on stderr says
+so.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _content(name: str, blob: bytes) -> bytes:
         raise _Refused("it has no checksum: it is damaged, made by hand or by another version")
     data = blob[_HEAD_NBYTES:]
     if blob[:_HEAD_NBYTES] != _head(name, data):
-        raise _Refused("it is damaged, its checksum does not fit")
+        raise _Refused("it is damaged: its checksum does not match")
     return data
 
 

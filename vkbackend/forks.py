@@ -1,5 +1,6 @@
-"""What a forked child must not touch: threads stay with the parent, and so do a driver's state and the far
-ends of pipes. The child's copies of such things are told, and refuse to work instead of hanging or crashing.
+"""What a forked child must not use: threads, a driver's state and the other ends of pipes stay with the
+parent. The child's copies of such objects are marked, so that they raise an error instead of hanging or
+crashing.
 """
 
 from __future__ import annotations

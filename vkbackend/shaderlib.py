@@ -1,8 +1,9 @@
 """SPIR-V of every (op, variant) in the manifest `shaders/variants.toml`.
 
 Looked up in this order: shipped in `shaders/spv/` (its index has hashes of the sources and of each module),
-the user's cache, the compiler. So a changed source or include recompiles by itself, as a damaged module does,
-and an installed wheel needs no compiler. Drivers trust what they are given: one crashes on half a module.
+the user's cache, the compiler. So a changed source or include is compiled again, and so is a damaged module;
+an installed wheel needs no compiler. Drivers do not check modules: one of them crashes on a truncated
+module.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ def compile_variant(op: str, variant: str) -> bytes:
         if compilers():
             lacks, advice = f"{COMPILER} of version {_NEW} or newer", "run tools/setup.sh, which unpacks one"
         raise UnsupportedFeature(
-            f"shader {op}.{variant} has no compiled form that fits its source and no {lacks} is here: "
-            f"{advice}, or a wheel, which needs none"
+            f"shader {op}.{variant} has no SPIR-V that matches its source, and {lacks} is missing: {advice}, "
+            "or a wheel, which needs no compiler"
         )
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +176,7 @@ def compile_variant(op: str, variant: str) -> bytes:
         raise UnsupportedFeature(f"{COMPILER} refused {op}.{variant}:\n{done.stdout}{done.stderr}")
     if not is_whole(code):  # glslang ends well on a full disk, too
         raise UnsupportedFeature(
-            f"{COMPILER} wrote {len(code)} bytes of {op}.{variant} and not the whole; free space in "
+            f"{COMPILER} wrote {len(code)} bytes of {op}.{variant}, which is not all; free space in "
             f"{tempfile.gettempdir()}, or name another folder (TMPDIR)"
         )
     return code

@@ -1,8 +1,8 @@
 """A conversation with a model: `Chat` keeps it in one slot, so that a turn computes only what is new.
 
-The whole conversation goes through the template at every turn, as templates may look back. Where its text
-goes on from what the slot holds, the tokens that the model made stay: made from their text again they could
-be cut differently. Where the context is full, the oldest exchanges are left out of what the model sees.
+The whole conversation goes through the template at every turn, as templates may look back. If the new text
+continues the slot's text, the model's own tokens stay: tokenized again, the text could be cut differently. If
+the context is full, the model no longer sees the oldest exchanges.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Chat:
         """Answer the last message once more, in place of the last answer. InvalidArgument without one."""
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
-            raise InvalidArgument("there is no message to answer once more; send one")
+            raise InvalidArgument("there is no message to answer again; send one first")
         return self._ask(self.messages[: asked[-1] + 1], max_tokens, options)
 
     def _ask(

@@ -1,5 +1,5 @@
-"""The methods of `LLM` that answer conversations. The caller keeps the messages; what the engine has computed
-of them before is found again by itself."""
+"""The methods of `LLM` that answer conversations. The caller keeps the messages; the engine reuses what it
+computed of them before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the prefix cache deals in: pools of blocks, nodes of its tree, what a slot holds."""
+"""The data of the prefix cache: pools of blocks, nodes of its tree, the content of a slot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How many rows of prompts a step takes beside sequences that decode: so many that the step takes about twice
-as long as without them. What a row costs depends on device, model, depth and padding, so the number is found
-by trying: it grows while steps are fast enough, and shrinks when one is not.
+"""How many rows of prompts a step computes while other sequences decode: as many as make the step about twice
+as long. The cost of a row depends on device, model, depth and padding, so the number is found by trying: it
+grows while steps are fast enough, and shrinks when one is not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Between the callers of an engine and its threads: requests go in, events come out to who asked.
 
-A signal (Ctrl-C) raises in the main thread between any two bytecodes. So what a caller changes here it
-changes in one step of C code: it puts a letter into the inbox, or drops the queue that it reads its events
-from. Everything else belongs to the engine's threads, in which no signal raises.
+A signal (Ctrl-C) raises in the main thread between any two bytecodes. So a caller makes each change here in
+one call of C code: it puts a letter into the inbox, or drops the queue of its events. Everything else belongs
+to the engine's threads, where signals do not raise.
 """
 
 from __future__ import annotations

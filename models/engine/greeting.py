@@ -43,7 +43,7 @@ def _answer(transport: Transport, secret: bytes) -> None:
 def _receive(transport: Transport, host: int, nbytes: int) -> bytes:
     data = transport.receive(host, Lane.REPLY, nbytes, "the greeting", GREET_S)
     if len(data) != nbytes:
-        raise DeviceLost(f"{transport.names[host]} sent {len(data)} bytes as a greeting, which has {nbytes}")
+        raise DeviceLost(f"{transport.names[host]} sent {len(data)} bytes as a greeting, expected {nbytes}")
     return data
 
 

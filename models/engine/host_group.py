@@ -1,8 +1,8 @@
 """The group of hosts that run one model, as a runner on any of them sees it.
 
-Host 0 decides and tells; the others load the same model and do as they are told (following.py). Every host
-opens its own devices and has stand-ins for the others'. Before anything is loaded all compare what must be
-equal; a difference is a PlanError that names the host.
+Host 0 decides; the others load the same model and follow its messages (following.py). Every host opens its
+own devices, and has stand-ins for the devices of other hosts. Before anything is loaded, all hosts compare
+what must be equal; a difference is a PlanError that names the host.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Group:
         if isinstance(call, say.End):
             raise DeviceLost("host 0 gave up; its own message says why")
         if not isinstance(call, type_):
-            raise DeviceLost(f"{self.names[0]} said {type(call).__name__}, which nobody expects now")
+            raise DeviceLost(f"{self.names[0]} sent an unexpected {type(call).__name__}")
         return call
 
     # ---- joining ----
@@ -133,7 +133,7 @@ class Group:
             cards = self._exchange_cards(say.Cards(mine, host_free_nbytes()))
             missing = [d for d, (host, _) in enumerate(places) if host != rank and d not in cards]
             if missing:
-                raise PlanError(f"nobody has device {options.devices[missing[0]]}")  # type: ignore[index]
+                raise PlanError(f"no host has device {options.devices[missing[0]]}")  # type: ignore[index]
         except BaseException:
             for device in own:
                 device.close()

@@ -240,6 +240,7 @@ def decode(data: bytes, type_: Any, sender: str) -> Any:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DeviceLost(
-            f"{sender} sent what is no message of this version ({error}); use the same version of vkbackend "
+            f"{sender} sent bytes that are not a message of this version ({error}); use the same version of "
+            "vkbackend "
             "on all hosts"
         ) from None

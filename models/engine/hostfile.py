@@ -82,7 +82,7 @@ def parse_hosts(text: str, path: str) -> HostFile:
             continue
         address, given = words[0], _settings(words[1:], OWN, where)
         if address.startswith("-"):
-            raise InvalidArgument(f"{where}: {address!r} is no address")
+            raise InvalidArgument(f"{where}: {address!r} is not an address")
         devices = tuple(filter(None, given.pop("dev", "0").split(",")))
         hosts.append(HostLine(address, devices, **given))
     n_devices = sum(len(host.devices) for host in hosts)
@@ -97,7 +97,7 @@ def parse_hosts(text: str, path: str) -> HostFile:
     for host, address in zip(hosts, addresses, strict=True):
         if public == "no" and not is_private(address):
             raise InvalidArgument(
-                f"hostfile {path}: {host.address} ({address}) is no private address, and MPI neither "
+                f"hostfile {path}: {host.address} ({address}) is not a private address, and MPI neither "
                 "encrypts nor authenticates what it sends; use a private network or WireGuard, or say "
                 "public=yes"
             )

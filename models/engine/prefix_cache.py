@@ -1,9 +1,10 @@
-"""Who has which blocks of cells: sequences share the full blocks of a common beginning.
+"""Which slot has which blocks of cells: sequences share the full blocks of a common beginning.
 
-Full blocks hang in a radix tree over their tokens, one node a block. A node counts the slots that use it; one
-that nobody uses stays until its block is needed, the least recently used first. What a slot stores behind
-its last full block is its own. Layers of one window have blocks of their own in every node, and a slot gives
-back those that its window has left. Host only: `write` brings an entry of a cell table to the devices.
+Full blocks hang in a radix tree over their tokens, one node a block. A node counts the slots that use it. An
+unused node stays until its block is needed; the least recently used goes first. The cells after a slot's last
+full block belong to that slot alone. Layers of one window have blocks of their own in every node, and a slot
+gives back those that its window has left. Host only: `write` brings an entry of a cell table to the
+devices.
 """
 
 from __future__ import annotations

@@ -99,11 +99,11 @@ def save(
     if stop < content.resumable:
         raise InvalidArgument(
             f"positions {first}..{stop} of slot {slot} cannot be saved: layers with a sliding window no "
-            f"longer hold what follows {stop} sees; give a last of at least {content.resumable}"
+            f"longer hold the positions that {stop} attends to; give a last of at least {content.resumable}"
         )
     if runner.kv.states and (first, stop) != (0, content.n_stored):
         raise InvalidArgument(
-            f"positions {first}..{stop} of slot {slot} cannot be saved apart: the model has recurrent "
+            f"positions {first}..{stop} of slot {slot} cannot be saved alone: the model has recurrent "
             f"layers, whose state stands for all {content.n_stored} positions; save the slot without a range"
         )
     # Without `last`, the token that is known but has not run belongs to the sequence, too.
@@ -207,7 +207,7 @@ def _check(
     meta = file.metadata() or {}
     if (found := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
-            f"{path}: format {found[0]!r} version {found[1]!r}: only {FORMAT} version {VERSION} is read"
+            f"{path}: format {found[0]!r} version {found[1]!r}: expected {FORMAT} version {VERSION}"
         )
     for key, here in _identity(runner).items():
         if meta.get(key) != here:
@@ -216,7 +216,7 @@ def _check(
     first, last = _position(meta, "first", path), _position(meta, "last", path)
     saved = _position({"resumable": "0"} | meta, "resumable", path)  # absent in files of before it was there
     if first >= last:
-        raise StateError(f"{path}: positions {first}..{last} are no range; the file is damaged")
+        raise StateError(f"{path}: positions {first}..{last} are not a range; the file is damaged")
     if saved > last:
         raise StateError(f"{path}: resumable is {saved}, beyond the last position; the file is damaged")
     if last > runner.n_ctx:

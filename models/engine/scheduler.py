@@ -1,8 +1,8 @@
 """Which request runs in which slot, and which rows the next step has.
 
-Sequences that decode come first, one row each; prompts share what the budget leaves. A request starts where
-its beginning is already stored, and gives way, the youngest first, where blocks of the cache run out: what it
-computed is found again or computed again.
+Sequences that decode come first, one row each; prompts share what the budget leaves. A request starts behind
+the beginning that is already stored. When the cache has no block left, the youngest request is preempted; its
+work is found in the cache later, or computed again.
 """
 
 from __future__ import annotations

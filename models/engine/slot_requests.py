@@ -81,6 +81,5 @@ class SlotRequests:
         check_slot(slot, self._runner.n_slots)
         if slot not in self._scheduler.free or self._scheduler.waiting.waits_for(slot):
             raise InvalidArgument(
-                f"slot {slot} is in work, so nothing can be put into it; end what runs there "
-                "(close its stream) or take another slot"
+                f"slot {slot} is busy; close the stream that runs there, or use another slot"
             )

@@ -222,7 +222,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
     cur.pos = 4
     version = cur.number("I", "the version")
     if version and version & 0xFFFF == 0:
-        raise GGUFError(f"{cur.path}: a big endian GGUF file; convert it to little endian")
+        raise GGUFError(f"{cur.path}: a big-endian GGUF file; convert it to little-endian")
     if version not in (2, 3):
         raise GGUFError(
             f"{cur.path}: GGUF version {version}; versions 2 and 3 are read: convert the model again"
@@ -235,7 +235,7 @@ def _parse_header(cur: _Cursor, index: int) -> tuple[dict[str, Value], list[Tens
     for i in range(n_keys):
         key = cur.string(f"metadata key {i}", MAX_KEY_BYTES)
         if key in values:
-            raise cur.error(f"metadata key {key!r} is there twice")
+            raise cur.error(f"metadata key {key!r} appears twice")
         values[key] = cur.value(key)
 
     alignment = DEFAULT_ALIGNMENT
@@ -273,7 +273,8 @@ def _parse_tensor(cur: _Cursor, i: int, index: int) -> TensorInfo:
         raise cur.error(f"tensor {name!r} has an impossible shape {dims}")
     if dims[0] % block_elements:
         raise cur.error(
-            f"tensor {name!r}: rows of {dims[0]} are no multiple of the {type_name} block of {block_elements}"
+            f"tensor {name!r}: rows of {dims[0]} are not a multiple of the {type_name} block of "
+            f"{block_elements}"
         )
     return TensorInfo(
         name, tuple(reversed(dims)), type_name, n_elements // block_elements * block_bytes, index, offset
@@ -286,10 +287,10 @@ def _place(cur: _Cursor, table: list[TensorInfo], data_start: int, alignment: in
     for t in table:
         start = data_start + t.offset
         if t.name in names:
-            raise cur.error(f"tensor {t.name!r} is there twice")
+            raise cur.error(f"tensor {t.name!r} appears twice")
         if t.offset % alignment:
             raise cur.error(
-                f"tensor {t.name!r}: offset {t.offset} is no multiple of the alignment {alignment}"
+                f"tensor {t.name!r}: offset {t.offset} is not a multiple of the alignment {alignment}"
             )
         if start + t.nbytes > cur.file_bytes:
             raise cur.error(

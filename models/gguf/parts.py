@@ -42,7 +42,7 @@ def part_paths(prefix: str | os.PathLike[str], count: int) -> list[Path]:
     """PREFIX-00001-of-0000N.gguf and so on, as llama.cpp names and finds them."""
     if count > MAX_PARTS:
         raise InvalidArgument(
-            f"{count} parts are asked for, and a model has at most {MAX_PARTS}: make them larger"
+            f"{count} parts were asked for, and a model has at most {MAX_PARTS}: make them larger"
         )
     name = os.fspath(prefix)
     return [Path(f"{name}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]

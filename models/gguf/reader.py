@@ -236,7 +236,7 @@ def _part_paths(path: Path) -> list[Path]:
         return [path]
     count = int(m["count"])
     if not 1 <= int(m["no"]) <= count:
-        raise GGUFError(f"{path}: part {int(m['no'])} of {count} cannot be; check the file name")
+        raise GGUFError(f"{path}: part {int(m['no'])} of {count} cannot exist; check the file name")
     paths = [path.with_name(f"{m['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
     if missing := [p for p in paths if not os.path.lexists(p)]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

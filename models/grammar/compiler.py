@@ -1,4 +1,4 @@
-"""Compiles structures to matchers, beside the engine: what takes long does not hold up a step.
+"""Compiles structures to matchers on its own thread, so that a long compilation does not delay a step.
 
 Everything is bounded: bytes of the source, work of the compiler and of each mask, what the cache keeps. A
 grammar that needs more, or that llguidance does not support, is an error of its request.

@@ -1,5 +1,5 @@
 """What the text of an answer must be: a JSON value of a schema, any JSON object, a regular expression or a
-grammar. The checks of what a caller gives, and the one language that all become.
+grammar. It has the checks of a caller's values, and translates all of them to one language.
 
 That language is llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
 """
@@ -67,7 +67,7 @@ def _of_gbnf(text: str) -> str:
         return str(gbnf_to_lark(text))
     except (Exception, RecursionError) as error:
         message = " ".join(str(error).split())[:500] or type(error).__name__
-        raise InvalidArgument(f"grammar: this is no GBNF: {message}", argument="grammar") from None
+        raise InvalidArgument(f"grammar: this is not GBNF: {message}", argument="grammar") from None
 
 
 # ---- checks ----
@@ -86,7 +86,7 @@ def grammar_text(name: str, value: Any) -> str | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise refused(name, value, "expected a text, a str")
+        raise refused(name, value, "expected a str")
     if name == "lark" and "%llguidance" in value:
         raise refused(name, value, "its %llguidance line is given already; leave it out")
     return _bounded(name, value)
@@ -104,7 +104,7 @@ def schema_text(name: str, value: Any) -> str | None:
         try:
             value = json.loads(_bounded(name, value))
         except (ValueError, RecursionError) as error:
-            raise refused(name, value, f"{expected}; this text is no JSON: {error}") from None
+            raise refused(name, value, f"{expected}; this text is not JSON: {error}") from None
     if not isinstance(value, dict | bool):
         raise refused(name, value, expected)
     if _is_deep(value):

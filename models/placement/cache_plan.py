@@ -55,7 +55,7 @@ def plan_caches(
 ) -> list[CachePlan]:
     """The caches of all layers that have their own, in the order of layers.
 
-    Raises InvalidArgument for a type whose blocks a head is no multiple of: splits fall between heads.
+    Raises InvalidArgument for a type whose blocks a head is not a multiple of: splits fall between heads.
     """
     return [
         CachePlan(

@@ -212,7 +212,7 @@ def _override(
         if text not in matched:
             names = ", ".join(spec.name for spec in specs if spec.role.dim)[:100].rpartition(",")[0]
             raise InvalidArgument(
-                f"override {text}={target}: no tensor's name matches the pattern; names are such as {names} "
+                f"override {text}={target}: no tensor's name matches the pattern; names look like {names} "
                 "(vkbackend info lists them all)"
             )
     return homes, plans, output_plan
@@ -222,7 +222,7 @@ def _compile(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise InvalidArgument(f"override pattern {text!r} is no regular expression: {error}") from error
+        raise InvalidArgument(f"override pattern {text!r} is not a regular expression: {error}") from error
 
 
 # ---- sizes ----

@@ -84,7 +84,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
         used.add(info.name)
     if left := sorted(set(gguf.tensors) - used):
         raise UnsupportedModel(
-            f"{gguf.paths[0]}: {len(left)} tensors that nothing of {gguf.architecture} reads: "
+            f"{gguf.paths[0]}: {len(left)} tensors that {gguf.architecture} does not use: "
             f"{', '.join(left[:6])}"
         )
     return types

@@ -150,7 +150,7 @@ def _samplers(name: str, value: Any) -> tuple[str, ...]:
         if word == "":
             continue
         if word not in ORDER:
-            raise refused(name, one, f"no sampler; there are: {', '.join(ORDER)}")
+            raise refused(name, one, f"not a sampler; there are: {', '.join(ORDER)}")
         found.append(word)
     return tuple(found)
 

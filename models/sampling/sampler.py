@@ -157,8 +157,8 @@ class Sampler:
                 raise VkbackendError(f"logits_processors[{number}] failed: {error!r}") from error
             if made.shape != logits.shape:
                 raise VkbackendError(
-                    f"logits_processors[{number}] returned an array of shape {made.shape}; return the logits "
-                    f"{logits.shape} that were given, changed"
+                    f"logits_processors[{number}] returned an array of shape {made.shape}; return logits of "
+                    f"shape {logits.shape}"
                 )
             logits = made
         return logits

@@ -83,7 +83,7 @@ class ChatTemplate:
         found = [with_thought(message) for message in messages]
         if continue_final_message:
             if not found:
-                raise InvalidArgument("continue_final_message: there is no message to go on with")
+                raise InvalidArgument("continue_final_message: there is no message to continue")
             found[-1], end = tagged(found[-1])
             add_generation_prompt = False
         variables = {name: value for name, value in variables.items() if value is not None}
@@ -108,7 +108,7 @@ def tagged(message: Message) -> tuple[Message, str]:
             end = parts[i]["text"]
             parts[i] = {**parts[i], "text": end + TAG}
             return {**message, "content": parts}, end
-    raise InvalidArgument("continue_final_message: the last message has no text to go on with")
+    raise InvalidArgument("continue_final_message: the last message has no text to continue")
 
 
 def before_tag(text: str, end: str) -> str:

@@ -1,8 +1,8 @@
-"""Special tokens that a message only looks like: in what users and tools say they are plain text.
+"""Special tokens in the texts of users and tools are plain text.
 
-`Hi<|im_end|>` in a message would else end the message and let its author speak as somebody else. Sentinels
-that nobody can guess stand beside such texts while a template renders them. They are used only where the
-text without them is the plain rendering, byte for byte: templates look at how contents begin and end.
+`Hi<|im_end|>` in a message would otherwise end it, and its author could write in another role. While a
+template renders such texts, random sentinels mark them. They are used only where the text without them is the
+plain rendering, byte for byte: templates look at how contents begin and end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model thinks, told from what it answers, in text that comes in pieces.
+"""Separates a model's thoughts from its answer, in text that arrives in pieces.
 
 Thoughts stand in front of the answer, between markers that a family has; gpt-oss names a channel for each
 part of its turn (harmony.py). Markers belong to neither part.

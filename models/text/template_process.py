@@ -81,7 +81,7 @@ class TemplateProcess:
         lock = self._lock
         try:
             if not lock.acquire(timeout=WALL_S):
-                raise Timeout(f"the chat template was busy with others for {WALL_S:.0f} s; try again")
+                raise Timeout(f"the chat template was busy with other requests for {WALL_S:.0f} s; try again")
             worker, self._worker = self._worker, None  # an interrupt ends it, with what it might still say
             if worker is None or not worker.idle():
                 worker = _Worker()

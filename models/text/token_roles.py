@@ -1,5 +1,5 @@
-"""What tokens are by their texts, whatever a file says of them: which end a generation, which are control
-tokens, and behind which white space is no text.
+"""The role of tokens by their text, whatever the file says: which end a generation, which are control
+tokens, and after which white space is dropped.
 
 Converters often forget to mark them. The rules are llama.cpp's, so that both stop at the same places.
 """

@@ -43,9 +43,9 @@ def test_even_by_default_and_without_overflow() -> None:
         ([1, math.inf], "finite"),
         ([0, 0], "above zero"),
         ([0.0, -0.0], "above zero"),
-        (["a", 1], "no list of numbers"),
-        ([None, 1], "no list of numbers"),
-        (7, "no list of numbers"),
+        (["a", 1], "not a list of numbers"),
+        ([None, 1], "not a list of numbers"),
+        (7, "not a list of numbers"),
     ],
 )
 def test_bad_shares(shares: Any, message: str) -> None:

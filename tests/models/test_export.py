@@ -218,7 +218,7 @@ def test_command(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["export", "-m", str(path), "-o", str(path), "-dev", "numpy"]) == 2
     assert "is the model that was loaded" in capsys.readouterr().err
     assert main(["export", "-m", str(path), "-o", "/nowhere/x.gguf", "-dev", "no such device"]) == 2
-    assert "/nowhere is no folder" in capsys.readouterr().err  # before a device is looked for
+    assert "/nowhere is not a folder" in capsys.readouterr().err  # before a device is looked for
 
 
 def test_the_header_is_what_the_format_says(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
 
 def test_what_is_not_there(hub: dict[str, str]) -> None:
     wrong = (
-        (["-hf", "me/nothing"], "me/nothing is not there, or may not be read"),
+        (["-hf", "me/nothing"], "me/nothing does not exist or is private"),
         (["-hf", "me/demo:Q2_K"], "me/demo has no model 'Q2_K'; there are: demo-Q4_K_M-00001"),
         (["-hf", "me/demo", "-hff", "x.gguf"], "has no file 'x.gguf'"),
         (["-hf", "demo"], "'demo' names no repository; expected user/repo"),

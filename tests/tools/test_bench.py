@@ -183,7 +183,7 @@ def test_bad_flags_end_in_one_line(tiny: None, capsys: Any, flags: list[str]) ->
     out, err = capsys.readouterr()
     assert not out and err.splitlines()[-1].startswith("error: ")
     if {"--control-vector", "-ot"} & set(flags):
-        assert "leave one of the two out" in err
+        assert "leave one of them out" in err
 
 
 LLAMA_CPP = """

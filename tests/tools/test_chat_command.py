@@ -110,7 +110,7 @@ def test_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     answers = out.split("\n")
     assert answers[0] == answers[1] != answers[2] and len(answers) == 4
     assert json.loads(path.read_text()) == found.chat.messages[:2]
-    for said in ("no message to answer once more", "2 messages are in", "/save needs", "/hlep is no command",
+    for said in ("no message to answer again", "2 messages are in", "/save needs", "/hlep is not a command",
                  "/regen  answer", "'/nowhere/x' cannot be written"):  # fmt: skip
         assert said in err
     assert [m["content"] for m in found.chat.messages][::2] == ["w1.", "/a/b"]

@@ -46,6 +46,23 @@ def test_a_table_fits_or_becomes_a_list(width: int) -> None:
     assert file.getvalue().count("23.5 GiB") == file.getvalue().count("25.0.7") == 2
 
 
+@pytest.mark.parametrize("width", [60, 88, 92, 96, 100, 104, 110, 160])
+def test_no_column_is_cut_where_another_can_wrap(width: int) -> None:
+    names = ("architecture", "models", "tensor parallel", "layer split", "state save", "control vectors",
+             "experts", "sliding window", "recurrent")  # fmt: skip
+    models = ("Llama 1 to 3, Mistral, Mixtral, SmolLM", "GPT OSS")
+    rows = [("llama", models[0], "heads, ffn, experts", *["yes"] * 6), ("", models[1], "heads", *["-"] * 6)]
+    out, file = screen(width)
+    out.print(table("", names, rows))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert {word for cell in (*names, *rows[0], *rows[1]) for word in cell.split()} <= set(
+        file.getvalue().split()
+    )
+    if lines[0].startswith("architecture llama"):  # a list: the empty cell is that of the row above
+        assert sum(line == "architecture llama" for line in lines) == 2
+
+
 def test_no_color_leaves_out_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {}
     for value in ("", "1"):

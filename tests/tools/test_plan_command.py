@@ -141,7 +141,7 @@ def test_model_that_does_not_fit(models: Path, capsys: pytest.CaptureFixture[str
         (("--split-policy", "fair"), "fair"),
         (
             ("-ot", "nothing=CPU"),
-            "nothing=CPU: no tensor's name matches the pattern; names are such as output",
+            "nothing=CPU: no tensor's name matches the pattern; names look like output",
         ),
         (("-ctk", "q3"), "q3"),
         (("-c", "-1"), "-1"),

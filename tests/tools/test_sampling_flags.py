@@ -50,8 +50,9 @@ def test_values(words: str, fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("-l 5", "15043"), ("-l 5+x", "15043"), ("-l 5+inf", "15043"), ("--sampler-seq kz", "'z' is no sampler"),
-     ("--samplers top_k;best", "no sampler; there are: penalties, dry"), ("--mirostat 3", "mirostat=3"),
+    [("-l 5", "15043"), ("-l 5+x", "15043"), ("-l 5+inf", "15043"),
+     ("--sampler-seq kz", "'z' is not a sampler"),
+     ("--samplers top_k;best", "not a sampler; there are: penalties, dry"), ("--mirostat 3", "mirostat=3"),
      ("--stop-token-ids 5,x", "stop_token_ids"), ("--xtc-probability 2", "xtc_probability=2")],
 )  # fmt: skip
 def test_wrong_values_are_named(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

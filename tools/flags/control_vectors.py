@@ -64,5 +64,5 @@ def add_control_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         type=int,
         metavar=("FIRST", "LAST"),
-        help="the layers that are steered, both included, counted from 0 (default: all that the files have)",
+        help="the first and the last layer to steer, counted from 0 (default: all in the files)",
     )

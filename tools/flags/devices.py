@@ -24,7 +24,7 @@ def add_device_arguments(
         "--device",
         metavar="LIST",
         help="devices that share the model, comma-separated: indices, UUIDs or names as `vkbackend devices` "
-        "shows them; one may be given several times; numpy: the host itself, slowly, without Vulkan "
+        "shows them; one may be given several times; numpy: the processor, slow, without Vulkan "
         "(default: the best device)",
     )
     add("hostfile", "--hostfile", metavar="FILE",
@@ -51,11 +51,12 @@ def add_device_arguments(
             help=f"type of the {cache} cache: {', '.join(CACHE_TYPES)} (default: %(default)s)",
         )
     add("kv_cells", "--kv-cells", type=int, metavar="N",
-        help="positions that the caches hold for all slots together (default: -c for each slot)")  # fmt: skip
+        help="size of the KV cache that all slots share, in positions (default: -c for each "
+        "slot)")  # fmt: skip
     add("prefix_cache", "--no-prefix-cache", action="store_false",
         help="compute every prompt whole, even where an earlier one began alike")  # fmt: skip
     add("n_snapshots", "--snapshots", "--ctx-checkpoints", type=int, metavar="N",
-        help="states of recurrent layers that a slot keeps to go back to (default: %(default)s)")  # fmt: skip
+        help="earlier states of recurrent layers that each slot keeps (default: %(default)s)")  # fmt: skip
 
 
 def parse_split(text: str) -> list[float | str] | str:

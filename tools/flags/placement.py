@@ -38,8 +38,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "use_mmap",
         "--no-mmap",
         action="store_false",
-        help="copy all weights into memory; else software devices read them in the mapped file, which must "
-        "stay as it is meanwhile",
+        help="copy all weights into memory; by default software devices read them from the mapped file, "
+        "which must not change meanwhile",
     )
     add(
         "split_mode",
@@ -75,14 +75,14 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "--submit-ahead",
         default="all",
         metavar="N",
-        help="segments of a step handed to a device before they may run: a number or all; bench-reduce "
-        "measures what a driver likes (default: %(default)s)",
+        help="segments of a step that are submitted to a device before it may run them: a number or all; "
+        "bench-reduce measures which is faster (default: %(default)s)",
     )
     add(
         "reduce_type",
         "--reduce-type",
         metavar="TYPE",
-        help=f"what partial sums travel as: {', '.join(WIRES)}; bf16 keeps 8 bits of a number, "
+        help=f"the format of partial sums on their way: {', '.join(WIRES)}; bf16 keeps 8 bits of a number, "
         "f16 keeps 11 and is as small; auto: f16 for large sums, but f32 between software devices "
         "(default: %(default)s)",
     )
@@ -90,7 +90,8 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
         "exact",
         "--exact",
         action="store_true",
-        help="compute with F32 activations and send partial sums as F32; else a device may round activations "
-        "to 8 or 16 bits where it has faster instructions for those, and large sums travel as f16 (also "
+        help="compute with F32 activations and send partial sums as F32; by default a device may round "
+        "activations to 8 or 16 bits where it has faster instructions for those, and large sums travel as "
+        "f16 (also "
         "VKBACKEND_EXACT=1)",
     )

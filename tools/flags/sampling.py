@@ -110,5 +110,5 @@ def letters(text: str) -> list[str]:
     """Names for the letters of --sampler-seq."""
     if unknown := [letter for letter in text if letter not in LETTERS]:
         known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
-        raise argparse.ArgumentTypeError(f"{text!r}: {unknown[0]!r} is no sampler; there are: {known}")
+        raise argparse.ArgumentTypeError(f"{text!r}: {unknown[0]!r} is not a sampler; there are: {known}")
     return [LETTERS[letter] for letter in text]

@@ -34,8 +34,8 @@ def check_comparable(args: argparse.Namespace) -> None:
     ):
         if given:
             raise InvalidArgument(
-                f"--compare llama-cpp hands no {flag} on to llama.cpp, which would not do the same work; "
-                "leave one of the two out"
+                f"--compare llama-cpp does not pass {flag} on to llama.cpp, so the two would do different "
+                "work; leave one of them out"
             )
     if importlib.util.find_spec("llama_cpp") is None:
         raise UnsupportedFeature(
@@ -142,7 +142,7 @@ def positions(runner: Runner) -> str:
     """The runner's devices as llama.cpp numbers them: their places in the Vulkan loader's order."""
     physical = [device.physical for device in runner.mesh.devices if device.physical]
     if len(physical) < len(runner.mesh.devices):
-        raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is none")
+        raise UnsupportedFeature("--compare llama-cpp needs Vulkan devices; numpy is not one")
     from vkbackend.vulkan.instance import position  # needs the Vulkan loader
 
     return ",".join(str(position(info)) for info in physical)

@@ -26,7 +26,7 @@ def bindings(code: bytes) -> dict[int, set[int]]:
     other, and a compiler that is only asked for code takes uniform blocks as such."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     if words[0] != MAGIC:
-        raise VkbackendError("this is no SPIR-V: its first word is not 0x07230203")
+        raise VkbackendError("this is not SPIR-V: its first word is not 0x07230203")
     sets: dict[int, int] = {}
     slots: dict[int, int] = {}
     at = 5

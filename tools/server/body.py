@@ -73,7 +73,7 @@ def decode(body: bytes, limits: Limits) -> Fields:
     try:
         found = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no valid JSON: {error}") from None
+        raise Refusal(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise Refusal(400, f"the body is a JSON {_json_type(found)}; send an object")
     return Fields(found)
@@ -148,7 +148,8 @@ class Fields:
         found: list[Any] = self._checked(name, [], lambda told, value: _typed(told, value, list, "a list"))
         if len(found) > most:
             raise InvalidArgument(
-                f"{self.name(name)} has {len(found)} entries, at most {most} may be", argument=self.name(name)
+                f"{self.name(name)} has {len(found)} entries, at most {most} are allowed",
+                argument=self.name(name),
             )
         return found
 

@@ -111,7 +111,7 @@ def as_refusal(error: BaseException) -> Refusal:
     if isinstance(error, OutOfDeviceMemory):
         return Refusal(503, "a device is out of memory; ask for less, or later", retry_s=5)
     if isinstance(error, DeviceLost | Timeout):
-        return Refusal(503, "the model was lost and is opened again; ask again", retry_s=5)
+        return Refusal(503, "the model was lost and is opened again; send the request again", retry_s=5)
     if isinstance(error, VkbackendError):
-        return Refusal(503, "the model does not answer and is opened again; ask again", retry_s=5)
+        return Refusal(503, "the model hangs and is opened again; send the request again", retry_s=5)
     return Refusal(500, f"the server failed ({type(error).__name__}); its log has more")

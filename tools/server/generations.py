@@ -109,7 +109,7 @@ async def prompts_of(
     is_list = isinstance(value, list) and bool(value) and _are_prompts(value)
     parts = value if is_list else [value]
     if len(parts) > most:
-        raise InvalidArgument(f"{name} has {len(parts)} prompts, at most {most} may be", argument=name)
+        raise InvalidArgument(f"{name} has {len(parts)} prompts, at most {most} are allowed", argument=name)
     found = [await prompt_of(llm, name, part) for part in parts]
     for ids, _ in found:
         check_tokens(ids, llm.n_vocab, llm.n_ctx)

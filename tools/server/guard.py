@@ -60,7 +60,7 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
                 f"an API key must have 1..{MAX_KEY_LENGTH} printable ASCII characters: it stands in a header"
             )
     if len(found) > MAX_KEYS:
-        raise InvalidArgument(f"{len(found)} API keys were given, {MAX_KEYS} may be")
+        raise InvalidArgument(f"{len(found)} API keys were given, at most {MAX_KEYS} are allowed")
     return tuple(found)
 
 

@@ -56,7 +56,7 @@ class Admission:
             what = f"{self.n_sequences} sequences run or wait here, and {most} may (--parallel, --queue)"
             raise self._refusal(what)
         if streams and self.n_streams >= self.limits.streams:
-            raise self._refusal(f"{self.n_streams} answers are streamed here, as many as may be")
+            raise self._refusal(f"{self.n_streams} answers are streamed, which is the limit")
         self.n_sequences += n
         self.n_streams += streams
         try:

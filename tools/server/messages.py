@@ -84,7 +84,7 @@ def _texts(fields: Fields, name: str) -> list[str]:
 def _text(block: Fields) -> str:
     if block.get("type") != "text":
         raise InvalidArgument(
-            f"{block.name('type')}: blocks of this type are not supported here, text alone is",
+            f"{block.name('type')}: only text blocks are supported here",
             argument=block.name("type"),
         )
     return block.text("text", "")

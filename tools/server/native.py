@@ -126,7 +126,7 @@ async def slots(service: Service, request: Request) -> Response:
     _check_slots_shown(service)
     llm = service.ready()
     if "fail_on_no_slot" in request.query_params and len(service.running) >= llm.n_slots:
-        raise Refusal(503, f"all {llm.n_slots} slots are in work; ask again", retry_s=1)
+        raise Refusal(503, f"all {llm.n_slots} slots are busy; send the request again", retry_s=1)
     found = []
     for i in range(llm.n_slots):
         tally = service.running.get(i)
@@ -139,7 +139,7 @@ async def slots(service: Service, request: Request) -> Response:
 
 def _check_slots_shown(service: Service) -> None:
     if not service.config.shows_slots:
-        raise Refusal(501, "this server does not tell of its slots; start it without --no-slots")
+        raise Refusal(501, "this server does not show its slots; start it without --no-slots")
 
 
 async def slot_action(service: Service, request: Request) -> Response:

@@ -121,7 +121,7 @@ def _content(item: Fields, name: str) -> str:
     for part in item.objects(name, MAX_MESSAGES):
         if part.get("type") not in TEXT_PARTS:
             raise InvalidArgument(
-                f"{part.name('type')}: parts of this type are not supported, text alone is",
+                f"{part.name('type')}: only parts of text are supported",
                 argument=part.name("type"),
             )
         texts.append(part.text("text", ""))

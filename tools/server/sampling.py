@@ -66,7 +66,7 @@ def structure_of(fields: Fields) -> dict[str, Any] | None:
     if kind == "text":
         return given
     if given:
-        raise refused("response_format", kind, f"an answer follows one of it and {', '.join(given)}")
+        raise refused("response_format", kind, f"it cannot be combined with {', '.join(given)}")
     schema = form.get("schema")  # llama-server's place
     if kind == "json_schema" and schema is None:
         inner = form.inner("json_schema")
@@ -115,5 +115,5 @@ def _list(name: str, value: Any, most: int) -> list[Any]:
     if not isinstance(value, list):
         raise refused(name, value, "expected a list")
     if len(value) > most:
-        raise InvalidArgument(f"{name} has {len(value)} entries, at most {most} may be", argument=name)
+        raise InvalidArgument(f"{name} has {len(value)} entries, at most {most} are allowed", argument=name)
     return value

@@ -1,8 +1,8 @@
-"""Fusing: where one dispatch makes a value that only a later one reads, one that does both takes their
-place, and the value is never in memory.
+"""Fusing: if one dispatch makes a value that only a later dispatch reads, a fused dispatch replaces both, and
+the value never goes to memory.
 
-A model is recorded as it is written, an op each. A rule looks at one dispatch and at those that made what it
-reads; the commands of a recording say all it needs to know.
+A model is recorded as it is written, an op each. A rule looks at one dispatch and at the dispatches that made
+its inputs; the commands of a recording have all that it needs.
 """
 
 from __future__ import annotations

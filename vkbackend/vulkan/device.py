@@ -195,6 +195,6 @@ def open_for_report(info: DeviceInfo) -> VulkanDevice:
     device.close()
     raise UnsupportedFeature(
         f"{info.name}: {info.driver} {info.driver_version} lacks {pipeline_report.EXTENSION} "
-        "or has it switched off, so what it makes of shaders stays unknown; name a device of another driver "
+        "or has it switched off, so the compiled shaders cannot be read; name a device of another driver "
         "(RADV has it)"
     )

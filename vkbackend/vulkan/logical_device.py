@@ -1,7 +1,7 @@
-"""An opened VkDevice: what programs, recordings, queues and memory all need of it.
+"""An opened VkDevice, with what programs, recordings, queues and memory all need.
 
-Handles, the function table, checked results, counts of what was made. Knows none of those that use it: the
-device behind the seam (device.py) stands on top of them all.
+It has the handles, the function table, checked results, and counts of objects. It knows none of its users:
+the device behind the seam (device.py) is above them all.
 """
 
 from __future__ import annotations

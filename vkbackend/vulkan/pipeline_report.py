@@ -1,5 +1,5 @@
-"""What a driver made of a pipeline, as VK_KHR_pipeline_executable_properties tells it: statistics, and the
-stages of compiling it as text. Of devices that were opened with `captures`."""
+"""The driver's report on a compiled pipeline (VK_KHR_pipeline_executable_properties): statistics, and the
+stages of compilation as text. The device must be opened with `captures`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Timestamps of one executable (DEBUG=2): one behind every command and one where each submission begins.
+"""Timestamps of one executable (DEBUG=2): one after every command, and one at the start of each submission.
 
-Independent commands overlap, so a command's time is what it added to the end of the work so far.
+Independent commands overlap, so the time of a command is how much later all work ended because of it.
 """
 
 from __future__ import annotations

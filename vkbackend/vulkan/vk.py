@@ -91,7 +91,7 @@ def result_of(name: str) -> int:
     found = getattr(C, name, None) if name.startswith("VK_") else None
     if found not in RESULT_NAMES:
         raise InvalidArgument(
-            f"{name!r} is no error of Vulkan; there are: {', '.join(RESULT_NAMES.values())}"
+            f"{name!r} is not an error of Vulkan; there are: {', '.join(RESULT_NAMES.values())}"
         )
     return int(found)
 

@@ -71,7 +71,7 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_what_is_out_of_bounds(wrong: Any) -> None:
-    with pytest.raises(DeviceLost, match="no message of this version"):
+    with pytest.raises(DeviceLost, match="not a message of this version"):
         say.decode(say.encode(wrong), say.Call, "host 0")
 
 
@@ -265,9 +265,9 @@ def test_a_hostfile() -> None:
         ("10.0.0.1\n10.0.0.2 dev=0 dev=1", "line 2"),
         ("10.0.0.1\n10.0.0.2 'dev=0", "line 2"),
         ("launch=ssh\n10.0.0.1\n10.0.0.2", "launcher="),
-        ("10.0.0.1\n8.8.8.8", "no private address"),
-        ("10.0.0.1\n0.0.0.0", "no private address"),
-        ("10.0.0.1\n-oProxyCommand", "no address"),
+        ("10.0.0.1\n8.8.8.8", "not a private address"),
+        ("10.0.0.1\n0.0.0.0", "not a private address"),
+        ("10.0.0.1\n-oProxyCommand", "not an address"),
         ("public=maybe\n10.0.0.1\n10.0.0.2", "public"),
     ],
 )

@@ -192,7 +192,7 @@ def test_while_a_stream_is_at_work(models: Path, tmp_path: Path) -> None:
         stream = llm.stream(PROMPT, 30, temperature=0, slot=0)
         seen = [next(stream).token for _ in range(10)]
         llm.save_state(tmp_path / "a", slot=0)
-        with pytest.raises(InvalidArgument, match="slot 0 is in work"):
+        with pytest.raises(InvalidArgument, match="slot 0 is busy"):
             llm.load_state(tmp_path / "a", slot=0)
         assert llm.load_state(tmp_path / "a", slot=1) == PROMPT + seen
         rest = [chunk.token for chunk in stream]

@@ -100,12 +100,12 @@ def rewritten(saved: Path, path: Path, metadata: dict[str, str] | None = None, *
 @pytest.mark.parametrize(
     ("metadata", "tensors", "match"),
     [
-        ({"format": "other"}, {}, "format 'other' version '1': only vkbackend.state version 1"),
+        ({"format": "other"}, {}, "format 'other' version '1': expected vkbackend.state version 1"),
         ({"version": "2"}, {}, "version '2'"),
         ({"first": "-1"}, {}, "first is '-1', expected a position"),
         ({"last": "9" * 5000}, {}, "last is '999"),
         ({"last": "\u0662\u0664"}, {}, "expected a position"),
-        ({"last": "0"}, {}, r"positions 0\.\.0 are no range"),
+        ({"last": "0"}, {}, r"positions 0\.\.0 are not a range"),
         ({"resumable": "99"}, {}, "resumable is 99, beyond the last position"),
         ({"last": "25"}, {}, "tokens is I32|cache_k_l0 is F32"),
         ({"first": "4"}, {}, "first 4 tokens, and these are not what the slot"),

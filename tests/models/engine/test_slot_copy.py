@@ -63,7 +63,7 @@ def test_refusals(tmp_path: Path) -> None:
             llm.copy_slot(0, 2)
         stream = llm.stream(PROMPT[:4], max_tokens=9, slot=1, **GREEDY)
         next(stream)
-        with pytest.raises(InvalidArgument, match="slot 1 is in work"):
+        with pytest.raises(InvalidArgument, match="slot 1 is busy"):
             llm.copy_slot(0, 1)
         assert llm.copy_slot(1, 0)[:4] == PROMPT[:4]
         stream.close()  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def test_an_erased_slot_holds_nothing(tmp_path: Path) -> None:
         assert after.timings["prompt_n"] == len(PROMPT) and after.tokens == want.tokens
         stream = llm.stream(PROMPT, slot=1, **GREEDY)
         next(stream)
-        with pytest.raises(InvalidArgument, match="in work"):
+        with pytest.raises(InvalidArgument, match="busy"):
             llm.erase_slot(1)
         stream.close()
         with pytest.raises(InvalidArgument, match="slot"):

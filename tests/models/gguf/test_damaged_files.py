@@ -47,7 +47,7 @@ BAD_HEADERS = {
     "not GGUF": (b"PK\x03\x04" + bytes(40), "not a GGUF file"),
     "version 1": (gguf_bytes(version=1), "version 1"),
     "version 4": (gguf_bytes(version=4), "version 4"),
-    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big endian"),
+    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "tensor count": (b"GGUF" + struct.pack("<I", 3) + HUGE + bytes(40), "number of tensors"),
     "tensor count beyond the file": (
         b"GGUF" + struct.pack("<IQQ", 3, 9, 0) + bytes(64),
@@ -87,7 +87,7 @@ BAD_HEADERS = {
     "overlap": (gguf_bytes([], [tensor("t", [16]), tensor("u", [1], 0, 32)], bytes(64)), "overlap"),
     "tensor twice": (
         gguf_bytes([], [tensor("t", [1]), tensor("t", [1], 0, 32)], bytes(64)),
-        "'t' is there twice",
+        "'t' appears twice",
     ),
     "no architecture": (gguf_bytes([key("k", U32, 1)]), "'general.architecture' is missing"),
 }

@@ -159,7 +159,7 @@ def test_layer_mode_on_vulkan(models: Path) -> None:
     [
         ({"override_tensor": (("nope", "CPU"),)}, "no tensor's name matches"),
         ({"override_tensor": (("ffn", "7"),)}, "device index below 2"),
-        ({"override_tensor": (("(", "CPU"),)}, "no regular expression"),
+        ({"override_tensor": (("(", "CPU"),)}, "not a regular expression"),
         ({"split_mode": "rows"}, "split mode 'rows'.*none, layer, tensor, hosts"),
         ({"split_mode": "none", "main_gpu": 2}, "main device 2"),
         ({"main_gpu": 2}, "main device 2"),

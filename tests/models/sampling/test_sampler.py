@@ -236,5 +236,5 @@ def test_no_candidate_is_finite() -> None:
 
 @pytest.mark.parametrize("one", [["top_k"], {"top_k": 1}, None, 1, "best"])
 def test_what_is_no_sampler(one: object) -> None:
-    with pytest.raises(InvalidArgument, match="no sampler; there are: penalties"):
+    with pytest.raises(InvalidArgument, match="not a sampler; there are: penalties"):
         SamplingParams(samplers=["top_p", one])  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_unknown_results_and_success(vk: Any) -> None:
 def test_names_of_results(vk: Any) -> None:
     assert vk.result_of("VK_ERROR_DEVICE_LOST") == vk.C.VK_ERROR_DEVICE_LOST
     for name in ("VK_ERROR_FOO", "hang", "VK_SUCCESS", "VK_STRUCTURE_TYPE_SUBMIT_INFO", "ffi"):
-        with pytest.raises(InvalidArgument, match=f"'{name}' is no error of Vulkan"):
+        with pytest.raises(InvalidArgument, match=f"'{name}' is not an error of Vulkan"):
             vk.result_of(name)
 
 
@@ -82,7 +82,7 @@ def test_names_of_features_are_those_that_devices_are_probed_for(device: Any) ->
 
 def test_every_public_error_is_a_vkbackend_error() -> None:
     public = [value for value in vars(errors).values() if isinstance(value, type)]
-    assert len(public) == 15 and all(issubclass(value, VkbackendError) for value in public)
+    assert len(public) == 16 and all(issubclass(value, VkbackendError) for value in public)
     assert issubclass(errors.InvalidArgument, ValueError)
 
 
