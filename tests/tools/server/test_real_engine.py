@@ -210,7 +210,7 @@ def test_sigterm_lets_an_answer_end() -> None:
 @pytest.mark.parametrize("words,said", [
     (["--host", "0.0.0.0"], "--api-key-file"), (["--ssl-key-file", "a"], "--ssl-cert-file"),
     (["--ssl-key-file", "no", "--ssl-cert-file", "no"], "TLS"), (["--port", "70000"], "--port"),
-    (["-m", "no.gguf"], "no.gguf"), (["--slot-save-path", "/no/folder"], "no folder"),
+    (["-m", "no.gguf"], "no.gguf"), (["--slot-save-path", "/no/folder"], "not a folder"),
     (["--api-key", ""], "API key"), (["-np", "0"], "--parallel"), (["--top-k", "-1"], "--top-k"),
 ])  # fmt: skip
 def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
