@@ -7,9 +7,11 @@ import json
 import sys
 import time
 from typing import Any
+from unittest.mock import patch
 
 from vkbackend import LLM
 from vkbackend.errors import VkbackendError
+from vkbackend.models.options import Options
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
@@ -25,6 +27,12 @@ def main() -> None:
     def tokens(llm: LLM, n: int) -> list[int]:
         return llm.generate(prompt, max_tokens=n, **GREEDY).tokens
 
+    def shared(llm: LLM, prompt: list[int]) -> tuple[Any, ...]:
+        """The logits of a prompt, tokens of one that begins like it, and how much of that was computed."""
+        llm.generate(prompt, max_tokens=2, slot=0, **GREEDY)
+        more = llm.generate([*prompt, 5], max_tokens=4, slot=1, **GREEDY)
+        return llm.logits(prompt).tobytes(), more.tokens, more.timings["prompt_n"]
+
     if wanted["when"] == "equal":
         for one in wanted["models"]:
             with LLM(one["path"], hostfile=one["hostfile"], **options | one.get("options", {})) as llm:
@@ -32,12 +40,18 @@ def main() -> None:
                 llm.generate(prompt, max_tokens=2, slot=0, **GREEDY)
                 llm.save_state(one["state"], 0)
                 told = [row["device"] for row in llm.memory()]
-            with LLM(one["path"], devices=one["devices"], **options | one.get("options", {})) as llm:
+                long = shared(llm, one["long"]) if one["long"] else None
+            with patch.object(Options, "hosts", tuple(one["places"])):  # which -sm hosts looks at
+                alone = LLM(one["path"], devices=one["devices"], **options | one.get("options", {}))
+            with alone as llm:
                 same = bool((llm.logits(prompt) == group).all())
                 want = tokens(llm, 8)
                 loaded = llm.load_state(one["state"], 0)
                 more = llm.generate(loaded, max_tokens=6, slot=0, **GREEDY).tokens
-            say(same=same, state=loaded + more == prompt + want, devices=names, told=told)
+                same_long = not long or long == shared(llm, one["long"])
+            computed = long and long[2]
+            state = loaded + more == prompt + want
+            say(same=same and same_long, state=state, computed=computed, devices=names, told=told)
         return
 
     began = time.monotonic()

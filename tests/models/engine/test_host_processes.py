@@ -28,8 +28,9 @@ pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.wh
 
 SILENCE_S = 3
 LIMIT_S = 100.0  # which only a hang reaches; to start a group may take 60
-OPTIONS = {"n_ctx": 64, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
+OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
+LONG = 9 * PROMPT  # more than a block of cells; in one step it is computed in halves where devices differ
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def wait_until(what: Any, seconds: float = LIMIT_S) -> None:
 
 
 CASES = [  # architecture, devices of each host, options
-    ("llama", ["0", "0"], {}),
+    ("llama", ["0", "0"], {"n_ubatch": 32}),
     ("qwen3moe", ["0,0", "0"], {"tensor_split": [3, 1, 2]}),
     ("qwen35", ["numpy", "numpy"], {}),
 ]
@@ -94,6 +95,7 @@ WIDE = [
     ("gemma3", ["1", "1,0"], {"reduce_type": "bf16", "tensor_split": [1, 1, 1]}),
     ("llama", ["0", "1", "0"], {"tensor_split": [1, 0, 3]}),
     ("qwen35", ["0", "1"], {}),
+    ("llama", ["0,1", "1,0"], {"split_mode": "hosts"}),
 ]
 
 
@@ -105,11 +107,14 @@ def check_equal(net: namespaces.Net, tmp_path: Path, cases: list[Any]) -> None:
         options = {"tensor_split": [1] * len(every)} | options
         path = str(write(build(name), tmp_path / f"{n}.gguf"))
         given = {"path": path, "hostfile": str(hostfile), "devices": every, "options": options}
+        given["long"] = LONG if name == "llama" else None
+        given["places"] = [str(host) for host, own in enumerate(devices) for _ in own.split(",")]
         models.append(given | {"state": str(tmp_path / f"state{n}")})
     caller = Caller(net, tmp_path, when="equal", models=models)
     for name, _, options in cases:
         heard = caller.heard()
         assert heard["same"] and heard["state"], (name, options)
+        assert heard["computed"] == (len(LONG) + 1 - 64 if name == "llama" else None), "64 were shared"
         assert len(heard["told"]) == len(heard["devices"])
         assert any(word.startswith("host 1 (10.") for word in heard["told"] + heard["devices"]) or options
     assert caller.process.wait(LIMIT_S) == 0
