@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pickle
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -26,6 +26,7 @@ from vkbackend.models.options import (
 )
 from vkbackend.models.rope_options import RopeKeywords
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams
+from vkbackend.options import check_fields, option
 from vkbackend.tools import cli
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.sampling import sampling_of
@@ -34,6 +35,32 @@ pytestmark = pytest.mark.no_vulkan
 
 PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions),
          (SamplingKeywords, SamplingParams), (GenerateKeywords, GenerateOptions)]  # fmt: skip
+
+
+def test_defaults_are_checked_once_and_drawn_each_time() -> None:
+    """A request gives few of the fields: what it leaves is checked for the first one."""
+    checked = []
+
+    def plain(name: str, value: Any) -> int:
+        checked.append((name, value))
+        return int(value)
+
+    def drawn(name: str, value: Any) -> int:
+        return next(numbers)
+
+    numbers = iter(range(1, 9))
+
+    @dataclass(frozen=True)
+    class Made:
+        kept: int = option(7, plain)
+        seed: int = option(0, drawn)
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+    seeds = {Made().seed, Made().seed, Made(kept="3").seed}  # type: ignore[arg-type]
+    assert len(seeds) == 3 and checked == [("kept", 7), ("kept", "3")]
+    assert Made(kept="7").kept == 7  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("keywords", "options"), PAIRS)
