@@ -44,6 +44,11 @@ const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads per thread
 // and their use: RADV then sinks each load to where its value is used.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
+const bool K_EXACT = K_QUADS % (K_BATCH * LANES) == 0;
+// Two quantized blocks are whole words: where those of a thread's quads begin among them is then known. Sums of what has to
+// be zero, because glslang makes no constant of three conditions.
+const bool K_WORDS = K_TYPE >= CACHE_Q8_0 && K_QUADS % (K_BATCH * LANES) + K_QUADS % 16 + K_BATCH * LANES % 16 + LANES / 16 == 0;
+const bool V_WORDS = V_TYPE >= CACHE_Q8_0 && V_QUADS % 16 + LOCAL % V_QUADS == 0;
 const uint V_EACH = (CELL_BLOCK + V_GROUPS - 1) / V_GROUPS;
 const uint V_MOST = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1;
 const uint V_BATCH = V_EACH < V_MOST ? V_EACH : V_MOST;
@@ -116,12 +121,20 @@ void main() {
             if (BATCH > 1 || valid) { // of all keys of a block the cells are there, only not yet written
                 const uint base = ((cell + at_key) * n_kv + kv_head) * K_QUADS;
                 // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
-                for (uint at = base + lane; at < base + K_QUADS; at += K_BATCH * LANES) {
+                for (uint turn = base; turn < base + K_QUADS; turn += K_BATCH * LANES) {
                     vec4 value[K_BATCH];
-                    [[unroll]] for (uint i = 0; i < K_BATCH; ++i) value[i] = k_quad(min(at + i * LANES, base + K_QUADS - 1));
                     [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
-                        const uint quad = at + i * LANES - base;
-                        const bool inside = K_QUADS % (K_BATCH * LANES) == 0 || quad < K_QUADS;
+                        const uint at = turn + lane + i * LANES;
+                        if (K_WORDS) {
+                            const uint behind = i * LANES / 8 * halves_of(K_TYPE);
+                            value[i] = k_block_quad(k_off + turn / 16 * halves_of(K_TYPE), behind, lane + i * LANES % 8);
+                        } else {
+                            value[i] = k_quad(K_EXACT ? at : min(at, base + K_QUADS - 1));
+                        }
+                    }
+                    [[unroll]] for (uint i = 0; i < K_BATCH; ++i) {
+                        const uint quad = turn + lane + i * LANES - base;
+                        const bool inside = K_EXACT || quad < K_QUADS;
                         [[unroll]] for (uint a = 0; a < HEADS; ++a) {
                             s[a] += inside ? dot(value[i], q_tile[a * K_QUADS + min(quad, K_QUADS - 1)]) : 0.0;
                         }
@@ -182,7 +195,13 @@ void main() {
                 const uint j = clamp(first + v_group + u * V_GROUPS, first_valid, n_valid - 1);
                 const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
-                    value[u * V_ROUNDS + i] = v_quad(base + min(v_quad0 + i * LOCAL, V_QUADS - 1));
+                    const uint at = u * V_ROUNDS + i;
+                    if (V_WORDS) {
+                        const uint behind = v_quad0 / 8 * halves_of(V_TYPE);
+                        value[at] = v_block_quad(v_off + base / 16 * halves_of(V_TYPE), behind, v_quad0 % 8);
+                    } else {
+                        value[at] = v_quad(base + min(v_quad0 + i * LOCAL, V_QUADS - 1));
+                    }
                 }
             }
             [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {

@@ -1,7 +1,21 @@
-// Elements 4 i..4 i + 3 of a KV cache as floats (head sizes are multiples of 4, of 32 for quantized types). Included
-// once per cache, with CACHE(i) as word i of its buffer, CACHE_OFF its first word, CACHE_TYPE, and CACHE_QUAD as the
-// function's name. Behind lib/cache_types.glsl.
+// Four elements of a KV cache as floats (head sizes are multiples of 4, of 32 for quantized types). Included once per
+// cache, with CACHE(i) as word i of its buffer, CACHE_OFF its first word, CACHE_TYPE, and the names of the functions.
+// Behind lib/cache_types.glsl.
 
+// Of a quantized block, which begins h halves behind a word: its elements 4 quad..4 quad + 3. A block begins at any
+// half, so a word of codes may lie in two words of the buffer.
+vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
+    const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));
+    const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
+    const uint low = CACHE(word + (code >> 1));
+    const uint high = CACHE(word + (code >> 1) + (code & 1u)); // no branch: loads of many quads are under way at once
+    const uint codes = (code & 1u) == 0u ? low : (low >> 16) | (high << 16);
+    const float d = (h & 1u) == 0u ? pair.x : pair.y;
+    if (CACHE_TYPE == CACHE_Q8_0) return d * vec4((ivec4(int(codes)) << ivec4(24, 16, 8, 0)) >> 24);
+    return d * (vec4((uvec4(codes) >> (uvec4(0, 8, 16, 24) + (quad & 4u))) & 15u) - 8.0);
+}
+
+// Elements 4 i..4 i + 3.
 vec4 CACHE_QUAD(uint i) {
     if (CACHE_TYPE == CACHE_F32) {
         const uint at = CACHE_OFF + 4 * i;
@@ -13,15 +27,5 @@ vec4 CACHE_QUAD(uint i) {
         if (CACHE_TYPE == CACHE_F16) return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
         return uintBitsToFloat(uvec4(words.x << 16, words.x & 0xffff0000u, words.y << 16, words.y & 0xffff0000u));
     }
-    // Blocks begin at any half: a word of codes may lie in two words of the buffer.
-    const uint quad = i & 7u;
-    const uint h = 2 * CACHE_OFF + (i >> 3) * (CACHE_TYPE == CACHE_Q8_0 ? Q8_0_HALVES : Q4_0_HALVES);
-    const vec2 pair = unpackHalf2x16(CACHE(h >> 1));
-    const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);
-    const uint low = CACHE(code >> 1);
-    const uint high = CACHE((code >> 1) + (code & 1u)); // read without a branch: loads of many quads are under way at once
-    const uint word = (code & 1u) == 0u ? low : (low >> 16) | (high << 16);
-    const float d = (h & 1u) == 0u ? pair.x : pair.y;
-    if (CACHE_TYPE == CACHE_Q8_0) return d * vec4((ivec4(int(word)) << ivec4(24, 16, 8, 0)) >> 24);
-    return d * (vec4((uvec4(word) >> (uvec4(0, 8, 16, 24) + (quad & 4u))) & 15u) - 8.0);
+    return CACHE_BLOCK_QUAD(CACHE_OFF, (i >> 3) * halves_of(CACHE_TYPE), i & 7u);
 }

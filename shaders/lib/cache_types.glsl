@@ -4,3 +4,5 @@ const uint CACHE_F32 = 0, CACHE_F16 = 1, CACHE_BF16 = 2, CACHE_Q8_0 = 3, CACHE_Q
 const uint BLOCK = 32;
 const uint Q8_0_HALVES = 17; // half d; int8 q[32]                                          value = d * q
 const uint Q4_0_HALVES = 9; // half d; byte j holds element j low and element j + 16 high   value = d * (q - 8)
+
+uint halves_of(uint type) { return type == CACHE_Q8_0 ? Q8_0_HALVES : Q4_0_HALVES; } // of a block

@@ -1,18 +1,22 @@
-// k_quad and v_quad: four elements of a K and of a V cache of any type. The including file declares `uint k[]` and
-// `uint v[]` and the constants K_TYPE and V_TYPE.
+// k_quad and v_quad: four elements of a K and of a V cache of any type; k_block_quad, v_block_quad of quantized
+// types, two of whose blocks are whole words. The including file declares `uint k[]` and `uint v[]` and the
+// constants K_TYPE and V_TYPE.
 #include "lib/cache_types.glsl"
 
 #define CACHE(i) k[i]
 #define CACHE_OFF k_off
 #define CACHE_TYPE K_TYPE
 #define CACHE_QUAD k_quad
+#define CACHE_BLOCK_QUAD k_block_quad
 #include "lib/cache.glsl"
 #undef CACHE
 #undef CACHE_OFF
 #undef CACHE_TYPE
 #undef CACHE_QUAD
+#undef CACHE_BLOCK_QUAD
 #define CACHE(i) v[i]
 #define CACHE_OFF v_off
 #define CACHE_TYPE V_TYPE
 #define CACHE_QUAD v_quad
+#define CACHE_BLOCK_QUAD v_block_quad
 #include "lib/cache.glsl"

@@ -12,9 +12,9 @@ from device_sets import device_infos
 
 from vkbackend import shaderlib
 from vkbackend.errors import VkbackendError
-from vkbackend.tools.measure import compilers
+from vkbackend.tools.measure import compilers, llama_cpp_choices
 from vkbackend.tools.measure.kernel_row import COLUMNS, cells, row_of
-from vkbackend.tools.studies import count_instructions, llama_cpp_kernels
+from vkbackend.tools.studies import count_instructions
 
 ASSEMBLY = "BB0:\n\tv_dot4_i32_iu8 v5, v2, v4, v5 ; cc\n\tv_add_nc_u32 v1, 1, v1 ; 4a\n\ts_branch BB0 ; bf\n"
 
@@ -33,7 +33,7 @@ def test_a_row() -> None:
 def test_arguments_of_a_module() -> None:
     assert count_instructions.spirv_argument("a/b.spv") == ("a/b.spv", {}, 0)
     assert count_instructions.spirv_argument("b.spv:0=64,3=1:32") == ("b.spv", {0: 64, 3: 1}, 32)
-    theirs = llama_cpp_kernels.prefill("NAVI31", "q4_0")
+    theirs = llama_cpp_choices.prefill("NAVI31", "q4_0")
     argument = theirs.argument(Path("x"))
     assert argument == (
         "x/matmul_q4_0_q8_1_cm1.spv:0=512,1=128,2=128,3=32,4=32,5=32,6=2,7=16,8=16,9=16,10=32,11=4:32"
