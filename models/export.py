@@ -16,7 +16,7 @@ from vkbackend.errors import GGUFError, InvalidArgument
 from vkbackend.formats import narrowed
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, stream, transfers
 from vkbackend.meta.tensor import Weight
-from vkbackend.models.architectures.base import FLOAT_TYPES, Part, WeightSpec
+from vkbackend.models.architectures.weight_specs import FLOAT_TYPES, Part, WeightSpec
 from vkbackend.models.gguf.header import DEFAULT_ALIGNMENT, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.gguf.writer import header, padded

@@ -15,7 +15,7 @@ from device_sets import nmse
 from llama_float64 import forward
 from material import DATA
 
-from vkbackend.models.architectures.base import MATRIX_TYPES
+from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 
 MAX_NBYTES, MAX_WEIGHTS = 15 << 20, 700_000
 README = (DATA / "README.md").read_text()

@@ -7,7 +7,8 @@ import re
 import pytest
 from places import ROOT
 
-from vkbackend.models.architectures.decoder import Decoder, LayerConfig
+from vkbackend.models.architectures.config import LayerConfig
+from vkbackend.models.architectures.decoder import Decoder
 from vkbackend.tools.studies import structure
 
 pytestmark = pytest.mark.no_vulkan

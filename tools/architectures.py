@@ -17,7 +17,8 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import holders
-from vkbackend.models.architectures.base import Model, StateSpec, kv_of
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.memory_specs import StateSpec, kv_of
 from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import lay_out

@@ -11,7 +11,8 @@ from vkbackend.meta.graph import Graph
 from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import exaone_moe
-from vkbackend.models.architectures.base import Weights, WeightSpec, linear
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class Model(exaone_moe.Model):

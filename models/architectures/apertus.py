@@ -10,7 +10,8 @@ from vkbackend.errors import GGUFError
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import qwen3
-from vkbackend.models.architectures.base import Weights, WeightSpec, linear
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # files have the alphas as they are trained

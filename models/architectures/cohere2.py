@@ -6,8 +6,8 @@ arXiv:2504.00698.
 from __future__ import annotations
 
 from vkbackend.models.architectures import command_r
-from vkbackend.models.architectures.base import read_windowed
-from vkbackend.models.architectures.decoder import Config, with_windows
+from vkbackend.models.architectures.config import Config, with_windows
+from vkbackend.models.architectures.reading import read_windowed
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 4

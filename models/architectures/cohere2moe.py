@@ -8,9 +8,11 @@ from __future__ import annotations
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import command_r
-from vkbackend.models.architectures.base import LayerMemory, Weights, read_count, read_float, read_windowed
-from vkbackend.models.architectures.decoder import Config, with_windows
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config, with_windows
+from vkbackend.models.architectures.memory_specs import LayerMemory
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_count, read_float, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights, read_float
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.layer_normed import LayerNormed
+from vkbackend.models.architectures.reading import read_float
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from vkbackend.formats import block_of
 from vkbackend.meta.policy import FeedForward, Layer
-from vkbackend.models.architectures.base import read_float, read_temperature
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.latent import LatentAttention
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_float, read_temperature
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable

@@ -5,9 +5,9 @@ softmax, chosen with a bias that has no part in their weights, these normalised;
 from __future__ import annotations
 
 from vkbackend.models.architectures import ernie4_5
-from vkbackend.models.architectures.base import check_off
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import check_off
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -7,8 +7,10 @@ LG AI Research 2025, arXiv:2507.11407.
 
 from __future__ import annotations
 
-from vkbackend.models.architectures.base import WeightSpec, read_windowed
-from vkbackend.models.architectures.decoder import Config, Decoder, with_windows
+from vkbackend.models.architectures.config import Config, with_windows
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.reading import read_windowed
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 4

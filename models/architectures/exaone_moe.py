@@ -5,8 +5,8 @@ all and does not. LG AI Research 2026, arXiv:2601.01739.
 from __future__ import annotations
 
 from vkbackend.models.architectures import dots1
-from vkbackend.models.architectures.base import read_count, read_windowed
-from vkbackend.models.architectures.decoder import Config, with_windows
+from vkbackend.models.architectures.config import Config, with_windows
+from vkbackend.models.architectures.reading import read_count, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 4

@@ -11,16 +11,12 @@ from dataclasses import replace
 
 from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import (
-    LayerMemory,
-    LayerState,
-    MemorySpec,
-    Weights,
-    WeightSpec,
-    kv_of,
-)
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerMemory, LayerState, MemorySpec, kv_of
 from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkbackend.models.architectures import gemma
-from vkbackend.models.architectures.base import read_float, read_windowed
-from vkbackend.models.architectures.decoder import Config, with_windows
+from vkbackend.models.architectures.config import Config, with_windows
+from vkbackend.models.architectures.reading import read_float, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 2

@@ -13,8 +13,11 @@ from dataclasses import replace
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights, WeightSpec, read_float, read_windowed
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.reading import read_float, read_windowed
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 

@@ -15,18 +15,13 @@ from vkbackend.meta.graph import Graph
 from vkbackend.meta.ops_heads import mat_heads
 from vkbackend.meta.ops_wide import gaussian_topk
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import (
-    LayerMemory,
-    Weights,
-    WeightSpec,
-    check_off,
-    linear,
-    read_count,
-    read_float,
-    read_windowed,
-)
-from vkbackend.models.architectures.decoder import Config, Decoder, with_windows
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.config import Config, with_windows
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerMemory
 from vkbackend.models.architectures.per_layer import PerLayerInputs
+from vkbackend.models.architectures.reading import check_off, read_count, read_float, read_windowed
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 5

@@ -21,10 +21,13 @@ from vkbackend.meta.graph import Graph
 from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import gemma3
-from vkbackend.models.architectures.base import (
-    LayerMemory,
-    Weights,
-    WeightSpec,
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerMemory
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.per_layer import PerLayerInputs
+from vkbackend.models.architectures.reading import (
     read_count,
     read_counts,
     read_factors,
@@ -32,9 +35,7 @@ from vkbackend.models.architectures.base import (
     read_rope,
     read_windowed,
 )
-from vkbackend.models.architectures.decoder import Config, Decoder
-from vkbackend.models.architectures.mixture import Mixture
-from vkbackend.models.architectures.per_layer import PerLayerInputs
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 

@@ -6,8 +6,8 @@ Files with RoPE sections (their text part is GLM-4.1V's, arXiv:2507.01006) pair 
 
 from __future__ import annotations
 
-from vkbackend.models.architectures.base import is_off
 from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.reading import is_off
 from vkbackend.models.gguf.reader import GGUF
 
 

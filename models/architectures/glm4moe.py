@@ -7,9 +7,9 @@ are left out. GLM-4.5 team 2025, arXiv:2508.06471; the routing is DeepSeek-V3's,
 
 from __future__ import annotations
 
-from vkbackend.models.architectures.base import WeightSpec
 from vkbackend.models.architectures.decoder import Decoder
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.ops.moe import Gating
 
 

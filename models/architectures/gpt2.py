@@ -9,7 +9,8 @@ from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import starcoder2
-from vkbackend.models.architectures.base import Weights, WeightSpec
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops import POSITIONS
 from vkbackend.rope import RopeTable

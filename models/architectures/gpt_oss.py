@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkbackend.meta.plan import rows
-from vkbackend.models.architectures.base import WeightSpec, read_windowed
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_windowed
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import LayerMemory, Weights, check_off, read_float
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerMemory
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import check_off, read_float
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -7,7 +7,7 @@ Granite team 2025, "Granite 4.0".
 from __future__ import annotations
 
 from vkbackend.models.architectures import granite
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.mixture import Mixture
 from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
 from vkbackend.models.gguf.reader import GGUF

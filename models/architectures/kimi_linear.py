@@ -13,19 +13,13 @@ from vkbackend.meta import ops, ops_recurrent
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import Attention, DeltaNet, FeedForward, Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import (
-    LayerMemory,
-    LayerState,
-    MemorySpec,
-    StateSpec,
-    Weights,
-    WeightSpec,
-    linear,
-    read_count,
-)
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.latent import LatentAttention
+from vkbackend.models.architectures.memory_specs import LayerMemory, LayerState, MemorySpec, StateSpec
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_count
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 from vkbackend.ops.recurrent import MAX_DELTA_HEAD

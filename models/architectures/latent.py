@@ -19,8 +19,12 @@ from vkbackend.meta.ops_heads import concat, mat_heads
 from vkbackend.meta.plan import MIRROR, columns, rows
 from vkbackend.meta.policy import Attention
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import LayerCache, Weights, WeightSpec, fused, linear, read_count
-from vkbackend.models.architectures.decoder import Config, Decoder, LayerConfig
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.config import Config, LayerConfig
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerCache
+from vkbackend.models.architectures.reading import read_count
+from vkbackend.models.architectures.weight_specs import WeightSpec, fused
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import LayerMemory, Weights, WeightSpec
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerMemory
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 

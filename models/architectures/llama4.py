@@ -13,9 +13,11 @@ from dataclasses import replace
 from vkbackend.errors import UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights, read_count, read_windowed
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_count, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from vkbackend.meta import ops
 from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import LayerMemory, Weights, WeightSpec, read_n_layer
-from vkbackend.models.architectures.decoder import Config, LayerConfig
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.config import Config, LayerConfig
+from vkbackend.models.architectures.memory_specs import LayerMemory
+from vkbackend.models.architectures.reading import read_n_layer
 from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 

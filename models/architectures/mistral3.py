@@ -14,7 +14,8 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import llama
-from vkbackend.models.architectures.base import Weights, read_float, read_temperature
+from vkbackend.models.architectures.base import Weights
+from vkbackend.models.architectures.reading import read_float, read_temperature
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 

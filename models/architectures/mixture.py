@@ -14,7 +14,9 @@ from vkbackend.meta.ops_moe import Experts, Router, moe
 from vkbackend.meta.plan import Role, columns, rows
 from vkbackend.meta.policy import FeedForward
 from vkbackend.meta.tensor import Tensor, Weight
-from vkbackend.models.architectures.base import Weights, WeightSpec, check_off, linear, read_count, read_float
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.reading import check_off, read_count, read_float
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import MAX_EXPERTS, MAX_GROUPS, MAX_USED, Gating
 

@@ -13,16 +13,12 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.policy import Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import (
-    LayerMemory,
-    MemorySpec,
-    Weights,
-    WeightSpec,
-    linear,
-    read_counts,
-)
-from vkbackend.models.architectures.decoder import Config, LayerConfig
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.config import Config, LayerConfig
+from vkbackend.models.architectures.memory_specs import LayerMemory, MemorySpec
+from vkbackend.models.architectures.reading import read_counts
 from vkbackend.models.architectures.state_space import Scan, StateSpaceDecoder
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.rope import RopeTable
 

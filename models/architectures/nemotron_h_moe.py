@@ -7,9 +7,9 @@ NVIDIA 2025, arXiv:2512.20848.
 from __future__ import annotations
 
 from vkbackend.models.architectures import nemotron_h
-from vkbackend.models.architectures.base import check_off
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import check_off
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 

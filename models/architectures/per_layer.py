@@ -13,7 +13,9 @@ from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import gemma3
-from vkbackend.models.architectures.base import KVSpec, LayerCache, Weights, WeightSpec, linear
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vkbackend.models.architectures.decoder import Config, Decoder
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.decoder import Decoder
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkbackend.models.architectures import qwen2
-from vkbackend.models.architectures.base import read_count
-from vkbackend.models.architectures.decoder import Config
+from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_count
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 

@@ -4,8 +4,8 @@ weight for all heads, before RoPE. Heads need not add up to n_embd. Yang et al. 
 
 from __future__ import annotations
 
-from vkbackend.models.architectures.base import WeightSpec
 from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class Model(Decoder):

@@ -5,8 +5,8 @@ experts, the chosen weights normalised, no shared expert. Yang et al. 2025, arXi
 from __future__ import annotations
 
 from vkbackend.models.architectures import qwen3
-from vkbackend.models.architectures.base import read_count
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_count
 from vkbackend.models.gguf.reader import GGUF
 
 

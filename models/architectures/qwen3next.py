@@ -17,18 +17,12 @@ from vkbackend.meta import ops, ops_recurrent
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import DeltaNet, FeedForward, Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import (
-    LayerMemory,
-    LayerState,
-    MemorySpec,
-    StateSpec,
-    Weights,
-    WeightSpec,
-    fused,
-    read_count,
-)
+from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import Decoder, linear
+from vkbackend.models.architectures.memory_specs import LayerMemory, LayerState, MemorySpec, StateSpec
 from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_count
+from vkbackend.models.architectures.weight_specs import WeightSpec, fused
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from vkbackend.meta import ops
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import Weights, WeightSpec, linear
+from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.layer_normed import LayerNormed
+from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class Model(LayerNormed):

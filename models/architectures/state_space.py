@@ -14,18 +14,11 @@ from vkbackend.meta import ops, ops_recurrent, ops_state_space
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import Layer, StateSpace
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import (
-    LayerMemory,
-    LayerState,
-    MemorySpec,
-    StateSpec,
-    Weights,
-    WeightSpec,
-    fused,
-    linear,
-    read_count,
-)
+from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerMemory, LayerState, MemorySpec, StateSpec
+from vkbackend.models.architectures.reading import read_count
+from vkbackend.models.architectures.weight_specs import WeightSpec, fused
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.state_space import MAX_SSM_STATE
 

@@ -6,8 +6,10 @@ from vkbackend.meta import ops
 from vkbackend.meta.ops_wide import wide_norms
 from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import LayerCache, Weights, WeightSpec, linear
+from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.decoder import Decoder
+from vkbackend.models.architectures.memory_specs import LayerCache
+from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class WideNormed(Decoder):

@@ -16,7 +16,7 @@ from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.policy import Attention, Layer
 from vkbackend.meta.split import Ranges
-from vkbackend.models.architectures.base import KVSpec, MemorySpec, kv_of
+from vkbackend.models.architectures.memory_specs import KVSpec, MemorySpec, kv_of
 from vkbackend.models.options import Options
 from vkbackend.ops import CELL_BLOCK
 

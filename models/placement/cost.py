@@ -21,7 +21,8 @@ from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shape
 from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
 from vkbackend.meta.tensor import Weight
-from vkbackend.models.architectures.base import LayerCache, LayerMemory, LayerState, Model, Weights
+from vkbackend.models.architectures.base import Model, Weights
+from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import (
     Layout,

@@ -11,7 +11,7 @@ import numpy as np
 
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.split import split
-from vkbackend.models.architectures.base import LayerCache
+from vkbackend.models.architectures.memory_specs import LayerCache
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import CachePlan
 from vkbackend.models.placement.layout import Layout, memories

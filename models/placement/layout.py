@@ -18,14 +18,9 @@ from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
 from vkbackend.meta.policy import Layer, plan_model
 from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.split import Ranges, holders
-from vkbackend.models.architectures.base import (
-    LayerCache,
-    LayerMemory,
-    LayerState,
-    Model,
-    WeightSpec,
-    kv_of,
-)
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState, kv_of
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.options import Options
 from vkbackend.models.placement.cache_plan import CachePlan, blocks_of_owners, heads_of_owners, plan_caches
 from vkbackend.models.placement.recurrent_state import StatePlan, plan_states

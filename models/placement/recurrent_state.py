@@ -15,7 +15,7 @@ from vkbackend.buffer import Home
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.plan import Plan
 from vkbackend.meta.split import Ranges, State, split
-from vkbackend.models.architectures.base import LayerState, StateSpec
+from vkbackend.models.architectures.memory_specs import LayerState, StateSpec
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 

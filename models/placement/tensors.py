@@ -12,7 +12,9 @@ import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import widened
-from vkbackend.models.architectures.base import ROPE_FACTORS, Model, WeightSpec
+from vkbackend.models.architectures.base import Model
+from vkbackend.models.architectures.reading import ROPE_FACTORS
+from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
 

@@ -11,7 +11,7 @@ from gguf_files import F32, STRING, U32, gguf_bytes, key
 from runners import load_runner
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.architectures.base import read_rope
+from vkbackend.models.architectures.reading import read_rope
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.rope_options import state_rope

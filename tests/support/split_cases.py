@@ -11,7 +11,7 @@ from types import ModuleType
 
 from vkbackend.formats import block_of
 from vkbackend.meta.policy import Attention, FeedForward, Layer
-from vkbackend.models.architectures.base import MATRIX_TYPES
+from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 
 BLOCKS = {fmt.upper(): block_of(fmt)[0] for fmt in sorted(MATRIX_TYPES)}
 Case = tuple[str, list[Layer], int, int, list[float] | None]

@@ -17,7 +17,7 @@ from runners import load_runner
 from vkbackend import shaderlib
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import dequantize
-from vkbackend.models.architectures.base import MATRIX_TYPES
+from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
 from vkbackend.tools import verify

@@ -16,7 +16,7 @@ from oracles.fixture import write
 from oracles.fixtures import FIXTURES, build
 from places import ROOT
 
-from vkbackend.models.architectures.base import KVSpec, StateSpec
+from vkbackend.models.architectures.memory_specs import KVSpec, StateSpec
 from vkbackend.models.architectures.registry import ARCHITECTURES, MODELS, load_model
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import block_of, row_nbytes
-from vkbackend.models.architectures.base import MATRIX_TYPES
 from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.architectures.weight_specs import MATRIX_TYPES
 from vkbackend.models.gguf.header import BOOL, SCALARS, STRING, TensorInfo
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.op_cases.setup import weights

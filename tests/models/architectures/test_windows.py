@@ -22,9 +22,10 @@ from vkbackend.errors import InvalidArgument, StateError, UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.policy import Attention, FeedForward, Layer
 from vkbackend.meta.tensor import Tensor
-from vkbackend.models.architectures.base import KVSpec, LayerCache, Weights
+from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import linear
 from vkbackend.models.architectures.llama import Model as Llama
+from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache
 from vkbackend.models.engine import runner as runner_module
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.engine import Engine

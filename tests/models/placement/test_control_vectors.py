@@ -19,7 +19,7 @@ from runners import load_runner
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import GGUFError, InvalidArgument, StateError, VkbackendError
-from vkbackend.models.architectures.base import read_n_layer
+from vkbackend.models.architectures.reading import read_n_layer
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.perplexity import log_softmax, windows

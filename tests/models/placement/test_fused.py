@@ -18,7 +18,7 @@ from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.load import load_weights
 from vkbackend.meta.slices import Load
 from vkbackend.meta.split import MIRRORED, Ranges, State, split, split_experts
-from vkbackend.models.architectures.base import MATRIX_TYPES, WeightSpec, fused
+from vkbackend.models.architectures.weight_specs import MATRIX_TYPES, WeightSpec, fused
 from vkbackend.models.export import joined, write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run

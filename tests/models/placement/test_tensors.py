@@ -14,7 +14,7 @@ from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.models.architectures.base import is_off
+from vkbackend.models.architectures.reading import is_off
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF

@@ -1,0 +1,110 @@
+"""The hyper-parameters of a decoder, of the model and of each layer, as its file states them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.architectures.mixture import Mixture, read_mixtures
+from vkbackend.models.architectures.reading import (
+    MAX_HEAD_DIM,
+    check_off,
+    read_count,
+    read_counts,
+    read_float,
+    read_n_layer,
+)
+from vkbackend.models.gguf.reader import GGUF
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """Hyper-parameters of one layer."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int  # of q and k
+    head_dim_v: int
+    n_ff: int  # of a dense FFN
+    scale: float  # of q k^T
+    n_rot: int  # dimensions of a head that RoPE turns, the first ones
+    rope: str = "rope"  # the name of its RoPE table
+    window: int = 0  # positions that attention sees, the row's own included; 0: all
+    mixture: Mixture | None = None  # in place of the dense FFN
+    chunk: int = 0  # a position sees those from the last multiple of it on; 0: from 0 on
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Hyper-parameters, named after their GGUF keys' field-standard short forms."""
+
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    eps: float
+    layers: tuple[LayerConfig, ...]
+    softcap: float = 0.0  # c of c tanh(logits / c), 0: none
+    attn_softcap: float = 0.0  # the same of q k^T
+
+    @classmethod
+    def from_gguf(
+        cls,
+        gguf: GGUF,
+        mixture: Mixture | None = None,
+        low: int = 1,
+        norm_key: str = "layer_norm_rms_epsilon",
+        layers: tuple[LayerConfig, ...] | None = None,
+    ) -> Config:
+        """`layers`: in place of what their keys say. Raises GGUFError for missing or impossible values,
+        UnsupportedModel for features that are not there."""
+        arch = gguf.architecture
+        check_off(gguf, "attention.clamp_kqv")
+        n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
+        if "token_embd.weight" not in gguf.tensors:
+            raise GGUFError(f"{gguf.paths[0]}: the tensor 'token_embd.weight' is missing")
+        return cls(
+            n_embd=read_count(gguf, "embedding_length"),
+            n_vocab=gguf.tensors["token_embd.weight"].shape[0],
+            n_ctx_train=n_ctx_train,
+            eps=float(gguf.f32(f"{arch}.attention.{norm_key}")),
+            layers=layers or read_layers(gguf, mixture, low),
+        )
+
+
+def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
+    """The same where the layers that are `local` see `window` positions, and the others all."""
+    layers = [
+        replace(layer, window=window if is_local else 0)
+        for layer, is_local in zip(config.layers, local, strict=True)
+    ]
+    return replace(config, layers=tuple(layers))
+
+
+def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
+    """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
+    kind of layer. `mixture` says what the architecture's experts are like, if it may have some, `low` how few
+    kv heads and columns of a dense FFN there may be."""
+    n_layer = read_n_layer(gguf)
+    mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
+    n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)
+    heads = read_counts(gguf, "attention.head_count", n_layer)
+    kv_heads = read_counts(gguf, "attention.head_count_kv", n_layer, heads, low=low)
+    n_embd = read_count(gguf, "embedding_length")
+    layers = []
+    for n_head, n_head_kv, width, experts in zip(heads, kv_heads, n_ff, mixtures, strict=True):
+        if n_head_kv and n_head % n_head_kv:
+            raise GGUFError(f"{gguf.paths[0]}: {n_head} heads are not a multiple of {n_head_kv} kv heads")
+        head_dim = read_count(gguf, "attention.key_length", n_embd // n_head or 1)
+        head_dim_v = read_count(gguf, "attention.value_length", n_embd // n_head or 1)
+        for dim in (head_dim, head_dim_v):
+            if dim % 8 or dim > MAX_HEAD_DIM:
+                raise UnsupportedModel(f"head size {dim}: multiples of 8 up to {MAX_HEAD_DIM} are supported")
+        n_rot = read_count(gguf, "rope.dimension_count", head_dim)
+        if n_rot > head_dim or n_rot % 2:
+            raise GGUFError(f"{gguf.paths[0]}: RoPE cannot turn {n_rot} dimensions of heads of {head_dim}")
+        scale = read_float(gguf, "attention.scale", head_dim**-0.5)
+        layers.append(
+            LayerConfig(n_head, n_head_kv, head_dim, head_dim_v, width, scale, n_rot, mixture=experts)
+        )
+    return tuple(layers)

@@ -1,0 +1,195 @@
+"""The hyper-parameters and weights of the pre-norm decoder, with their roles in a plan; its graph is in
+decoder.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from vkbackend.errors import UnsupportedModel
+from vkbackend.formats import block_of
+from vkbackend.meta.plan import MIRROR, columns, rows
+from vkbackend.meta.policy import Attention, FeedForward, Layer
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.memory_specs import KVSpec, MemorySpec
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import (
+    ROPE_FACTORS,
+    check_off,
+    read_factors,
+    read_rope,
+)
+from vkbackend.models.architectures.weight_specs import WeightSpec, fused
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+
+class DecoderWeights:
+    """The weights and the graph. A subclass may have experts (`mixture`) and RoPE frequency factors; norms of
+    q and k are applied where its weights have them."""
+
+    mixture: Mixture | None = None  # what is fixed of its experts, where an architecture may have some
+    freq_factors = False
+    windows = False  # whether attention.sliding_window means something
+    interleaved_sections = False  # of RoPE, where the file has sections
+    half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
+    pre_ffn_norm = "ffn_norm"  # the tensor's name
+    pre_norms = True  # norms of what attention and a dense FFN read
+    post_norms = False  # norms of what attention and FFN give, before it is added
+
+    def __init__(self, gguf: GGUF) -> None:
+        if not self.mixture:
+            check_off(gguf, "expert_count")
+            check_off(gguf, "expert_used_count")
+        if not self.freq_factors:
+            for name in set(ROPE_FACTORS) & set(gguf.tensors):
+                raise UnsupportedModel(f"{gguf.paths[0]}: {gguf.architecture} reads no {name}")
+        self.config = c = self.read_config(gguf)
+        if not self.windows:
+            self._check_no_window(gguf)
+        self.rope_tables = self.read_ropes(gguf)
+        self.n_layer, self.n_vocab = len(c.layers), c.n_vocab
+        self.n_embd, self.n_ctx_train = c.n_embd, c.n_ctx_train
+        self.n_used = max(layer.mixture.n_used if layer.mixture else 0 for layer in c.layers)
+        self.control: Mapping[int, np.ndarray] = {}
+        self.in_file: frozenset[str] = frozenset()
+        self._shapes = {name: info.shape for name, info in gguf.tensors.items()}
+
+    # ---- hyper-parameters ----
+
+    def read_config(self, gguf: GGUF) -> Config:
+        return Config.from_gguf(gguf, self.mixture)
+
+    def _check_no_window(self, gguf: GGUF) -> None:
+        name = f"{gguf.architecture}.attention.sliding_window"
+        if (window := gguf.u32(name, 0)) and window < self.config.n_ctx_train:
+            raise UnsupportedModel(
+                f"{name} = {window} is not supported; only windows of at least the context length "
+                f"{self.config.n_ctx_train} are"
+            )
+
+    def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
+        """The tables that the layers name; "rope_long" is "rope" in contexts beyond the original one."""
+        [n_rot] = {layer.n_rot for layer in self.config.layers}
+        freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
+        n_ctx = self.config.n_ctx_train
+        factors = freqs if short is None else short
+        tables = {"rope": read_rope(gguf, n_rot, n_ctx, factors, self.interleaved_sections)}
+        return tables if long is None else tables | {"rope_long": read_rope(gguf, n_rot, n_ctx, long)}
+
+    # ---- weights ----
+
+    def unread(self) -> set[str]:
+        """Tensors that its files may have and nothing needs."""
+        return set()
+
+    def weights(self) -> list[WeightSpec]:
+        c = self.config
+        specs = [
+            WeightSpec("token_embd.weight", (c.n_vocab, c.n_embd), host=True),
+            WeightSpec("output_norm.weight", (c.n_embd,)),
+            WeightSpec("output.weight", (c.n_vocab, c.n_embd), rows("vocab"), source="token_embd.weight"),
+        ]
+        for il in range(self.n_layer):
+            if (values := self.control.get(il)) is not None:
+                specs.append(WeightSpec(f"blk.{il}.control_vector.weight", (c.n_embd,), values=values))
+            layer = [*self.attention_weights(il), *self.feed_forward_weights(il)]
+            layer = [replace(spec, name=_full(f"blk.{il}.", spec.name)) for spec in layer]
+            for spec in self._as_stored(layer, f"blk.{il}."):
+                specs.append(spec)
+                stored = spec.part.tensor if spec.part else spec.name
+                if len(spec.shape) == 2 and spec.role.dim and _bias(stored) in self._shapes:
+                    role = MIRROR if spec.role.axis else spec.role
+                    part = spec.part and replace(spec.part, tensor=_bias(stored))
+                    specs.append(WeightSpec(_bias(spec.name), spec.shape[:1], role, part=part))
+        return specs
+
+    def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
+        """The specs of a layer, with q, k, v or gate, up as parts of one tensor where the file has that: up
+        then has the rows of both, as each expert has them in ffn_gate_up_exps."""
+        by_name = {spec.name: spec for spec in specs}
+        for names, tensor in (
+            (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
+            (("ffn_gate.weight", "ffn_up.weight"), "ffn_up.weight"),
+            (("ffn_gate_exps.weight", "ffn_up_exps.weight"), "ffn_gate_up_exps.weight"),
+            (("ffn_gate_exps.bias", "ffn_up_exps.bias"), "ffn_gate_up_exps.bias"),
+        ):
+            group = [by_name[prefix + name] for name in names if prefix + name in by_name]
+            if len(group) == len(names) and group[0].name not in self._shapes:
+                *repeat, _, n_in = group[0].shape  # the experts, if any
+                n_rows = sum(spec.shape[-2] for spec in group)
+                if self._shapes.get(prefix + tensor) in ((*repeat, n_rows, n_in), (*repeat, n_rows)):
+                    by_name |= {spec.name: spec for spec in fused(prefix + tensor, group, *repeat)}
+        return list(by_name.values())
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        """Of one layer, names without `blk.N.` and `.weight`."""
+        n_embd, layer = self.config.n_embd, self.config.layers[il]
+        q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
+        o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v
+        specs = [
+            *([WeightSpec("attn_norm", (n_embd,))] if self.pre_norms else []),
+            WeightSpec("attn_q", (q, n_embd), rows("heads")),
+            WeightSpec("attn_k", (k, n_embd), rows("kv_heads")),
+            WeightSpec("attn_v", (v, n_embd), rows("kv_heads")),
+            WeightSpec("attn_output", (n_embd, o), columns("heads")),
+        ]
+        return [*specs, WeightSpec("post_attention_norm", (n_embd,))] if self.post_norms else specs
+
+    def feed_forward_weights(self, il: int) -> list[WeightSpec]:
+        n_embd, layer = self.config.n_embd, self.config.layers[il]
+        norms = [WeightSpec(self.pre_ffn_norm, (n_embd,))] if self.pre_norms else []
+        if self.post_norms:
+            norms.append(WeightSpec("post_ffw_norm", (n_embd,)))
+        if layer.mixture:
+            prefix = f"blk.{il}."
+            stored = {name.removeprefix(prefix) for name in self._shapes if name.startswith(prefix)}
+            return [*norms, *layer.mixture.weights(n_embd, stored)]
+        return [*norms, *self.dense_weights(il)]
+
+    def dense_weights(self, il: int) -> list[WeightSpec]:
+        n_embd, layer = self.config.n_embd, self.config.layers[il]
+        return [
+            WeightSpec("ffn_gate", (layer.n_ff, n_embd), rows("ffn")),
+            WeightSpec("ffn_up", (layer.n_ff, n_embd), rows("ffn")),
+            WeightSpec("ffn_down", (n_embd, layer.n_ff), columns("ffn")),
+        ]
+
+    def head_norm_weights(self, il: int) -> list[WeightSpec]:
+        """RMS norms of the heads of q and k, for the architectures that have them."""
+        names = "attn_q_norm", "attn_k_norm"
+        return [WeightSpec(name, (self.config.layers[il].head_dim,)) for name in names]
+
+    def kv(self, il: int) -> MemorySpec:
+        layer = self.config.layers[il]
+        return KVSpec(layer.n_head_kv, layer.head_dim, layer.head_dim_v, window=layer.window or layer.chunk)
+
+    def ropes(self, n_ctx: int) -> dict[str, RopeTable]:
+        tables = dict(self.rope_tables)
+        long = tables.pop("rope_long", None)
+        return tables | {"rope": long} if long and n_ctx > long.orig_ctx else tables
+
+    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
+        return Layer(self.attention_of(il, types), self.feed_forward_of(il, types))
+
+    def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
+        """The heads that a layer has to share out."""
+        layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output.weight"])[0]
+        return Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, block)
+
+    def feed_forward_of(self, il: int, types: Mapping[str, str]) -> FeedForward:
+        """And the columns of its feed-forward network."""
+        layer, prefix = self.config.layers[il], f"blk.{il}."
+        if layer.mixture:
+            return layer.mixture.feed_forward(types, prefix)
+        return FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0])
+
+
+def _full(prefix: str, name: str) -> str:
+    return f"{prefix}{name}" if "." in name else f"{prefix}{name}.weight"
+
+
+def _bias(name: str) -> str:
+    return f"{name.removesuffix('.weight')}.bias"

@@ -1,0 +1,71 @@
+"""What a layer remembers: keys and values, or a recurrent state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vkbackend.meta.tensor import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Caches of one layer: kv heads and their widths; split like the plan's dimension `dim`.
+
+    `window`: positions that a row sees, 0 for all. `owner`: the earlier layer whose caches this one reads
+    instead of having its own; its q heads then lie where the owner's do.
+    """
+
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    dim: str = "kv_heads"
+    window: int = 0
+    owner: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The K and V cache of one layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], the
+    window that the cells suffice for (0: all positions), and whether another layer stores into them."""
+
+    k: Weight
+    v: Weight
+    cells: Weight
+    window: int = 0
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The recurrent state of one layer: arrays of (name, values per unit of each segment), whose units are
+    those of the plan's dimension `dim`. It has no positions: it is what the whole sequence so far left.
+
+    `beside`: more arrays of the layer, cut along another dimension. `kv`: its caches, if it attends too.
+    """
+
+    n_units: int
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    dim: str = "k_heads"
+    beside: StateSpec | None = None
+    kv: KVSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """The state of one layer: arrays [n_cells, values] by name, none where the layer remembers nothing, and
+    the caches of one that attends too."""
+
+    arrays: Mapping[str, Weight]
+    cache: LayerCache | None = None
+
+
+LayerMemory = LayerCache | LayerState
+
+
+MemorySpec = KVSpec | StateSpec | None  # None: what a layer computes of a row depends on that row alone
+
+
+def kv_of(spec: MemorySpec) -> KVSpec | None:
+    """The caches of a layer, if it attends."""
+    return spec.kv if isinstance(spec, StateSpec) else spec

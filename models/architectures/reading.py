@@ -1,0 +1,170 @@
+"""Hyper-parameters out of GGUF keys, read strictly: what is not supported is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.rope import RopeTable
+
+MAX_HEAD_DIM = 576
+MAX_LAYERS = 1024
+
+
+def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
+    """A positive integer hyper-parameter (a per-layer array is accepted where all layers agree); 0 stands for
+    the default, where there is one."""
+    name = f"{gguf.architecture}.{key}"
+    if name in gguf.metadata and gguf.metadata.kind(name)[1]:
+        values = {int(v) for v in gguf.ints(name)}
+        if len(values) != 1:
+            raise UnsupportedModel(
+                f"{name} differs between layers ({sorted(values)[:8]}); one value is supported"
+            )
+        value = values.pop()
+    else:
+        value = gguf.u32(name) if default is None else gguf.u32(name, default) or default
+    return _counted(gguf, name, int(value), limit)
+
+
+def read_counts(
+    gguf: GGUF,
+    key: str,
+    n_layer: int,
+    default: Sequence[int] | None = None,
+    limit: int = 1 << 24,
+    low: int = 1,
+) -> tuple[int, ...]:
+    """An integer of every layer, at least `low`: one value for all, or an array with one each."""
+    name = f"{gguf.architecture}.{key}"
+    if name not in gguf.metadata and default is not None:
+        return tuple(default)
+    if name not in gguf.metadata or not gguf.metadata.kind(name)[1]:
+        return (read_count(gguf, key, limit=limit),) * n_layer
+    values = [int(v) for v in gguf.ints(name)]
+    if len(values) < n_layer:
+        raise GGUFError(f"{gguf.paths[0]}: {name} has {len(values)} values for {n_layer} layers")
+    return tuple(_counted(gguf, name, value, limit, low) for value in values[:n_layer])
+
+
+def read_n_layer(gguf: GGUF) -> int:
+    """Layers that a token goes through: those that predict tokens further ahead come behind them."""
+    n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
+    n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
+    if n_ahead >= n_layer:
+        raise GGUFError(f"{gguf.paths[0]}: {n_ahead} of {n_layer} layers predict tokens further ahead")
+    return n_layer - n_ahead
+
+
+def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
+    """Which layers see a sliding window: as the file says for each, or all but every `period`-th one (the
+    file's period, else this one)."""
+    name = f"{gguf.architecture}.attention.sliding_window_pattern"
+    if name in gguf.metadata and gguf.metadata.kind(name)[1]:
+        flags = [bool(flag) for flag in gguf.get(name)] or [il % period < period - 1 for il in range(n_layer)]
+        if len(flags) < n_layer:
+            raise GGUFError(f"{gguf.paths[0]}: {name} has {len(flags)} values for {n_layer} layers")
+        return tuple(flags[:n_layer])
+    period = int(gguf.u32(name, period)) or n_layer + 1
+    return tuple(il % period < period - 1 for il in range(n_layer))
+
+
+def _counted(gguf: GGUF, name: str, value: int, limit: int, low: int = 1) -> int:
+    if not low <= value <= limit:
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected {low}..{limit}")
+    return value
+
+
+def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
+    """Refuse a feature that is switched on: the key must be absent or at an off value."""
+    name = f"{gguf.architecture}.{key}"
+    if name not in gguf.metadata:
+        return
+    value = gguf.metadata[name]
+    allowed = np.array_equal(value, off)
+    if off is not True:  # a switch that is on by default must say so; any other may be 0, false or empty
+        allowed = allowed or is_off(value)
+    if not allowed:
+        raise UnsupportedModel(f"{name} = {value} is not supported; only {off} (off) is")
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value says that a feature is not there: 0, false, minus infinity, nothing but those, nothing
+    at all."""
+    if isinstance(value, str | bytes):
+        return not value
+    return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
+
+
+def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
+    """A number, at least `low`; the default where the key is absent or at an off value."""
+    name = f"{gguf.architecture}.{key}"
+    if name in gguf.stated:
+        return float(gguf.stated[name])
+    if name not in gguf.metadata or is_off(gguf.metadata[name]):
+        return default
+    value = float(gguf.f32(name))
+    if value < low:
+        raise GGUFError(f"{gguf.paths[0]}: {name} is {value}, expected at least {low}")
+    return value
+
+
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def read_rope(
+    gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None, interleaved: bool = False
+) -> RopeTable:
+    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope);
+    sections as RopeTable has them."""
+    arch = gguf.architecture
+    kind = gguf.string(f"{arch}.rope.scaling.type", "none") or "none"
+    factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))
+    if kind == "none" and is_off(gguf.get(f"{arch}.rope.scaling.type", "")) and factor not in (0.0, 1.0):
+        kind = "linear"  # older files give the factor alone
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise UnsupportedModel(
+            f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear, yarn and longrope are"
+        )
+    sections = [int(n) for n in gguf.ints(f"{arch}.rope.dimension_sections", [])]
+    if len(sections) not in (0, 3, 4):
+        raise GGUFError(f"{gguf.paths[0]}: {arch}.rope.dimension_sections are {sections}, expected 3 or 4")
+    return RopeTable(
+        n_rot=n_rot,
+        freq_base=read_float(gguf, "rope.freq_base", 10_000.0),
+        freq_factors=freq_factors,
+        scaling=kind if factor and kind != "longrope" else "none",  # longrope: all in its factors
+        factor=factor or 1.0,
+        orig_ctx=read_orig_ctx(gguf, n_ctx_train),
+        attn_factor=read_float(gguf, "rope.scaling.attn_factor", 1.0),
+        beta_fast=read_float(gguf, "rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=read_float(gguf, "rope.scaling.yarn_beta_slow", 1.0),
+        ext_factor=read_float(gguf, "rope.scaling.yarn_ext_factor", 1.0),
+        sections=tuple([*sections, 0][:4]) if any(sections) else (),
+        interleaved=interleaved,
+    )
+
+
+def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
+    """The context length before it was extended."""
+    return int(gguf.u32(f"{gguf.architecture}.rope.scaling.original_context_length", 0)) or n_ctx_train
+
+
+def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
+    """What a RoPE table that turns q says of its temperature: none, or one that grows at every multiple of a
+    length, which is the original context length where the file says nothing."""
+    length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
+    return {
+        "temperature": read_float(gguf, "attention.temperature_scale", 0.0),
+        "temperature_length": length or read_orig_ctx(gguf, n_ctx_train),
+    }
+
+
+def read_factors(gguf: GGUF, name: str) -> np.ndarray | None:
+    """Divisors of RoPE's frequencies, one per pair, if the file has them."""
+    return gguf.data(name).view("<f4") if name in gguf.tensors else None
