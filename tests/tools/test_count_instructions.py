@@ -43,7 +43,7 @@ def test_arguments_of_a_module() -> None:
 def test_bindings_of_a_module() -> None:
     vulkan = pytest.importorskip("vkbackend.tools.measure.spirv")
     assert vulkan.bindings(shaderlib.spirv("mat_dot", "q4_0")) == {0: {0, 1, 2, 3}}
-    with pytest.raises(VkbackendError, match="no SPIR-V"):
+    with pytest.raises(VkbackendError, match="not SPIR-V"):
         vulkan.bindings(struct.pack("<5I", 1, 2, 3, 4, 5))
 
 
