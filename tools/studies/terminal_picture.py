@@ -13,6 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -48,18 +49,21 @@ FORMAT = """\
 
 
 def printed(command: str) -> str:
-    """What the command writes to stdout and stderr, as on a terminal of WIDTH columns."""
+    """What the command writes to stdout and stderr, on a terminal of WIDTH columns that takes no colors."""
     words = shlex.split(command)
     asked = [sys.executable, "-m", "vkbackend.tools.cli", *words[1:]] if words[0] == "vkbackend" else words
-    done = subprocess.run(
-        asked,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=True,
-        env=os.environ | {"COLUMNS": str(WIDTH)},
-    )
-    return done.stdout
+    reader, terminal = os.openpty()
+    size = {"TERM": "dumb", "COLUMNS": str(WIDTH), "LINES": "100"}
+    with subprocess.Popen(asked, stdout=terminal, stderr=terminal, env=os.environ | size) as process:
+        os.close(terminal)
+        said = b""
+        with suppress(OSError):  # EIO: no process has the terminal any longer
+            while part := os.read(reader, 1 << 16):
+                said += part
+        os.close(reader)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, asked, said)
+    return said.decode().replace("\r\n", "\n")
 
 
 def picture(commands: list[str]) -> str:
