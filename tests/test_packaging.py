@@ -15,7 +15,8 @@ import vkbackend
 pytestmark = pytest.mark.no_vulkan
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS_OF_WORK = {"test", "clients", "train", "oracles", "plot", "browser", "docs"}  # not needed to run models
+# Not needed to run models.
+EXTRAS_OF_WORK = {"test", "clients", "train", "oracles", "plot", "browser", "docs"}
 
 
 @pytest.mark.parametrize("system", ["darwin", "win32"])
