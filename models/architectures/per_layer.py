@@ -30,7 +30,8 @@ class PerLayerInputs(gemma3.Model):
             raise GGUFError(f"{gguf.paths[0]}: {n_shared} of {self.n_layer} layers share another one's cache")
         self.n_owners = self.n_layer - n_shared
         self.n_embd_layer = int(gguf.u32(f"{arch}.embedding_length_per_layer_input", 0))
-        if not {layer.rope for layer in self.config.layers[: self.n_owners]} >= set(self.rope_tables):
+        kinds = [layer.rope for layer in self.config.layers]
+        if not set(kinds[: self.n_owners]) >= set(kinds):
             raise GGUFError(f"{gguf.paths[0]}: only the first {self.n_owners} layers have k and v")
 
     # ---- weights ----

@@ -1,0 +1,98 @@
+"""gemma3n beside its golden logits: shares of gates whose largest stay, stacks of matrices, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import nmse
+from oracles.fixture import PROMPT, Fixture, write
+from oracles.fixtures import build
+from runners import load_runner
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.export import write_gguf
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.step import Run
+
+TOKENS = PROMPT[:8]
+
+
+def two_layers() -> Fixture:
+    """The first layer with a window, whose gates are cut, and one that has its cache."""
+    made = build("gemma3n")
+    made.keys |= {"block_count": 2, "attention.shared_kv_layers": 1}
+    made.keys["activation_sparsity_scale"] = made.keys["activation_sparsity_scale"][:2]
+    made.tensors = {
+        name: values
+        for name, values in made.tensors.items()
+        if not name.startswith("blk.") or name[4:6] in ("0.", "1.")
+    }
+    wide = 2 * made.keys["embedding_length_per_layer_input"]
+    made.tensors["per_layer_token_embd.weight"] = made["per_layer_token_embd.weight"][:, :wide].copy()
+    made.tensors["per_layer_model_proj.weight"] = made["per_layer_model_proj.weight"][:wide]
+    return made
+
+
+def test_any_shares_and_written_back(tmp_path: Path) -> None:
+    """The moments of the gates' rows meet, whoever has how many of the columns, and travel as they are."""
+    path, out = write(two_layers(), tmp_path / "model.gguf", quantize=True), tmp_path / "out.gguf"
+    found = []
+    for n, shares in ((1, None), (3, (5, 0, 1)), (4, (1, 1, 1, 2))):
+        runner = load_runner(
+            path,
+            devices=["numpy"] * n,
+            tensor_split=shares,
+            n_ctx=32,
+            n_ubatch=16,
+            type_k="f32",
+            type_v="f32",
+        )
+        try:
+            found.append(runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8)).copy())
+            if n == 4:
+                moments = [r for r in runner.mesh.recorded_step(8, 8).reduces if r.elements == 2 * 8]
+                assert [r.wire for r in moments] == ["f32"] * 2, moments
+                with GGUF.open(path) as source:
+                    write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
+        finally:
+            runner.close()
+    assert nmse(found[1], found[0]) <= 1e-6 and nmse(found[2], found[0]) <= 1e-6  # the sums travel as halves
+    assert out.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"altup.active_idx": 1}, UnsupportedModel, "altup.active_idx = 1 is not supported"),
+        ({"altup.num_inputs": 9}, GGUFError, r"altup.num_inputs is 9, expected 1..8"),
+        ({"activation_sparsity_scale": [1.0]}, GGUFError, "has 1 values for 2 layers"),
+        ({"embedding_length_per_layer_input": 0}, GGUFError, "per_layer_input is 0, expected 1"),
+        ({"attention.shared_kv_layers": 2}, GGUFError, "2 of 2 layers share"),
+    ],
+)
+def test_refusals(tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str) -> None:
+    made = two_layers()
+    made.keys |= change
+    with GGUF.open(write(made, tmp_path / "model.gguf")) as gguf, pytest.raises(error, match=message):
+        load_model(gguf)
+
+
+def test_as_many_stay_as_the_cut_says(tmp_path: Path) -> None:
+    """About one in twenty of the gates, in the first layer; the second one cuts none."""
+    made = two_layers()
+    made.keys["activation_sparsity_scale"] = [1.6448536, -np.inf]
+    path = write(made, tmp_path / "model.gguf")
+    runner = load_runner(path, devices=["numpy"], n_ctx=32, n_ubatch=16, keep_values=True)
+    try:
+        runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8))
+        values = runner.mesh.recorded_step(8, 8).values
+        [view] = values["blk.0.gaussian_topk"]
+        assert view and "blk.1.gaussian_topk" not in values
+        kept = runner.mesh.devices[0].read(view).view(np.float32) > 0
+    finally:
+        runner.close()
+    assert kept.size == 8 * 96 and 0.03 < kept.mean() < 0.07, kept.mean()
