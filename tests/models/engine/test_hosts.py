@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from control_vectors import write_vectors
 from oracles.fixture import write
 from oracles.fixtures import build
 from runners import load_runner
@@ -203,6 +204,26 @@ def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
         (led, led_nbytes), followed = travelled(runner)
     assert led == 3 and 0 < led_nbytes - 2 * 4 * tiny.n_embd < 100
     assert followed == (2, 4 * tiny.n_vocab)
+
+
+@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
+def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
+    """Which host 1 has beside its own copy of the model."""
+    tiny, rng = Tiny("llama", n_layer=3), np.random.default_rng(0)
+    vectors = {il: rng.normal(size=tiny.n_embd).astype(np.float32) for il in (1, 2)}
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        write_tiny(folder / "model.gguf", tiny)
+        write_vectors(folder / "vectors.gguf", vectors)
+    path, there = tmp_path / "a" / "model.gguf", str(tmp_path / "b" / "model.gguf")
+    steered = OPTIONS | {"control_vectors": [(path.with_name("vectors.gguf"), 2.0)], "split_mode": split_mode}
+    found = []
+    for options in (OPTIONS, steered):
+        one = load_runner(path, devices=here(TWO), **options)
+        found.append(logits(one))
+        one.close()
+    with twin_runner(path, TWO, models=[None, there], **steered) as runner:
+        assert np.array_equal(logits(runner), found[1]) and not np.array_equal(*found)
 
 
 def test_candidates_masks_and_sums(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf as gguf_py
 import numpy as np
 import pytest
+from control_vectors import write_vectors
 from device_sets import DEVICE_SETS, nmse
 from llama_float64 import forward
 from oracles.fixture import PROMPT as LONG_PROMPT
@@ -36,19 +35,6 @@ TINY = [Tiny("llama"), Tiny("qwen2", "Q8_0"), Tiny("qwen3"), Tiny("qwen3moe", n_
 def directions(layers: range = range(1, N_LAYER), seed: int = 0, size: float = 0.5) -> dict[int, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {il: (size * rng.normal(size=N_EMBD)).astype(np.float32) for il in layers}
-
-
-def write_vectors(path: Path, vectors: Mapping[int | str, np.ndarray], arch: str = "controlvector") -> Path:
-    writer = gguf_py.GGUFWriter(path, arch)
-    writer.add_string("controlvector.model_hint", "tiny")
-    writer.add_uint32("controlvector.layer_count", len(vectors))
-    for il, vector in vectors.items():
-        writer.add_tensor(il if isinstance(il, str) else f"direction.{il}", vector)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def run(path: Path, devices: list[str], files: list[tuple[str, float]] | None = None, **options: Any) -> Any:
