@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 import textwrap
@@ -30,7 +31,7 @@ SHORT_WORD = 12  # characters
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MANY_COLUMNS = 8  # stand closer together, to fit a terminal of 80
 ANY_WIDTH = 10_000
-PIPE_WIDTH = 160  # columns where there is no terminal: enough for every table unwrapped
+PIPE_WIDTH = 160  # columns where there is no terminal and no COLUMNS: enough for every table unwrapped
 
 
 class _Table(Table):
@@ -68,7 +69,8 @@ class _Console(Console):
 def console(*, stderr: bool = False) -> Console:
     """A console for stdout or stderr."""
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return _Console(stderr=stderr, highlight=False, width=None if is_terminal else PIPE_WIDTH)
+    told = is_terminal or "COLUMNS" in os.environ  # rich reads both
+    return _Console(stderr=stderr, highlight=False, width=None if told else PIPE_WIDTH)
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 
@@ -53,6 +54,8 @@ def _inside(hostfile: str, words: list[str]) -> int:
     """Run a command in the process of host 0, and wait for it."""
     group = GroupProcess(read_hostfile(hostfile))
     environment = group.environment()
+    if sys.stdout.isatty():  # host 0's process writes into a pipe
+        environment["COLUMNS"] = str(shutil.get_terminal_size().columns)
     leads = ["vkbackend.tools.host_command", "--hostfile", os.path.abspath(hostfile), "--", *words]
     try:
         return subprocess.run(group.command(environment, leads), env=environment, check=False).returncode

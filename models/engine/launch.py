@@ -39,7 +39,7 @@ END_S = 8.0
 ENDED = "this host leaves the group"  # what a process says that ends otherwise than it should
 SECRET = "VKBACKEND_GROUP_SECRET"  # for this group alone, where the hosts share no file
 # What of our environment the other processes get: each host's drivers are its own business.
-PASSED = ("VKBACKEND_", "DEBUG", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
+PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
 _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from vkbackend.tools.console import _Console, byte_progress, table
+from vkbackend.tools.console import PIPE_WIDTH, _Console, byte_progress, console, table
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -61,6 +61,14 @@ def test_no_column_is_cut_where_another_can_wrap(width: int) -> None:
     )
     if lines[0].startswith("architecture llama"):  # a list: the empty cell is that of the row above
         assert sum(line == "architecture llama" for line in lines) == 2
+
+
+def test_columns_say_how_wide_a_pipe_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So host 0's process writes for the terminal of `vkbackend hosts`."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console().width == PIPE_WIDTH
+    monkeypatch.setenv("COLUMNS", "80")
+    assert console().width == 80
 
 
 def test_no_color_leaves_out_colors(monkeypatch: pytest.MonkeyPatch) -> None:

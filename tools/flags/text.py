@@ -87,7 +87,7 @@ def show_model(llm: LLM, infos: Sequence[DeviceInfo | None], args: argparse.Name
     if vulkan := [info for info in infos if info is not None]:
         show_devices(vulkan, err, "devices")
     if args.model is None:
-        err.print(NO_MODEL, style="yellow")
+        err.print(NO_MODEL)
     tell_notes(getattr(args, "notes", ()), err)
     show_memory(llm, err)
 
