@@ -26,6 +26,7 @@ from vkbackend.models.engine import following
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, SaveState
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import NumpyDevice
@@ -182,6 +183,20 @@ def test_long_messages_block_nobody(llama: Path, places: list[str], monkeypatch:
 
 
 # ---- what comes of them ----
+
+
+def test_tokens_with_slices_within_hosts(llama: Path) -> None:
+    """Devices of a host meet in each layer while the other host computes another step."""
+    options, wanted = OPTIONS | {"split_mode": "hosts"}, requests(5, 12)
+    with pytest.MonkeyPatch.context() as patch:  # one host that acts as two
+        patch.setattr(Options, "hosts", ("0", "0", "1", "1"))
+        one = load_runner(llama, devices=["numpy"] * 4, **options)
+    want = {r.id: tokens_of(finish(engine_of(one), [r])[r.id]) for r in wanted}
+    one.close()
+    with twin_runner(llama, ["0/numpy", "0/numpy", "1/numpy", "1/numpy"], **options) as runner:
+        assert runner.n_in_flight == 2
+        events = finish(engine_of(runner), wanted)
+        assert {r.id: tokens_of(events[r.id]) for r in wanted} == want
 
 
 def test_candidates_masks_and_logits_of_steps_on_their_way(tmp_path: Path) -> None:
