@@ -212,7 +212,7 @@ def test_a_compiler_whose_disk_is_full(library: Path, monkeypatch: pytest.Monkey
         return done
 
     monkeypatch.setattr(subprocess, "run", half)
-    with pytest.raises(UnsupportedFeature, match=r"wrote 400 bytes of add\.f32 .*TMPDIR"):
+    with pytest.raises(UnsupportedFeature, match=r"wrote 400 bytes of add\.f32, .*TMPDIR"):
         shaderlib.spirv("add", "f32")
     assert not compiled()
     monkeypatch.setattr(tempfile, "tempdir", str(library / "missing"))
