@@ -300,20 +300,19 @@ class LLM(Chats, Slots):
                 self._knows_vocabulary = True
 
     def memory(self) -> list[dict[str, Any]]:
-        """Per device, in order, bytes by purpose: "device" (its name), "weights", "mapped" (weights read in
-        the file, pages that the system may drop), "kv", "scratch", "host" (slices and caches placed there),
-        "shared" (tables that all devices read, counted for the first), "staging", and what was "free_before"
-        loading and is "free" now (None: the driver does not tell)."""
+        """One dict per device, in order, with bytes by purpose: "device" (its name), "weights", "mapped"
+        (weights read in the file, pages that the system may drop), "kv", "scratch", "host" (slices and caches
+        placed there), "shared" (tables that all devices read, counted for the first), "staging",
+        "free_before" (loading) and "free" (now); both are None if the driver does not say."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory
 
     def stats(self) -> dict[str, Any]:
-        """What the engine does now and has done: requests that wait, run and decode, slots, cells in all,
-        used, cached (kept for requests with the same beginning) and shared (used by several), tokens of
-        prompts and how many of them were not computed again (and the rate), preemptions, steps, all-reduces;
-        and of the last 256 steps milliseconds (median, 99th percentile), rows, and host microseconds of an
-        all-reduce."""
+        """Counters of the engine. Now: requests that wait, run and decode; slots; cells in all, used, cached
+        (kept for requests with the same beginning) and shared (used by several). Since the start: tokens of
+        prompts, how many of them were cached, and that share; preemptions; steps; all-reduces. Of the last
+        256 steps: milliseconds (median, 99th percentile), rows, and host microseconds of an all-reduce."""
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
         return event.stats

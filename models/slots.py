@@ -24,12 +24,12 @@ class Slots(ABC):
     def save_state(
         self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
     ) -> list[int]:
-        """Save what a slot holds to a file (docs/state_format.md): K and V of its positions, and its tokens.
-        Returns the tokens of the sequence that it holds.
+        """Save the content of a slot to a file (docs/state_format.md): K and V of its positions, and its
+        tokens. Returns the tokens of its sequence.
 
-        A slot holds its last sequence, prompt and generated tokens, until another one runs there; it may be
-        saved while a stream is at work in it. first, last: save these positions alone, last excluded (None:
-        all, and the newest token, which has not run yet). The file is replaced whole or not at all.
+        A slot holds its last sequence, prompt and generated tokens, until another one runs there. It may be
+        saved while a stream runs in it. first, last: save only these positions, last excluded (None: all
+        positions, and the newest token, which has not run yet). The file is replaced whole or not at all.
         Raises InvalidArgument for a slot or positions that are not there, StateError.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))

@@ -28,16 +28,16 @@ from vkbackend.options import takes
 
 
 class Chat:
-    """One conversation in `slot` of an LLM. `system` is what it is told first; `template` is a jinja source
-    or the name of one of the model's own (None: the default one; ChatML where it has none, which `notes`
-    say), `variables` are what it finds beside the messages, such as `tools`, `enable_thinking`.
+    """One conversation in `slot` of an LLM. `system` is the system prompt. `template` is a jinja source or
+    the name of one of the model's templates (None: the model's default; ChatML if it has none, and `notes`
+    say so). `variables` are variables for the template, such as `tools` and `enable_thinking`.
 
     Special tokens in messages and documents are read as plain text, unless `parse_special`. `protected` is
     False if they could not be told from the template's own tokens.
 
-    `messages` is the conversation; the first `n_left_out` of it, behind the system prompt, have left the
-    context. `thinks`: the answer that is made begins in a thought that the template opened;
-    `channels`: it is written in gpt-oss's channels.
+    `messages` is the conversation. The first `n_left_out` messages after the system prompt are no longer in
+    the context. `thinks`: the running answer begins in a thought that the template opened. `channels`: it is
+    written in gpt-oss's channels.
 
     Raises UnsupportedModel without a tokenizer, InvalidArgument for a template that is not valid.
     """
@@ -70,7 +70,7 @@ class Chat:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all but the system prompt."""
+        """Forget everything except the system prompt."""
         self.messages = list(self._first)
         self.n_left_out = 0
         self._text, self._ids = "", list[int]()  # a beginning of what the slot holds
@@ -92,7 +92,8 @@ class Chat:
     def regenerate(
         self, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Answer the last message once more, in place of the last answer. InvalidArgument without one."""
+        """Answer the last message again, in place of the last answer. Raises InvalidArgument if there is
+        none."""
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise InvalidArgument("there is no message to answer again; send one first")

@@ -67,12 +67,12 @@ class Chats(ABC):
         n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
-        """Answer a conversation: its messages in OpenAI's shape, with `tools` that the model may call. The
-        answer has its thought, content and calls apart; `answer.message` is the one to add.
+        """Answer a conversation: messages in OpenAI's shape, and `tools` that the model may call. The answer
+        has separate fields for thought, content and calls; append `answer.message` to the messages.
 
-        With `n` a list of n answers, the i-th with seed + i. What looks like special tokens in a message is
-        plain text. Raises InvalidArgument, also for what the template refuses; UnsupportedModel without a
-        tokenizer; and what `generate` raises.
+        With `n` it returns a list of n answers; answer i uses seed + i. Special tokens in a message are plain
+        text. Raises InvalidArgument, also if the template refuses the messages, UnsupportedModel if the model
+        has no tokenizer, and the errors of `generate`.
         """
         chatting = self.chatting(messages, max_tokens, n=n, **options)
         if n is None:
@@ -98,7 +98,8 @@ class Chats(ABC):
     def chat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> Generator[ChatChunk, None, None]:
-        """`chat` as it comes, a ChatChunk per token. Arguments are checked here, before the first."""
+        """`chat` as a stream: one ChatChunk per token. Arguments are checked at the call, before the first
+        token."""
         return self.chatting(messages, max_tokens, **options).stream()
 
     @takes(ChatKeywords, ChatOptions)

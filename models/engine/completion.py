@@ -11,9 +11,9 @@ from vkbackend.models.sampling.logprobs import Logprobs
 
 @dataclass(slots=True)  # frozen it takes 2 us more to make, for every token
 class Chunk:
-    """One piece of a stream: the text that `token` completed, maybe empty. The last has finish_reason and
-    timings. `slot` is the one the sequence runs in. `logprobs` where they are asked for. With `echo` or
-    `prompt_logprobs` the first stands for the prompt and has no token.
+    """One piece of a stream: the text that `token` completed, which may be empty. The last chunk has
+    finish_reason and timings. The sequence runs in `slot`. `logprobs` is set if it was requested. With `echo`
+    or `prompt_logprobs` the first chunk is the prompt and has no token.
     """
 
     text: str
@@ -28,13 +28,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished generation. `tokens` are the generated ids, a stop token included; `seed` repeats the run;
-    `slot` holds the sequence until another one runs there. `logprobs` of each token, and `prompt_logprobs` of
-    each of the prompt (None of the first, which nothing precedes), where they are asked for.
+    """A finished generation. `tokens` are the generated ids, with the stop token. The same `seed` repeats the
+    run. `slot` holds the sequence until another one runs there. `logprobs` has one entry per token and
+    `prompt_logprobs` one per token of the prompt (None for the first), if they were requested.
 
-    timings, without what is recorded and compiled once: prompt_n (tokens of the prompt that were computed),
-    prompt_ms, prompt_tokens_per_second,
-    decode_n, decode_ms, decode_tokens_per_second, n_reduces, reduce_us (mean host time of one all-reduce).
+    timings, without recording and compiling, which happen once: prompt_n (tokens of the prompt that were
+    computed), prompt_ms, prompt_tokens_per_second, decode_n, decode_ms, decode_tokens_per_second, n_reduces,
+    reduce_us (mean host time of one all-reduce).
     """
 
     text: str

@@ -88,9 +88,9 @@ class SamplingKeywords(TypedDict, total=False):
     mirostat_eta: float
     """How fast Mirostat follows (default: 0.1)."""
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]]
-    """Token id -> what is added to its logit, -inf to forbid it (default: nothing)."""
+    """Token id -> a number that is added to its logit, -inf to forbid it (default: none)."""
     samplers: str | Iterable[str]
-    """The samplers in the order applied, "a;b" or a list; what is not named is not applied (default:
+    """The samplers in their order, "a;b" or a list; samplers that are not named are skipped (default:
     "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")."""
     min_tokens: int
     """Tokens that end a text are forbidden until that many are generated (default: 0)."""
@@ -104,7 +104,7 @@ class SamplingKeywords(TypedDict, total=False):
     order, before all samplers (default: none). They are slow: each token copies a whole row to the host, and
     all sequences wait for Python."""
     seed: int | None
-    """Seed of the random numbers. None (default) or -1 draws one, which `Completion.seed` tells."""
+    """Seed of the random numbers. None (default) or -1 draws a seed, which is then in `Completion.seed`."""
 
 
 # ---- checks ----
