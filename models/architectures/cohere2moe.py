@@ -1,4 +1,4 @@
-"""cohere2moe (Command A with experts): cohere2, where layers behind some dense ones have experts, chosen by
+"""cohere2moe (Command A+): cohere2, where layers behind some dense ones have experts, chosen by
 sigmoid, and shared ones, on a par with them. The dense layers turn q and k, too. Norms are RMS norms where
 the file says so. Cohere 2026.
 """

@@ -42,7 +42,7 @@ MODELS = {
     "glm4moe": "GLM-4.5, GLM-4.5-Air",
     "gpt-oss": "gpt-oss-20b, gpt-oss-120b",
     "cohere2": "Command R7B, Command A",
-    "cohere2moe": "Command A with experts",
+    "cohere2moe": "Command A+",
     "command-r": "Command R",
     "starcoder2": "StarCoder 2",
     "gpt2": "GPT-2",
