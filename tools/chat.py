@@ -36,15 +36,18 @@ from vkbackend.tools.flags.structure import structure_given
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
+    demo_model,
     open_model,
+    own_context,
     show_model,
     show_timings,
     write_text,
 )
 from vkbackend.tools.message_lines import messages
 
+N_CTX = 4096
 FRESH = "/clear forgets the conversation, a larger -c takes longer ones (0: the model's own)"
-UNPROTECTED = "texts of special tokens in the messages count as such: the template alters the messages"
+UNPROTECTED = "special tokens in messages are parsed as special tokens: the template alters the messages"
 COMMANDS = {
     "/help": "show these commands",
     "/clear": "forget the conversation; the system prompt stays",
@@ -68,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """'{"enable_thinking": false}'""")  # fmt: skip
     add("--parse-special", action="store_true",
         help="parse special tokens in messages; by default they are plain text")  # fmt: skip
-    add_length_arguments(parser, n_ctx=4096, ends="the answer ends")
+    add_length_arguments(parser, n_ctx=N_CTX, ends="the answer ends", capped=True)
     add_shared_arguments(parser)
 
 
@@ -88,6 +91,8 @@ def run(args: argparse.Namespace) -> None:
     settle(args)
     sampling, most = sampling_of(args), token_limit("max_tokens", args.max_tokens)
     source = None if args.chat_template_file is None else read_template(args.chat_template_file)
+    if args.n_ctx is None:
+        args.n_ctx = min(own_context(demo_model() if args.model is None else args.model), N_CTX)
     llm, infos = open_model(args, err)
     with llm:
         chat = Chat(

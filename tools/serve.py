@@ -20,7 +20,6 @@ from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 from vkbackend.models.arguments import token_limit
 from vkbackend.models.engine.messages import Progress
-from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.chat import read_template, variables
@@ -29,7 +28,7 @@ from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
-from vkbackend.tools.flags.text import NO_MODEL, add_shared_arguments, demo_model
+from vkbackend.tools.flags.text import NO_MODEL, add_shared_arguments, demo_model, own_context
 
 if TYPE_CHECKING:
     from vkbackend.tools.server.service import Config
@@ -140,9 +139,7 @@ def run(args: argparse.Namespace) -> None:
 def share_context(args: argparse.Namespace, path: str) -> None:
     """-c is what all slots share, unless --kv-cells says otherwise."""
     if not args.n_ctx:
-        with GGUF.open(path) as gguf:
-            whole = int(gguf.u32(f"{gguf.architecture}.context_length"))
-        args.n_ctx = whole if args.n_ctx == 0 else min(whole, N_CTX)
+        args.n_ctx = own_context(path) if args.n_ctx == 0 else min(own_context(path), N_CTX)
     if args.kv_cells is None:
         args.kv_cells = args.n_ctx
 

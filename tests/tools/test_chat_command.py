@@ -198,7 +198,7 @@ def test_help() -> None:
         "-c N",
     ):
         assert option in entries
-    assert "(default: 4096)" in entries and "/clear" in shown and "Ctrl-C" in shown
+    assert "(default: the model's own, at most 4096)" in entries and "/clear" in shown and "Ctrl-C" in shown
 
 
 def test_errors_of_the_command(tmp_path: Path, template: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from vkbackend.models.arguments import HOST
+from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
@@ -31,13 +32,18 @@ NO_MODEL = "no model given (-m): using the embedded demo model"
 MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging", "free_before", "free")
 
 
-def add_length_arguments(parser: argparse.ArgumentParser, *, n_ctx: int, ends: str) -> None:
-    """-n, -c and --ignore-eos; `n_ctx` is the default of -c, `ends` what ends a text without a limit."""
+def add_length_arguments(
+    parser: argparse.ArgumentParser, *, n_ctx: int, ends: str, capped: bool = False
+) -> None:
+    """-n, -c and --ignore-eos; `n_ctx` is the default of -c, `ends` what ends a text without a limit.
+
+    `capped`: the command takes the model's own context where that is smaller; without -c it is None."""
     add = parser.add_argument
     most = f"tokens to generate at most; -1: until {ends} or the context is full (default: -1)"
     add("-n", "--n-predict", dest="max_tokens", type=int, default=-1, metavar="N", help=most)
-    add("-c", "--ctx-size", dest="n_ctx", type=int, default=n_ctx, metavar="N",
-        help=f"context size in tokens; 0: the model's own (default: {n_ctx})")  # fmt: skip
+    default = f"the model's own, at most {n_ctx}" if capped else n_ctx
+    add("-c", "--ctx-size", dest="n_ctx", type=int, default=None if capped else n_ctx, metavar="N",
+        help=f"context size in tokens; 0: the model's own (default: {default})")  # fmt: skip
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
 
 
@@ -55,6 +61,12 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 def demo_model() -> str:
     """The path of the embedded demo model."""
     return str(files("vkbackend.models") / "demo" / "demo.gguf")
+
+
+def own_context(path: str) -> int:
+    """Tokens of the context that the model was trained with."""
+    with GGUF.open(path) as gguf:
+        return int(gguf.u32(f"{gguf.architecture}.context_length"))
 
 
 def chosen_devices(options: Options) -> list[DeviceInfo | None]:
