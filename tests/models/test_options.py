@@ -140,9 +140,10 @@ def test_devices_without_a_share_are_left_out() -> None:
 # ---- flags ----
 
 LOADING = ("generate", "chat", "plan", "bench", "sweep", "perplexity", "export")
-# What a command has another default for: contexts, and `plan` always balances.
-OWN = {"chat": {"n_ctx": 4096}, "sweep": {"n_ctx": 4096}, "plan": {"tensor_split": "auto"}}
+# What a command has another default for: contexts (chat's is in the model's file), and `plan` balances.
+OWN = {"chat": {"n_ctx": 64}, "sweep": {"n_ctx": 4096}, "plan": {"tensor_split": "auto"}}
 NEEDED = {
+    "chat": ["-c", "64"],
     "plan": ["-m", "x"], "perplexity": ["-m", "x", "-f", "x"], "export": ["-m", "x", "-o", "x"],
 }  # fmt: skip
 
