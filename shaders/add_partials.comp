@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Tail of an all-reduce: h = residual + sum of the writers' partials in slot order, y = rms_norm(h) * w.
-// The device's own partial comes from its own memory, the others from the slots. Plain adds in a fixed order, so h is
-// the same bits on all devices; with WIRE 1 or 2 each partial was rounded to the wire, so the own one is here: with
-// WIRE 2 it comes as pack_halves kept it, since what a block has in common is more than one thread can know.
-// One workgroup per row.
+// The device's own partial comes from its own memory, the others from the slots. Plain adds in a fixed order,
+// so h is the same bits on all devices. With WIRE 1 or 2 the others' partials were rounded for the wire, so
+// the own one must be rounded alike: to bfloat16 here, or (WIRE 2) by pack_halves, which kept a packed copy.
+// Here a thread cannot round to WIRE 2, because it does not know the largest exponent of a block. One
+// workgroup per row.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/bf16.glsl"

@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Attention of one row over one split of its keys by online softmax, for up to HEADS q heads of one kv head, so that K
-// and V are read once for all of them. Workgroup (tile of heads, split, row). It takes blocks of 32 keys: LOCAL / 32
-// threads dot a key with every q, or a thread 32 / LOCAL keys, then each thread owns four of V's dimensions.
-// FINAL: the only split; writes the result, else part = (sum of p * v, max, sum of p). No keys give zeros, and so do rows
-// that are attn_prefill's, which runs later.
+// and V are read once for all of them. Workgroup (tile of heads, split, row). It walks over blocks of 32
+// keys. For the scores, LOCAL / 32 threads share a key, or with LOCAL < 32 a thread has 32 / LOCAL keys. For
+// the sum of p * v, each thread has four dimensions of V at a time. FINAL: there is one split, and the result
+// is written. Otherwise part = (sum of p * v, max, sum of p). A row without keys gives zeros. So does a row of
+// attn_prefill, which runs later and overwrites them.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;
@@ -40,13 +41,15 @@ const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
 const uint V_GROUPS = LOCAL > V_QUADS ? LOCAL / V_QUADS : 1; // sets of threads that share out a block's keys
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads per thread
-// Quads of K, and keys of V, that a thread reads before it uses one, as even as they go. No branch may lie between them
-// and their use: RADV then sinks each load to where its value is used.
+// K_BATCH quads of K, and V_BATCH keys of V, are what a thread reads before it uses the first. K_BATCH is at
+// most BATCH, and the smallest with which the loop has as few rounds (K_TURNS). No branch may lie between the
+// reads and their use: RADV would move each load down to where its value is used.
 const uint K_TURNS = (K_QUADS + BATCH * LANES - 1) / (BATCH * LANES);
 const uint K_BATCH = (K_QUADS + K_TURNS * LANES - 1) / (K_TURNS * LANES);
 const bool K_EXACT = K_QUADS % (K_BATCH * LANES) == 0;
-// Two quantized blocks are whole words: where those of a thread's quads begin among them is then known. Sums of what has to
-// be zero, because glslang makes no constant of three conditions.
+// Two quantized blocks (16 quads) are whole words, one is not. With K_WORDS and V_WORDS a thread's quads lie
+// at the same places of such a pair in every round, so the compiler knows where each begins. Each condition
+// is a sum of terms that must all be 0, because glslang makes no constant of three conditions joined by &&.
 const bool K_WORDS = K_TYPE >= CACHE_Q8_0 && K_QUADS % (K_BATCH * LANES) + K_QUADS % 16 + K_BATCH * LANES % 16 + LANES / 16 == 0;
 const bool V_WORDS = V_TYPE >= CACHE_Q8_0 && V_QUADS % 16 + LOCAL % V_QUADS == 0;
 const uint V_EACH = (CELL_BLOCK + V_GROUPS - 1) / V_GROUPS;
@@ -99,7 +102,7 @@ void main() {
 
     const uint key = thread / LANES;
     const uint lane = thread % LANES;
-    const uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // surplus threads repeat what nobody reads
+    const uint v_group = min(thread / V_QUADS, V_GROUPS - 1); // surplus threads' results are not read
     const uint v_quad0 = thread % V_QUADS;
     uint now = 0; // which half of head_max holds the maxima so far
     float l[HEADS]; // of the keys this thread multiplied with V
@@ -118,7 +121,7 @@ void main() {
             float s[HEADS];
             [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
             const bool valid = at_key >= first_valid && at_key < n_valid;
-            if (BATCH > 1 || valid) { // of all keys of a block the cells are there, only not yet written
+            if (BATCH > 1 || valid) { // cells of keys that are not valid can be read: a block is whole
                 const uint base = ((cell + at_key) * n_kv + kv_head) * K_QUADS;
                 // The bounds are no constants, or drivers unroll all of it and take seconds to compile.
                 for (uint turn = base; turn < base + K_QUADS; turn += K_BATCH * LANES) {
@@ -190,7 +193,7 @@ void main() {
             [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= rescale;
         }
         for (uint first = V_BATCH * V_GROUPS > 1 ? 0 : first_valid; first < n_valid; first += V_BATCH * V_GROUPS) {
-            vec4 value[V_BATCH * V_ROUNDS]; // of a key that is not seen that of one which is
+            vec4 value[V_BATCH * V_ROUNDS]; // where a key is not seen, one that is seen is read
             [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
                 const uint j = clamp(first + v_group + u * V_GROUPS, first_valid, n_valid - 1);
                 const uint base = ((cell + j) * n_kv + kv_head) * V_QUADS;

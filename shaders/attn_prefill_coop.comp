@@ -1,9 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As attn_prefill, on matrix units: q, k, v and the probabilities become halves, sums are floats. A tile has ROW_GROUPS
-// times M rows, whose V_PARTS subgroups share out the keys of a block when they score it, and V's dimensions when they
-// sum it. Scores meet in shared memory, where a row's invocations scale and mask them and find the maximum; the output
-// stays in matrices, which a matrix of the rows' factors rescales. Workgroup (tile, head).
+// As attn_prefill, on matrix units: q, k, v and the probabilities become halves, sums are floats. A tile has
+// ROW_GROUPS groups of M rows, and each group has V_PARTS subgroups. To score a block, these divide its keys
+// among them; to sum p * v, the dimensions of V. Scores meet in shared memory, where a row's invocations
+// scale and mask them and find the maximum. The output stays in matrices; a matrix of the rows' factors
+// rescales them. Workgroup (tile, head).
 // For heads of 128 and 4 groups of 16 rows: 43 KiB of shared memory, and 64 products of matrices of 16 for 64 keys and 16
 // rows.
 #include "lib/types.glsl"

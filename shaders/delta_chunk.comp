@@ -1,11 +1,13 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// What a chunk of C rows of a gated delta net is without the state before it, one workgroup per (chunk, head); see
-// delta_scan. With c_t the sum of g up to row t of the chunk, and D_ts = e^(c_t - c_s):
+// The part of a gated delta net that does not need the state before a chunk of C rows, so that all chunks are
+// computed at once; delta_scan does the rest. One workgroup per (chunk, head). With c_t the sum of g up to
+// row t of the chunk, and D_ts = e^(c_t - c_s):
 //   L_ts = beta_t k_t D_ts k_s, s < t;  u = (I + L)^-1 beta v;  w = (I + L)^-1 beta e^c k, by forward substitution
-// and per row: q' = scale e^c q, k' = e^(c_last - c) k, the products scale q_t D_ts k_s for s <= t; of the chunk e^c_last,
-// in its first row. Every exponent is a difference of sums of which the later has more terms, so none is positive.
-// A row of `work`: u, w, q', k', e^c_last of S values each, C products. Shared memory: at most 10.6 KiB.
+//   q' = scale e^c q;  k' = e^(c_last - c) k;  products scale q_t D_ts k_s for s <= t
+// No exponent is positive: g never is, and each exponent is a sum of g over some rows. A row of `work` has u,
+// w, q', k', e^c_last (S values each; e^c_last in the chunk's first row alone), then C products. Shared
+// memory: at most 10.6 KiB.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint S = 128; // head size

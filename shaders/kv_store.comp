@@ -1,10 +1,11 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// cache[cell of the row's position] = x[row]. A thread stores a pair of elements (an f16 pair is one word with one
-// writer), rotated as rope does where n_rot says so, and normed with NORM, a workgroup per head then. Or it quantizes
-// blocks of 32 as ggml's reference does: d = max|x| / 127, or the x of the largest magnitude / -8; NaN where x is not
-// finite. Blocks have an odd number of halves, so a thread stores the two that share a word, also where the second is
-// the next row's: no word has two writers, and none needs atomics, which host memory may not have.
+// cache[cell of the row's position] = x[row]. F32, F16, BF16: a thread stores a pair of elements (an f16 pair
+// is one word), normed with NORM (then a workgroup has a head), and rotated as rope does in the first n_rot
+// dimensions. Q8_0, Q4_0: a thread quantizes blocks of 32 as ggml's reference does: d = max|x| / 127 for
+// Q8_0, the x of the largest magnitude / -8 for Q4_0, NaN where an x is not finite. A block has an odd number
+// of halves, so two blocks share a word. One thread stores both, even if the second belongs to the next row.
+// So no word has two writers, and no atomics are needed, which host memory may lack.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 #include "lib/half.glsl"
@@ -34,7 +35,8 @@ layout(set = 0, binding = 4) buffer Cache { uint cache[]; };
 const bool QUANTIZED = TYPE == CACHE_Q8_0 || TYPE == CACHE_Q4_0;
 const uint N_CODES = TYPE == CACHE_Q8_0 ? 8 : 4; // words of codes in a block
 
-// Element e of the row, as it goes into the cache; blocks would need each twice.
+// Element e of the row, normed and rotated. Quantized caches take x as it is: they read each element twice,
+// for the scale and for the code.
 float element(uint e) {
     const uint row = gl_WorkGroupID.z;
     const uint i = e % head_dim;
@@ -65,7 +67,8 @@ uint code4(float value, float inverse) {
     return uint(min(int(shifted), 15));
 }
 
-// What the codes of a block are made with; `used` is 0 where they are those of zeros.
+// The scale of a block: d as a half, and 1 / d. `used` is false where an x is not finite: then all codes are
+// those of zeros.
 struct Scale {
     uint half_d;
     float inverse;
@@ -109,8 +112,9 @@ bool stores(uint row, uint pos, uint slot) {
     return row < step_n_rows() && step_params.rows[row].xy == uvec2(pos, slot);
 }
 
-// Pair `unit` of those that have a block of the cell. A pair may begin with the last block of the cell before it, or
-// end with the first of the next one: whose row in this step that is, if any, is a neighbour of this one.
+// Stores pair number `unit` of blocks, of the pairs that contain a block of this cell. The first pair may
+// begin with the last block of the cell before, and the last may end with the first block of the next cell.
+// If this step stores that cell, too, its row is the one before or after this row.
 void put_blocks(uint cell, uint unit) {
     const uint row = gl_WorkGroupID.z;
     const uint pos = step_params.rows[row].x;

@@ -26,7 +26,8 @@ layout(set = 0, binding = 3) writeonly buffer Y { float y[]; };
 #include "lib/q8.glsl"
 #include "lib/quants.glsl"
 
-// Elements 16 i.. of a row; both parts are divided, so that the first is once for all rows of x, the second for a subgroup.
+// The codes of elements 16 i.. of a row that begins at word `row`. i and row are divided apart, not their
+// sum: i is then computed once for all rows of x, and row, which all lanes share, once for a subgroup.
 uvec4 codes_at(uint row, uint i) {
     if (WIDE != 0) return x4[row / 4 + i];
     const uint at = row + 4 * i;
@@ -36,7 +37,7 @@ uvec4 codes_at(uint row, uint i) {
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act the two rows are one of gate, and that of up
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act: a row of gate, one of up
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);
         const uint start1 = act == 0 ? row_start(min(row + 1, n - 1), k) : start0 + 4 * up_at;

@@ -2,8 +2,9 @@
 #extension GL_GOOGLE_include_directive : require
 // As mat_mul, on matrix units: x are halves of pack_f16, w becomes halves in shared memory (magnitudes above 65,504 are
 // cut to it), sums are floats. A workgroup of SM x SN subgroups makes a tile of M FM SM rows of w by N FN SN rows of x,
-// each subgroup FM x FN matrices of it. In a tile of 128 x 128 with subgroups of 64 x 64, 16 matrices of 16 x 16, a slice
-// of 32 k is 16 KiB of shared memory, read twice, for 1 Mi operations: 32 of them per byte.
+// each subgroup FM x FN matrices of it. For example, in a tile of 128 x 128 four subgroups have 64 x 64 each.
+// A slice of 32 k takes 16 KiB of shared memory. Each byte is read by two subgroups, so 32 KiB are read for 1
+// Mi operations: 32 operations per byte.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 
@@ -15,7 +16,7 @@ layout(constant_id = 5) const uint FN = 2; // and along x
 layout(constant_id = 6) const uint SM = 2; // subgroups along w
 layout(constant_id = 7) const uint SN = 2; // and along x; LOCAL is SM SN subgroups
 layout(constant_id = 8) const uint LANES = 32; // invocations of a subgroup
-layout(constant_id = 9) const uint WIDE = 0; // whether w and all rows of it begin at 16 bytes, and k is slices
+layout(constant_id = 9) const uint WIDE = 0; // 1: w and its rows begin at multiples of 16 bytes, k is one of TK
 #define WIDE_W (WIDE != 0)
 #include "lib/coop.glsl"
 #include "lib/half_rows.glsl"
@@ -64,12 +65,14 @@ void main() {
         barrier();
     }
 
-    // Which value a thread holds is the driver's own matter: they go through shared memory to get scale, bias and bounds.
+    // Only the driver knows which values of a matrix a thread holds. So the sums go through shared memory,
+    // where each thread finds the row and column of a value, for its scale, its bias and the bounds.
     const uint begin = gl_SubgroupID * M * N;
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, begin, M);
         subgroupBarrier();
-        [[unroll]] for (uint first = 0; first < M * N; first += LANES) { // else ANV keeps the loop around it, and sums in memory
+        // Unrolled: else ANV does not unroll the loop around it either, and keeps the sums in memory.
+        [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;
             const uint r = first_r + own_r + m / FM * N + e / M;

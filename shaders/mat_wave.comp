@@ -9,7 +9,7 @@
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
-layout(constant_id = 3) const uint WIDE = 0; // whether w, x and all rows of them begin at 16 bytes, and k is eights
+layout(constant_id = 3) const uint WIDE = 0; // 1: w, x and rows begin at multiples of 16 bytes, k is one of 8
 #define WIDE_W (WIDE != 0)
 #define WHOLE_FOURS (WIDE != 0)
 
@@ -35,7 +35,7 @@ vec4 x_at(uint row, uint i) { // elements 4 i.. of a row
 void main() {
     const uint lane = gl_SubgroupInvocationID;
     const uint first = group_index() * ROWS;
-    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act the two rows are one of gate, and that of up
+    const uint end = min(first + ROWS, act == 0 ? n : 2 * n); // with act: a row of gate, one of up
     const uint k8 = k & ~7u;
     for (uint row = first + 2 * gl_SubgroupID; row < end; row += 2 * gl_NumSubgroups) {
         const uint start0 = row_start(act == 0 ? row : row / 2, k);

@@ -1,8 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same ones, so what
-// decides is the same bits on all of them: sums in an order that no device chooses, functions of lib/exact.glsl.
-// An expert's place is the number of experts before it: compared as integers, so no two share one, whatever the values.
+// The n_used experts of a row and their weights, a workgroup per row. All devices must choose the same
+// experts, so the values that decide must be the same bits on all of them. So the order of every sum is
+// fixed, whatever LOCAL is, and the functions are those of lib/exact.glsl. An expert's place is the number of
+// experts that come before it: those with a larger key, and with an equal key those of a lower number. So no
+// two experts share a place, even with NaN.
 #include "lib/types.glsl"
 #include "lib/exact.glsl"
 
@@ -100,7 +102,8 @@ void softmax(float top) {
     for (uint e = gl_LocalInvocationID.x; e < n_experts; e += LOCAL) value[e] = exact_mul(value[e], factor);
 }
 
-// The choice hangs on probability + selection bias; only the groups whose two best have the largest sums stay.
+// Experts are chosen by probability + selection bias (keys). Of several groups the n_groups_used stay whose
+// two best experts have the largest sums.
 void select_by_probability() {
     const uint thread = gl_LocalInvocationID.x;
     barrier();

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // y = x as 16-bit floats in blocks of 128, each with an exponent of its own, two to a word, the first in its low half; an
-// odd end is filled with zero. With KEEPS the same again, for the device itself: its slot lies behind a bus. 16 threads
-// have a block, of which each reads four pairs.
+// odd end is filled with zero. y is the device's slot in host memory. With KEEPS the device also writes a
+// copy to its own memory, so that it need not read the slot back over the bus. 16 threads share a block; each
+// reads four pairs.
 #include "lib/types.glsl"
 #include "lib/f16_wire.glsl"
 

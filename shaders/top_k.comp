@@ -1,9 +1,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // The K largest of each chunk of each row, largest first, the lower place first on ties, NaN before all. Workgroups
-// (chunk, -, row). A thread knows the best of its own elements; K times the best of all is taken, and the thread that
-// had it looks for its next. ids are places in the row, or what `source` holds there. `source` may be a mask, too: a
-// bit for each place, the lowest of a word first, and places without theirs are none of the row's.
+// (chunk, -, row). Each thread finds the best of its own elements. Then K times: the best of all threads is
+// written, and the thread that had it finds its next best. ids are places in the row, or what `source` holds
+// there (KIND 1). With KIND 2 `source` is a mask, a bit for each place, the lowest of a word first; places
+// whose bit is 0 are left out.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint K = 64;
@@ -40,7 +41,7 @@ void main() {
     const uint end = min(begin + chunk, n);
     const uint out_at = (row * n_chunks + gl_WorkGroupID.x) * K;
 
-    uint last_key = 0xffffffffu; // what this thread gave last; all at first comes after it
+    uint last_key = 0xffffffffu; // the last element that was taken of this thread; none yet
     uint last_at = 0;
     bool fresh = true;
     bool search = true;

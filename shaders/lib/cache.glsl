@@ -2,8 +2,8 @@
 // cache, with CACHE(i) as word i of its buffer, CACHE_OFF its first word, CACHE_TYPE, and the names of the functions.
 // Behind lib/cache_types.glsl.
 
-// Of a quantized block, which begins h halves behind a word: its elements 4 quad..4 quad + 3. A block begins at any
-// half, so a word of codes may lie in two words of the buffer.
+// Elements 4 quad..4 quad + 3 of the quantized block that begins h halves behind word `word`. A block may
+// begin in the middle of a word, so four bytes of codes may lie in two words of the buffer.
 vec4 CACHE_BLOCK_QUAD(uint word, uint h, uint quad) {
     const vec2 pair = unpackHalf2x16(CACHE(word + (h >> 1)));
     const uint code = h + 1 + 2 * (CACHE_TYPE == CACHE_Q8_0 ? quad : quad & 3u);

@@ -1,9 +1,9 @@
 // A tile of a product on matrix units and its slices in shared memory. The including file declares M, N, of the device's
 // matrices, FM x FN of them for a subgroup, SM x SN subgroups, X4, and includes lib/coop.glsl and lib/dequant.glsl.
 //
-// A thread reads all that it has of a slice before it unpacks any of it: loads then are under way together, where a loop
-// of a few elements each waits for memory in every round. row_at(i), where row i of the tile starts in w, is declared in
-// front and defined behind.
+// A thread reads its whole part of a slice before it unpacks any of it, so that its loads overlap. A loop
+// over a few elements would wait for memory in every round. The including file defines row_at(i) behind this
+// file: where row i of the tile starts in w.
 uint row_at(uint i);
 
 #define CODES_ONLY
@@ -36,7 +36,7 @@ uint w_row_of(uint round) { return piece(round) / W_PIECES; } // in the tile, wh
 
 uint x_row_of(uint round) { return piece(round) / X_PIECES; }
 
-// Magnitudes above 65,504 are cut to it: where codes are scaled, it is the scale that is cut, and low.
+// Clamps to what a half can hold, 65,504. Formats with codes clamp scale and low instead.
 vec4 cut(vec4 value) { return clamp(value, -65504.0, 65504.0); }
 
 #if defined(HAS_TAIL)
@@ -46,7 +46,8 @@ const uint RAW = PIECE * BLOCK_NBYTES / 16; // of 16 bytes in a piece
 #define WIDE_W false
 #endif
 
-// Where a thread's pieces of w begin: with WIDE_W the words of them, else the bytes where its row does.
+// Of the piece that a thread has in a round: with WIDE_W the word where it begins in the first slice, else
+// the byte where its row begins.
 uint w_place(uint round) {
     const uint start = row_at(w_row_of(round));
     return WIDE_W ? (start + piece(round) % W_PIECES * PIECE * BLOCK_NBYTES) / 4 : start;
@@ -63,7 +64,8 @@ QUAD quad_at(uvec4 raw[RAW], uint j) { // elements 4 j.. of a piece
 }
 
 void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
-    if (!WIDE_W && (n % 2 != 0 || k + TK > n)) { // rows that are no words, and the last slice: seldom, so in little code
+    // Rows that do not begin at words, and the last slice: rare, so a loop that takes little code.
+    if (!WIDE_W && (n % 2 != 0 || k + TK > n)) {
         [[dont_unroll]] for (uint e = gl_LocalInvocationID.x; e < TM * TK / 4; e += LOCAL) {
             const uint of = e / (TK / 4), first = k + 4 * (e % (TK / 4));
             const uint start = row_at(of);
@@ -122,8 +124,8 @@ void hold_w(uint w_at[W_ROUNDS], uint k, uint n) {
 }
 #endif
 
-// The slice from element k on of rows of n elements; w_at: w_place of its rounds, x_at: where its pieces of
-// the first slice of x are in x4.
+// Puts the slice that begins at element k into shared memory, of rows of n elements. For each round, w_at has
+// w_place(round) and x_at the index in x4 of the thread's piece of the first slice.
 void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
     uvec4 halves[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) halves[j] = x4[x_at[j] + k / 8];

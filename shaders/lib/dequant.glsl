@@ -11,21 +11,23 @@
 // Addresses are bytes (an MXFP4 block has 17). 32 bits reach all of a binding, which never spans 4 GiB. Reads are
 // whole words that hold something wanted, so the end of a view is safe.
 
-uint u32_at(uint at); // 32 bits at any multiple of the block size's power of two
+uint u32_at(uint at); // 32 bits; `at` is a multiple of 4 where blocks are whole words, else anywhere
 uint u16_at(uint at); // at even addresses
 uint u8_at(uint at); // anywhere
 float f16_at(uint at); // at even addresses
 uvec4 words4_at(uint i); // 16 bytes from word i on
 
-// The four bytes of a word, each shifted and masked, what is left of it without the neighbour's bits. As bytes of one
-// word that GPUs turn into floats by an instruction each.
+// The four bytes of a word, each shifted right by `shift` and masked. `mask` must drop the bits that come
+// from the byte above. GPUs have an instruction that turns a byte of a word into a float, and compilers find
+// it in this form.
 uvec4 codes4(uint word, uint shift, uint mask) {
     const uint codes = (word >> shift) & (mask * 0x01010101u);
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
-// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3, k a multiple of 8, part 0 or 4, of the block
-// at address b. Nothing but what differs between the parts may depend on `part`.
+// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3, k a multiple of 8, part 0 or 4, of
+// the block at address b. As little as possible should depend on `part`: the compiler then computes
+// the rest once for both parts.
 
 #if defined(TYPE_F32)
 #define ROW_UNIT 1u
@@ -74,8 +76,8 @@ vec4 decode4(uint b, uint k, uint part) { return floats_of(uvec2(u32_at(b), u32_
 
 // ---- addresses and reads, the same for all ----
 
-// Whether rows are whole fours of elements: then those of 2 bytes an element are whole words, which need no joining, and
-// no four ends early. The including file may know.
+// Whether the length of a row is a multiple of 4, if the including file knows. Then four elements of 2 bytes
+// are two whole words, which need not be joined from three, and no row ends in the middle of four elements.
 #ifndef WHOLE_FOURS
 #define WHOLE_FOURS false
 #endif

@@ -82,7 +82,8 @@ void add_slice() {
             dots[c] = ivec4(-CODE_OFFSET * group_sum(x_block[b + c * N_THREADS].y, g * GROUP % 32));
         }
         add_piece(dots, g * GROUP / 16, tm, tn);
-        if (GROUP == 32) add_piece(dots, 2 * g + 1, tm, tn); // as a loop RADV keeps it one, and copies the sums
+        // The second piece is no loop: RADV would not unroll it, and would copy the sums.
+        if (GROUP == 32) add_piece(dots, 2 * g + 1, tm, tn);
         const uint at = g * TM + tm;
         const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
         [[unroll]] for (uint c = 0; c < RN; ++c) {

@@ -2,11 +2,12 @@
 // word. In integers throughout: drivers round and flush as they like where a float becomes a half, and every device must
 // get the same bits.
 
-// The word of a block in which `top` is the largest magnitude that is finite: what has exponent 30 there.
+// The word of a block, from `top`, the bits of its largest finite magnitude. It is the difference between
+// exponents of floats and of codes: the largest magnitude gets exponent 30 of 0 to 31.
 uint f16_bias(uint top) { return max(top & 0x7f800000u, 0x00800000u) - (30u << 23); }
 
-// Of the bits of a float, to the nearest with ten bits behind the leading one, ties to even; below 2^-126 and below
-// exponent 1 is zero.
+// The code of a float, from its bits: ten bits of fraction, rounded to nearest, ties to even. Floats below
+// 2^-126, and those whose code would have an exponent below 1, become zero.
 uint f16_bits(uint bits, uint bias) {
     const uint size = bits & 0x7fffffffu;
     uint code = 0;
@@ -15,13 +16,14 @@ uint f16_bits(uint bits, uint bias) {
     return ((bits >> 16) & 0x8000u) | code;
 }
 
-// The float that such bits stand for, of the pair that element i is in; exact. Doubled at the top of the range of floats
-// it is inf.
+// The float of element i, from the word of its pair; exact. Rounding may have carried a largest value to the
+// next power of two, with exponent 31; where that is beyond the range of floats, it is inf.
 float f16_value(uint pair, uint i, uint bias) {
     const uint code = (i & 1u) == 0u ? pair << 16 : pair;
     const uint size = code >> 3 & 0x0fffe000u;
     uint bits = size == 0u ? 0u : size + bias;
-    if (size > 0x0f800000u) bits = size == 0x0fc00000u ? 0x7f800000u : 0x7fc00000u; // at that: twice the largest
+    // Codes above exponent 31 with fraction 0 are inf and NaN.
+    if (size > 0x0f800000u) bits = size == 0x0fc00000u ? 0x7f800000u : 0x7fc00000u;
     return uintBitsToFloat((code & 0x80000000u) | bits);
 }
 

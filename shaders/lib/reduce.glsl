@@ -1,7 +1,8 @@
 // Sum over the workgroup in shared memory: the order is fixed, so the result is the same every run.
 
-// Two trees in turn: a call may write its own while others still read the last one's result, and barriers of the call
-// between lie before the third, which takes the first again.
+// Two trees, which calls use in turn. So a thread may begin a call while others still read the result of the
+// last one. The third call uses the first tree again; by then all threads have passed the barriers of the
+// second.
 shared float reduce_tree[2 * LOCAL];
 uint reduce_at = 0;
 

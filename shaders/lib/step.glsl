@@ -16,7 +16,8 @@ uint step_n_runs() { return step_params.header.y; }
 
 uint step_n_outputs() { return step_params.header.z; }
 
-// Rows from the first on that attn_decode takes: all, or runs of one row each, and attn_prefill takes the others.
+// How many rows attn_decode takes, counted from the first row. attn_prefill takes the others. In a step with
+// both kinds, the runs of one row each come first, and these are attn_decode's.
 uint step_n_decode() { return step_params.header.w; }
 
 uint step_output(uint i) { return step_params.outputs[i >> 2][i & 3u]; }
