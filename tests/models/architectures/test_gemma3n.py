@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from device_sets import nmse
+from exchanges import planned
 from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
 from runners import load_runner
@@ -54,8 +55,9 @@ def test_any_shares_and_written_back(tmp_path: Path) -> None:
         try:
             found.append(runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8)).copy())
             if n == 4:
-                moments = [r for r in runner.mesh.recorded_step(8, 8).reduces if r.elements == 2 * 8]
-                assert [r.wire for r in moments] == ["f32"] * 2, moments
+                reduces = [r for r in runner.mesh.recorded_step(8, 8).reduces if not r.gather]
+                assert [r.elements for r in reduces] == planned(runner, 8)
+                assert [r.wire for r in reduces if r.elements == 2 * 8] == ["f32"] * 2
                 with GGUF.open(path) as source:
                     write_gguf(out, source, runner.mesh.devices, runner.mesh.weights, runner.model.weights())
         finally:
