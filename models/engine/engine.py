@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Runs requests on a runner. `submit` never blocks, but for what reads or writes a slot; each `step` runs
-    one micro-batch and returns what it brought. Where the runner has several on their way, it begins others
-    before it waits for the first.
+    """Runs requests on a runner. `submit` blocks only for a request that reads or writes a slot: it waits for
+    the steps on their way. `step` waits for one micro-batch and returns the news of it. A runner that can
+    have several micro-batches on their way gets as many before `step` waits for the first.
     """
 
     def __init__(self, runner: Runner, budget: PrefillBudget | None = None) -> None:
@@ -83,8 +83,8 @@ class Engine:
         self._news = News()
         self._n_submitted = self._n_steps = 0
         self._flights: deque[Flight] = deque()
-        self._landed = self._mark()  # the last one
-        self._reduced = runner.reduce_stats()  # until then
+        self._landed = self._mark()  # when the last step landed
+        self._reduced = runner.reduce_stats()  # all-reduces until that step
         self.is_stuck = False  # the last step had no rows
         self._broken: ErrorData | None = None
 
@@ -134,7 +134,7 @@ class Engine:
             self.close()
         else:
             try:
-                while self._flights:  # which write into slots
+                while self._flights:  # steps on their way still write into slots
                     self._land()
                 if self._broken:
                     raise self._broken.exception()
@@ -179,7 +179,7 @@ class Engine:
         """A request is over, wherever it is."""
         sequence.is_over = True
         del self._by_id[sequence.request.id]
-        if sequence.in_flight:  # its recurrent state is already behind what is known to be stored
+        if sequence.in_flight:  # the step on its way moves the recurrent state on, past `n_stored`
             sequence.n_stored = self.runner.resume_at(sequence.slot, sequence.n_stored)
         if sequence.slot >= 0:
             self.scheduler.release(sequence)
@@ -262,7 +262,7 @@ class Engine:
             return
         before, now = self._landed, self._mark()
         self._landed = now
-        # Of several on their way each costs the time since the one before it.
+        # With several steps on their way, a step costs the time since the one before it landed.
         since = max(flight.began, before)
         step_s = since.until(now)
         if since.n_recorded == now.n_recorded:
@@ -325,7 +325,8 @@ class Engine:
             self._end(sequence)
 
     def _gives_rows(self, sequence: Sequence, logits: np.ndarray, over: list[Sequence]) -> bool:
-        """Whether a sequence wants no token but its output rows, or just the end."""
+        """Answer a request that wants no token: `Logits` gets its output rows, a `Generate` of no tokens its
+        end. False for any other."""
         request, is_over = sequence.request, sequence.n_wanted == 0
         if isinstance(request, Logits):
             sequence.n_given += len(logits)

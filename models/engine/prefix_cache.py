@@ -19,8 +19,8 @@ Write = Callable[[int, int, int, int], None]  # group, slot, index of the block 
 
 
 class PrefixCache:
-    """`pools`: the groups of layers, the first that of all positions (of no layers, maybe). Without `share`
-    every slot keeps to its own blocks."""
+    """`pools`: one pool of blocks per group of layers. The first pool is of the layers that see all
+    positions; a model may have none of these. Without `share`, slots share no blocks."""
 
     def __init__(
         self,
@@ -112,7 +112,8 @@ class PrefixCache:
         self._idle.pop(slot, None)
 
     def _enter(self, slot: int, held: Held, path: Sequence[Node]) -> None:
-        """More nodes behind those that the slot has; it holds no blocks of its own from there on."""
+        """Append nodes to those that the slot has. The caller has freed the slot's own blocks at these
+        places."""
         first, end = len(held.nodes), len(held.nodes) + len(path)
         for group, pool in enumerate(self.pools):
             low = max(0, end * CELL_BLOCK - pool.window + 1) // CELL_BLOCK if pool.window else 0
@@ -187,7 +188,8 @@ class PrefixCache:
                 self._leave(held, group, max(0, n_stored - pool.window + 1) // CELL_BLOCK)
 
     def _file(self, slot: int, held: Held, tokens: Sequence[int]) -> None:
-        """The slot's first block behind its nodes becomes one, or is replaced by one of the same tokens."""
+        """Turn the slot's first block behind its nodes into a node. If the tree has a node with these tokens,
+        the slot uses its block and frees its own."""
         index = len(held.nodes)
         parent = held.nodes[-1] if held.nodes else self._root
         key = tuple(tokens[index * CELL_BLOCK : (index + 1) * CELL_BLOCK])
@@ -246,8 +248,9 @@ class PrefixCache:
         return CELL_BLOCK * len(held.nodes)
 
     def next_key(self, slot: int, tokens: Sequence[int], n_stored: int) -> tuple[int, tuple[int, ...]] | None:
-        """What names the slot's next block among all that are computed in a step; None in a block's middle or
-        at the end of the tokens."""
+        """A key for the block that the slot computes next: its parent node and its tokens. Slots with equal
+        keys would compute the same block. None in a block's middle, at the end of the tokens, or without
+        sharing."""
         held = self._slots[slot]
         end = n_stored + CELL_BLOCK
         if not self._share or n_stored != CELL_BLOCK * len(held.nodes) or end >= len(tokens):
@@ -287,7 +290,8 @@ class PrefixCache:
         return copies
 
     def _shorten(self, held: Held, n_nodes: int) -> None:
-        """Give back the nodes from the `n_nodes`-th on, the deepest first: they are then older."""
+        """Give back the nodes from the `n_nodes`-th on. The deepest goes first: it then counts as unused for
+        longer than its parent, and is evicted before it."""
         for index in range(len(held.nodes) - 1, n_nodes - 1, -1):
             node = held.nodes.pop()
             for group in range(len(self.pools) - 1, -1, -1):
@@ -296,8 +300,9 @@ class PrefixCache:
         held.lent = None
 
     def place(self, slot: int, last: int) -> dict[int, int] | None:
-        """Blocks for positions up to `last` that come from outside: of a window those that go on from there
-        need. Returns the first position that is held by window, None where there are no blocks left."""
+        """Blocks for positions up to `last` whose K and V are written from outside. A layer group with a
+        window gets only the blocks that a sequence at `last` still sees. Returns the first held position of
+        each window size, None if no blocks are left."""
         held = self._slots[slot]
         for group, pool in enumerate(self.pools):
             if pool.window:
@@ -308,8 +313,8 @@ class PrefixCache:
         return {p.window: held.low[g] * CELL_BLOCK for g, p in enumerate(self.pools)}
 
     def release(self, slot: int) -> None:
-        """The sequence has ended; what the slot holds stays until it is needed elsewhere. Of one that has not
-        run the state is another's, so nothing stays."""
+        """The sequence has ended. What the slot holds stays until its blocks are needed elsewhere. If the
+        sequence never ran, its recurrent state is still another's (`lent`), so nothing stays."""
         if self._slots[slot].lent:
             self.drop(slot)
         self._idle[slot] = None

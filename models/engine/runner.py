@@ -50,15 +50,15 @@ ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to thi
 
 
 class Runner:
-    """A model loaded as `options` say, from their file or from `gguf`, one that is open.
+    """A model loaded as `options` say, from their file or from `gguf`, a file that is open already.
 
-    `progress(done, total)` is called with bytes, again and again with the last ones while shaders are
-    compiled. `keep_values`: every intermediate tensor of a step can be read behind it. `interleave`: whether
-    large micro-batches are computed in two halves, one while the other is exchanged (None: between several
-    physical devices). `group`: the hosts that run it together, this one among them; its devices are written
-    HOST/DEVICE. `devices`: open ones that stand for those of the options. `options` are then what was
-    loaded: the context's length, the shares and the layers on the devices that were found. `prediction` says
-    what measured devices are expected to take.
+    `progress(done, total)` is called with bytes; while shaders are compiled it is called again and again with
+    the last values. `keep_values`: every intermediate tensor of a step can be read after it. `interleave`:
+    whether large micro-batches are computed in two halves, one while the sums of the other are exchanged
+    (None: if there are several physical devices). `group`: the hosts that run the model together, this one
+    among them; device names are then HOST/DEVICE. `devices`: open devices in place of those that the options
+    name. The attribute `options` has what was found while loading: context length, shares, layers on devices.
+    `prediction`: the expected times, from measured devices.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class Runner:
             group.loaded(mesh)
 
     def _n_stages(self) -> int:
-        """How many hosts work one after another, so that each may compute another step; 1 where the last is
-        host 0, which computes its part of a step at once."""
+        """How many steps may be on their way: one for each host, where hosts work one after another. 1 if the
+        output is on host 0: `launch` computes this host's part, so it would last until the step's end."""
         if not self.group or self.options.split_mode not in ("layer", "hosts"):
             return 1
         of, active = self.group.hosts.of, self.layout.active.values()
@@ -241,8 +241,9 @@ class Runner:
         masks: np.ndarray | None = None,
         summed: bool = False,
     ) -> Launched:
-        """Begin a micro-batch: `step_top_k`, or `step` where k is 0. Up to `n_in_flight` may be on their way,
-        and `collect` takes them in order; whatever is done meanwhile is done behind them."""
+        """Begin a micro-batch, as `step_top_k` does, or as `step` if k is 0. Up to `n_in_flight`
+        micro-batches may be on their way; `collect` takes them in order. Work that is asked for meanwhile
+        runs after them."""
         assert k <= self.max_top_k and len(self._launched) < self.n_in_flight <= self._n_places
         top_k = k if k < 2 else self.max_top_k
         launched = Launched(len(outputs), k, top_k, summed, self._n_launched % self._n_places)
@@ -265,8 +266,8 @@ class Runner:
         return launched
 
     def collect(self, launched: Launched) -> Rows:
-        """What a step gives, the one that was launched first: a view that the next call overwrites. Raises
-        what its hosts' ends raise."""
+        """The results of the step that was launched first, a view that the next call overwrites. Raises
+        the errors of devices and hosts."""
         first = self._launched.popleft()
         assert first is launched
         n, k, computed, summed, place = launched
@@ -378,8 +379,8 @@ class Runner:
         return self.kv.resumable(n_stored)
 
     def resume_at(self, slot: int, position: int) -> int:
-        """The last position up to `position` from which the slot can go on: recurrent state is there for some
-        alone."""
+        """The last position, at most `position`, from which the slot can go on. With recurrent layers these
+        are only the positions whose state was kept."""
         return self.kv.states.slots.resume_at(slot, position) if self.kv.states else position
 
     # ---- reports ----

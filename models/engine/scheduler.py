@@ -39,8 +39,8 @@ def n_common(a: list[int], b: list[int], most: int) -> int:
 
 
 class Scheduler:
-    """`n_ubatch` rows and `max_outputs` of them with logits a step; `resume_at` and `copy_blocks` are the
-    runner's."""
+    """A step has at most `n_ubatch` rows, of which at most `max_outputs` give logits. `resume_at` and
+    `copy_blocks` are the runner's methods of these names."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Scheduler:
         return self.contents[slot]
 
     def admit(self) -> None:
-        """Let waiting requests into free slots as far as there are slots and blocks. Raises what devices
-        raise; the request waits on."""
+        """Start waiting requests while there are free slots and blocks. If a device raises, so does this, and
+        the request stays in the queue."""
         while self.free and not self._is_blocked and (first := self.waiting.pop(self.free)) is not None:
             is_in = False
             try:
@@ -120,7 +120,8 @@ class Scheduler:
         return True
 
     def _own(self, idle: list[int], tokens: list[int], most: int, path: list[Node]) -> tuple[int, int]:
-        """The idle slot that holds most of the tokens, and how many: also what is no whole block."""
+        """The idle slot whose content has the longest beginning in common with the tokens, and that length,
+        which may end within a block. (-1, 0): no slot has one."""
         best = -1, 0
         for slot in idle:
             if not self.cache.holds(slot) or not self.cache.begins_with(slot, path):
@@ -172,11 +173,12 @@ class Scheduler:
 
     def compose(self, most: int = 1) -> Batch:
         """The rows of the next step, those of sequences with one row first. `most`: how many steps may be on
-        their way, which share the sequences; nobody is in two.
+        their way at once. They share the sequences: no sequence is in two of them.
 
-        Who waited longest comes first. A row is kept for each sequence that decodes, the budget's rest goes
-        to prompts; neither the rows nor the outputs of a step are exceeded, and the first in line always gets
-        something, but for a step now and then without rows of prompts.
+        The sequence that waited longest comes first. Each sequence that decodes has a row kept for it;
+        prompts share the others, as many as the budget allows. A step never exceeds `n_ubatch` rows or
+        `max_outputs`. The first in line gets a row, unless it is a prompt and the budget has none for prompts
+        in this step.
         """
         line = sorted([s for s in self.running if not (s.is_paused or s.in_flight)], key=_turn)
         taken: set[object] = set()
@@ -203,7 +205,8 @@ class Scheduler:
             if not decodes:
                 n = self._to_boundary(sequence, min(n, n_prompt))
             if sequence.n_outputs(n) > (most := min(outputs, max(1, outputs - n_ones))):
-                # Of logits as many rows as there are outputs; the row that ends a prompt needs one.
+                # A request for logits gets as many rows as there are outputs left. The last row of a prompt
+                # needs an output; if none is left, that row waits for the next step.
                 n = min(n, most) if isinstance(sequence.request, Logits) else n - (outputs == 0)
             if n <= 0 or not self._has_room(sequence, n):
                 continue
@@ -217,8 +220,9 @@ class Scheduler:
         return batch
 
     def _moves_on(self, sequence: Sequence, taken: set[object]) -> bool:
-        """Whether a prompt's next block is its own to compute: what others have computed meanwhile it takes,
-        what another computes in this step it waits for."""
+        """Whether a prompt computes its next block in this step. Blocks that other sequences have computed
+        meanwhile are taken from the cache first. If another sequence computes the same block now, the prompt
+        waits for it."""
         if isinstance(sequence.request, Logits):
             return True
         sequence.n_stored = self.cache.extend(sequence.slot, sequence.tokens, sequence.n_stored)
@@ -245,7 +249,7 @@ class Scheduler:
         while not self.cache.reserve(sequence.slot, end):
             youngest = max(self.running, key=lambda s: s.order)
             if youngest.in_flight:
-                return False  # what it computes comes first, then it gives way
+                return False  # its step has to land first, then it gives way
             self._preempt(youngest)
             if youngest is sequence:
                 return False

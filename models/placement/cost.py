@@ -37,7 +37,8 @@ from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
 from vkbackend.twins.device import NullDevice
 
-# Below it whole rows of logits cost the host less than another dispatch costs a device.
+# With a smaller vocabulary, reading whole rows of logits costs the host less than the dispatch that picks
+# the top k costs a device.
 TOP_K_VOCAB = 4096
 # Rows of a micro-batch from which it is cut in two: smaller halves would not fill a device.
 HALVES_FROM = 64
@@ -55,11 +56,12 @@ def cost_function(
 
     `limits` of the devices in order. A device without a share is left out and costs nothing. The all-reduces
     are those of one decoded token, traced once for each set of devices with a share. Scratch is traced once
-    (seconds for a large model): that of the device that needs most, and more in proportion on fewer devices.
+    (seconds for a large model), as what the device with the most needs; on fewer devices each needs more, in
+    proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
-    scratch = 0  # of all devices, were each the one that needs most
+    scratch = 0  # bytes: what the device with the most needs, times the devices in use
 
     def cost(shares: Shares) -> Cost:
         nonlocal scratch
@@ -74,7 +76,7 @@ def cost_function(
             traced[busy] = trace_reduces(model, layout, options, limits)
         own = scratch // sum(busy)
         across: list[int] = []
-        inside: list[int] = []  # a host
+        inside: list[int] = []  # bytes of sums that stay within a host
         for r in traced[busy]:
             alone = options.split_mode == "hosts" and len({stages[d] for d in r.writers + r.readers}) == 1
             (inside if alone else across).append(4 * r.elements)
@@ -89,14 +91,14 @@ def cost_function(
 
 
 def stages_of(options: Options, n: int) -> tuple[Hashable, ...]:
-    """For each of n devices, with which others it computes at once."""
+    """A label for each of n devices; devices with equal labels compute at the same time."""
     if options.split_mode == "layer":
         return tuple(range(n))
     return (options.split_mode == "hosts" and options.hosts) or (0,) * n
 
 
 def cost_of(model: Model, layout: Layout, reduces: tuple[int, ...]) -> Cost:
-    """The cost of a layout; of a stack of experts a token reads those it uses."""
+    """The cost of a layout. Of a stack of experts a token reads only the experts that it uses."""
     n = layout.n_devices
     read = {Home.WEIGHTS: [0] * n, Home.HOST: [0] * n}
     for load in layout.loads:
@@ -148,12 +150,14 @@ def step_sizes(
     return measure(devices, build, shape, options.reduce_type, reuse, short)
 
 
-REPEATS = 3  # how often neighbours are traced: memory that is freed behind them is taken again by then
+# How often a pair of neighbouring layers is traced. By the third time, a layer reuses memory that an earlier
+# one freed, so further repeats need no more.
+REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """How many of the first layers have all that there is: every pair of neighbours up to REPEATS times, and
-    a last one like the last of all."""
+    """How many of the first layers stand for all layers. They contain every pair of neighbours that the model
+    has, up to REPEATS times each, and their last layer is like the model's last."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -206,7 +210,7 @@ def _traced(
 
 
 def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
-    """A view of memory that nobody has."""
+    """A view of a buffer without memory: a traced step needs only its shape."""
     return View(Buffer(1 << 62, Home.WEIGHTS, "traced"), 0, shape, dtype)
 
 

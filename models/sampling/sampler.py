@@ -27,8 +27,8 @@ Step = Callable[[Candidates, History], None]
 class Sampler:
     """The sampling state of one request: its parameters and its random generator, PCG64(seed).
 
-    `plain`: it is greedy, or applies top-k, top-p, min-p and temperature in this order, to candidates that
-    hold none of the `forbidden` tokens. `choose_rows` knows these.
+    `plain`: the request is greedy, or applies top-k, top-p, min-p and temperature in this order, to
+    candidates without `forbidden` tokens. `choose_rows` chooses for many plain rows at once.
     """
 
     def __init__(self, params: SamplingParams, constrained: bool = False) -> None:
@@ -59,15 +59,16 @@ class Sampler:
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
         self._n_shown = params.logprobs or 0
         if constrained and params.logprobs is not None:
-            # The best of all tokens are to be told, and the candidates are those of the grammar.
+            # Logprobs list the best of all tokens, but the candidates are only those that the grammar allows:
+            # this needs whole rows of logits.
             self._n_decisive = self._n_candidates = 0
         # Whether the likeliest few of a row of logits are all that a choice needs, whatever came before.
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """How many of the likeliest tokens decide the next choice, those included that are lowered; 0 where
-        all of them may."""
+        """How many of the likeliest tokens are enough to decide the next choice, with one more for each token
+        whose logit is lowered. 0: it takes the whole row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
@@ -164,11 +165,12 @@ class Sampler:
         return logits
 
     def _forbidden(self) -> dict[int, float]:
-        """What tokens that end the text lose for now."""
+        """Stop tokens with an infinite penalty until `min_tokens` are chosen; nothing afterwards."""
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """Found once a step, for `n_candidates` and for the choice: 130 us of a text of 4,000 tokens."""
+        """DRY's penalties, found once per step for `n_candidates` and for the choice: that takes 130 us for a
+        text of 4,000 tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)
