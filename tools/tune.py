@@ -34,13 +34,15 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "many": 128}  # what stands for each class
-TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # the first is one that all ops of f32 activations have
+ROWS = {"one": 1, "few": 4, "many": 128}  # the rows of x that are timed for each class
+TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # all ops with f32 activations have the first
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9
 PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}  # by op
 ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
-ROUNDED = 4 / 7  # of a time for each matrix: q, k and v read the same activations, and so do gate and up
+# The part of one rounding that each matrix pays: a layer has 7 matrices and 4 roundings, since q, k and v
+# read the same activations, and so do gate and up.
+ROUNDED = 4 / 7
 Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
 
 
@@ -64,18 +66,19 @@ def cases_of(limits: Limits) -> list[Case]:
 
 
 def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
-    """Microseconds of a case; of the processor where that is what runs it."""
+    """Microseconds of a case: CPU time if the device is the processor."""
     row = time_case(device, case, 3, ms)
     return row.us_cpu or row.us_min
 
 
 def times_of(device: Device, ms: float = 20.0) -> Times:
-    """What the ops that the device can run need, with what rounds their activations, summed over shapes."""
+    """The times of all ops that the device can run, with their part of rounding activations, summed over
+    SHAPES."""
     return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
 
 
 def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
-    """The same from the microseconds of every case."""
+    """As `times_of`, but `us` gives the microseconds of a case."""
 
     def us_of(op: str, kind: str, rows: int) -> float:
         rounding = ROUNDING.get(MATRIX_OPS[op].x_type)
@@ -96,9 +99,10 @@ def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
 
 
 def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
-    """The ops of each class of rows, the fastest first; the rules' ones stay unless they are clearly slower.
+    """The ops of each class of rows, the fastest first. An op that the built-in rules choose stays in front
+    of one that is less than a tenth faster (GAIN).
 
-    An op that lacks types is compared by those that it has.
+    An op that lacks some types is compared by the types that it has.
     """
     total: Times = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     for of_device in times:

@@ -76,7 +76,8 @@ class Checked(NamedTuple):
 
 
 def check(case: Case, device: Device, seed: int) -> Iterator[Checked]:
-    """The case under the limits of the device, and of the floor where it runs otherwise there."""
+    """Run the case under the device's own limits, and again under the floor's if those change its
+    dispatches."""
     done: list[object] = []
     for limits in limits_for(case, device, once=case in FORMAT_CASES):
         shape = shape_of(case, limits, seed)

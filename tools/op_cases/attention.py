@@ -30,11 +30,11 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class KvStore(Case):
-    """Values reach from below f16's subnormals to beyond its largest, with a block of zeros where there are
-    several; the cache must match bit by bit.
+    """Values reach from below f16's subnormals to beyond its largest; if there are several blocks, one is all
+    zeros. The cache must match bit by bit.
 
-    With heads that are normed or rotated values are of one magnitude and compared as numbers: an element at
-    the border between two codes may fall on either side.
+    If the op also norms or rotates the heads, all values are of one magnitude and are compared as numbers: an
+    element at the border between two codes may fall on either side.
     """
 
     type: str = "f16"
@@ -50,7 +50,8 @@ class KvStore(Case):
 
     @property
     def tolerance(self) -> float:  # type: ignore[override]
-        """Of one code in 64 elements."""
+        """The error if one element in 64 has the neighbouring code; 0 (the same bits) without norm and
+        RoPE."""
         codes = {"f32": 1e-10, "f16": 1e-8, "bf16": 1e-6}
         return codes[self.type] if self.head_dim else 0.0
 
@@ -139,8 +140,8 @@ class AttnDecode(Case):
 
 @dataclass(frozen=True)
 class AttnPrefill(Case):
-    """As AttnDecode; `pad` rows of the bucket belong to no run. With `both` attn_decode takes the runs of one
-    row that come first, and meets the rows behind them, too."""
+    """As AttnDecode; the last `pad` rows of the bucket belong to no run. With `both`, attn_decode computes
+    the leading runs of one row, and its dispatch also has the rows behind them, which it must leave alone."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)

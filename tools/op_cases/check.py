@@ -24,8 +24,9 @@ _ARRAYS = {"f32": np.float32, "f16": np.float16, "u32": np.uint32}
 
 
 def limits_for(case: Case, device: Device, *, once: bool) -> list[Limits]:
-    """What a case runs under: the device's limits and, unless `once`, the floor with what the case cannot do
-    without; none where the device lacks that, or a limit keeps the op from it."""
+    """The limits that a case runs under: the device's own and, unless `once`, the floor's. A case that needs
+    features gets the floor's limits with the device's features. Empty if the device lacks a needed feature;
+    limits under which the op cannot run are left out."""
     have = device.limits
     if not have.features.issuperset(case.needs):
         return []
