@@ -18,7 +18,7 @@ def compiled() -> list[Path]:
 
 
 def fill(folder: Path, entries: Iterable[Path]) -> None:
-    """Put the same files into another folder: a symbolic link there is no entry."""
+    """Put the same files into another folder, as hard links or copies: the cache ignores symbolic links."""
     folder.mkdir(mode=0o700, exist_ok=True)
     for entry in entries:
         try:

@@ -1,5 +1,5 @@
-"""Counts the calls that a piece of Python makes, of Python's functions and of C's: what stands for its time
-on any machine, busy or not."""
+"""Counts the calls of Python and C functions that a piece of Python makes. Tests use the count in place of
+the time, since it is the same on any machine, busy or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def counted_calls() -> Iterator[Counter[str]]:
-    """The calls within, by name."""
+    """How often each function is called within the block, by its name."""
     counts: Counter[str] = Counter()
 
     def on_event(frame: FrameType, event: str, function: Any) -> None:

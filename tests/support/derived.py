@@ -94,14 +94,15 @@ def kind_of(name: str, values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationT
 
 @dataclass(frozen=True)
 class Copies:
-    """Each of n elements in four places, with signs; what reads them takes a share of each.
+    """Writes each of n elements to four places, with random signs. A matrix that reads the elements takes a
+    share of each copy; the shares sum to one.
 
-    The mean square stays what it was, so that a norm does the same to both.
+    The mean square of the elements stays the same, so a norm does the same to both models.
     """
 
     signs: np.ndarray  # [n, COPIES]
     shares: np.ndarray
-    order: np.ndarray  # of all n * COPIES places
+    order: np.ndarray  # a random order of the n * COPIES places
 
     @classmethod
     def drawn(cls, n: int, rng: np.random.RandomState) -> Copies:
@@ -110,11 +111,11 @@ class Copies:
         return cls(signs.astype(np.float32), shares.astype(np.float32), rng.permutation(n * COPIES))
 
     def written(self, rows: np.ndarray) -> np.ndarray:
-        """Of [n, ...], rows that produce the elements."""
+        """The wide form of a matrix whose n rows produce the elements."""
         return (rows[:, None] * self.signs[..., None]).reshape(-1, rows.shape[1])[self.order]
 
     def read(self, matrix: np.ndarray) -> np.ndarray:
-        """Of [..., n], columns that take the elements."""
+        """The wide form of a matrix whose n columns read the elements."""
         wide = matrix[..., None] * (self.signs * self.shares)
         return np.ascontiguousarray(wide.reshape(*matrix.shape[:-1], -1)[..., self.order])
 
@@ -125,7 +126,8 @@ class Copies:
 def widened(model: Model) -> Model:
     """The same function with rows of 256: four times the channels and head elements, 256 FFN columns, untied.
 
-    Rotated pairs keep their frequencies: of heads four times as long every fourth pair has them.
+    RoPE's pairs must keep their frequencies. A head that is four times as long has the old frequencies in
+    every fourth pair, so these pairs hold the old elements.
     """
     rng, t = np.random.RandomState(64), model.tensors
     channels = Copies.drawn(t["output_norm.weight"].size, rng)
@@ -137,7 +139,8 @@ def widened(model: Model) -> Model:
     real = 2 * COPIES * (np.arange(head) // 2) + np.arange(head) % 2  # where a head's elements go
 
     def heads(rows: np.ndarray, scale: float, rest: float) -> np.ndarray:
-        """Rows of q or k; what no score reads are other rows times `rest`."""
+        """The wide rows of q or k: the old ones times `scale` in the places `real`, elsewhere other rows
+        times `rest`. `rest` is 0 for k, so no score depends on these."""
         rows = rows.reshape(-1, head, rows.shape[-1])
         wide = rest * np.tile(np.roll(rows, 1, 1), (1, COPIES, 1))
         wide[:, real] = scale * rows
@@ -161,10 +164,10 @@ def widened(model: Model) -> Model:
         wide[p + "attn_k.weight"] = channels.read(heads(t[p + "attn_k.weight"], 1.0, 0.0))
         wide[p + "attn_v.weight"] = channels.read(np.concatenate(v))
         wide[p + "attn_output.weight"] = channels.written(np.concatenate(o, axis=1))
-        order = rng.permutation(FFN_WIDE) % n_ff  # some columns twice,
+        order = rng.permutation(FFN_WIDE) % n_ff  # there are more places than columns: some come twice
         spare = np.arange(FFN_WIDE) >= 0
         _, first = np.unique(order, return_index=True)
-        spare[first] = False  # of which the second does nothing
+        spare[first] = False  # a column's first place computes; the others are spare and give 0
         for name in ("ffn_gate", "ffn_up"):
             wide[p + f"{name}.weight"] = channels.read(t[p + f"{name}.weight"][order])
         down = np.where(spare, 0, t[p + "ffn_down.weight"][:, order]).astype(np.float32)
@@ -176,7 +179,8 @@ def widened(model: Model) -> Model:
 
 
 def as_qwen2(model: Model) -> Model:
-    """The heads' rows in the order of that architecture, which rotates half a head apart, and biases."""
+    """As qwen2, whose RoPE turns pairs half a head apart: the rows of each head in that order, and random
+    biases."""
     rng, tensors = np.random.RandomState(2), dict(model.tensors)
     head = int(model.keys["{arch}.attention.key_length"][0])
     halves = np.r_[0:head:2, 1:head:2]
@@ -191,8 +195,9 @@ def as_qwen2(model: Model) -> Model:
 
 
 def as_mixture(model: Model) -> Model:
-    """Eight experts, two used: each has the columns of the FFN in an order of its own, up and down rescaled,
-    and an eighth of the columns do nothing in it, so that which ones are used matters."""
+    """Eight experts, of which a token uses two. Each expert has the FFN's columns in an order of its own,
+    with up and down rescaled. In each another eighth of the columns does nothing, so the choice of experts
+    matters."""
     rng, tensors = np.random.RandomState(8), dict(model.tensors)
     for il in range(int(model.keys["{arch}.block_count"][0])):
         p = f"blk.{il}."

@@ -57,8 +57,8 @@ def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
 
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:
-    """The product, of which each row meets `each` columns, in turns, and every column a row; all other pairs
-    are wide."""
+    """The product, with most pairs left to the wide sweep. By default each row runs with `each` columns; the
+    columns take turns, so that every column runs with some row."""
     assert len(rows) * each >= len(columns) >= each, "some column is met by no row"
     made = product(rows, columns)
     for i in range(len(rows)):

@@ -12,10 +12,10 @@ from vkbackend.models.engine.runner import Runner
 def planned(runner: Runner, rows: int) -> list[int]:
     """The elements of every exchange of a step of layers that lie on several devices.
 
-    A row of the residual for attention (or what is in its place) and one for the FFN, or one for both where
-    they are added together. In front of it two values of a row for norms over all heads, and a value for each
-    group of state space heads that is normed, where the heads of one lie on several devices; in front of the
-    FFN's two values of a row where only the largest gates stay.
+    Attention (or what is in its place) exchanges a row of the residual, and so does the FFN; one row serves
+    both where they are added together. Some layers exchange more before that. Norms of q and k over all heads
+    take two values per row. A norm over a group of state space heads that lies on several devices takes one
+    value per group and row. An FFN that keeps only its largest gates takes two values per row.
     """
     wanted, m = [], runner.model
     names = {spec.name for spec in m.weights()}

@@ -48,8 +48,9 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 
 class FakeRunner:
-    """Its caches hold tokens, one a cell, in which the steps look up what a sequence is: of every group of
-    layers, those with a window and recurrent states too. `blocks`: of all slots (None: enough for all)."""
+    """A cell of its caches holds a token in place of K and V. A step reads a sequence's tokens back from the
+    cells of every group of layers (windows and recurrent states, too), so a wrong cell changes the logits.
+    `blocks`: how many all slots share (None: enough for all)."""
 
     n_vocab = N_VOCAB
     max_top_k = 0

@@ -30,8 +30,8 @@ def forward(
     """Logits float64 [n_tokens, n_vocab]; K and V are rounded to the type `cache`. `ids`: per layer the
     experts to use instead of the likeliest, [n_tokens, n_used]. `windows`: per layer the positions that a
     token sees, 0 for all. `owners`: per layer the one whose K and V it reads.
-    `control`: by layer what is added behind it. To `squares` the sum of the squares is added that each column
-    of a matrix is multiplied with."""
+    `control`: by layer, the vector that is added to the residual behind it. `squares`: gets, by the name of a
+    matrix, the sum over all tokens of x * x, where x is the matrix's input."""
     with GGUF.open(path) as gguf:
         w = {
             t.name: dequantize(gguf.data(t.name), t.type, t.shape).astype(np.float64)
