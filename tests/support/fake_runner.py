@@ -49,7 +49,7 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 class FakeRunner:
     """A cell of its caches holds a token in place of K and V. A step reads a sequence's tokens back from the
-    cells of every group of layers (windows and recurrent states, too), so a wrong cell changes the logits.
+    cells, so a wrong cell changes the logits; it asserts that windows and recurrent states hold the same ones.
     `blocks`: how many all slots share (None: enough for all)."""
 
     n_vocab = N_VOCAB
