@@ -49,8 +49,8 @@ def continuation(tokens: Sequence[int], n: int, without: Sequence[int] = ()) -> 
 
 class FakeRunner:
     """A cell of its caches holds a token in place of K and V. A step reads a sequence's tokens back from the
-    cells, so a wrong cell changes the logits; it asserts that windows and recurrent states hold the same ones.
-    `blocks`: how many all slots share (None: enough for all)."""
+    cells, so a wrong cell changes the logits. It asserts that windows and recurrent states hold the same
+    tokens. `blocks`: how many all slots share (None: enough for all)."""
 
     n_vocab = N_VOCAB
     max_top_k = 0
