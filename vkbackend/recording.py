@@ -33,8 +33,8 @@ def ranges(views: Iterable[View]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One shader run. `args` are the storage views in binding order; `step` is the uniform StepParams view,
-    if read, at the beginning of its buffer."""
+    """One run of a shader. `args` are the storage views in binding order. `step` is the uniform StepParams
+    view, which begins its buffer; None if the shader does not read it."""
 
     op: str
     variant: str
@@ -89,8 +89,8 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Orders what comes before it ahead of what comes behind it. Dispatches are always named; copies only on
-    a side that has some: naming the transfer stage for nothing makes some GPUs wait for more."""
+    """Makes the commands behind it wait for those before it. The compute stage is named always, the transfer
+    stage only on a side that has copies: to name it for nothing makes some GPUs wait for more."""
 
     scope: Scope
     after_copies: bool = True
@@ -169,8 +169,9 @@ class Recording:
 
 
 def interleave(a: Recording, b: Recording, label: str) -> Recording:
-    """The segments of two recordings in turn: a's first, b's first, a's second, ... Every segment is ended by
-    an exchange, where it had none by one of this `label`; the shorter recording gets empty segments."""
+    """The segments of two recordings in turn: a's first, b's first, a's second, ... An exchange lies between
+    any two. The last segment of a recording had none behind it, and gets one of this `label`. The shorter
+    recording gets empty segments."""
     lanes = [(r.segments(), exchanges(r)) for r in (a, b)]
     n = max(len(segments) for segments, _ in lanes)
     commands: list[Command] = []
@@ -196,8 +197,9 @@ class Pace:
 
     @property
     def flops(self) -> float:
-        """Per second, ten for each byte from memory: without matrix units GPUs have 15 (one channel of DDR4
-        beside a small integrated GPU) to 80, of which long products reach two thirds and more."""
+        """Per second: ten for each byte read from memory. Without matrix units GPUs have 80 down to 15 (a
+        small integrated GPU has 15, with one channel of DDR4). Long products reach two thirds of it or more,
+        so ten is low enough."""
         return 10 * self.memory
 
     def seconds(self, command: Access) -> float:

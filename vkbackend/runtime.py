@@ -41,7 +41,7 @@ class Executable(ABC):
 
 
 class Queue(ABC):
-    """Runs segments in order. A segment but the first of an executable waits until `allow` reaches its
+    """Runs segments in order. Every segment of an executable but the first waits until `allow` reaches its
     number."""
 
     ahead: bool  # segments may be submitted before they are allowed to run
@@ -84,11 +84,11 @@ class Device(ABC):
     created: int  # objects ever made: must not move during decode
     nbytes: Counter[Home]  # memory in use by purpose
     abandoned: bool = False  # stopped answering: nothing of it may be released any more
-    imports_pages: bool = False  # `import_pages` is there to be tried
+    imports_pages: bool = False  # `import_pages` may work; where False, it never does
     maps_files: bool = False  # it runs on the host, where a model file's pages are memory as good as any
     compiled: Callable[[], None] | None = None  # called behind every shader that was compiled
     has_codebooks: bool = False  # formats with a codebook take memory for it (codebooks.py)
-    host: str = ""  # which has it, where that is another one
+    host: str = ""  # the name of the host that has this device; empty for this host
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         device = super().__new__(cls)

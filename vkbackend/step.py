@@ -14,7 +14,7 @@ import numpy as np
 
 MAX_ROWS = 512  # rows of one micro-batch
 MAX_RUNS = 128  # sequences in one micro-batch
-FEW_RUNS = 5  # below it arrays of all runs take the host longer than one after another
+FEW_RUNS = 5  # fewer runs are written one by one: that is faster than numpy arrays of all
 MAX_SNAPSHOTS = 64  # recurrent states kept per slot: cells of all slots are numbered in 16 bits
 
 _HEADER, _RUNS, _ROWS, _OUTPUTS = 0, 4, 4 + 4 * MAX_RUNS, 4 + 4 * MAX_RUNS + 4 * MAX_ROWS
@@ -25,8 +25,8 @@ STEP_NBYTES = 4 * STEP_WORDS  # 12,304
 @dataclass(slots=True)
 class Run:
     """Consecutive rows of one sequence: rows first_row..first_row+n_rows hold positions first_pos,
-    first_pos+1, ...; `states` are the recurrent state cells that it reads (none at position 0) and writes, if
-    there is any (None: that of the slot's number)."""
+    first_pos+1, ... `states`: the cell that its recurrent state is read from (not at position 0) and the one
+    that it is written to. None: both are the cell with the slot's number."""
 
     slot: int
     first_row: int
@@ -50,8 +50,8 @@ def n_single(runs: Sequence[Run]) -> int:
 
 
 def cut_runs(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:
-    """The runs of the rows before `at`, and those from there on with rows counted from 0; one that crosses is
-    in both, and goes on from the state that its first part leaves."""
+    """The runs of the rows before `at`, and those of the rows from `at` on, with rows counted from 0. A run
+    that crosses `at` is cut in two: the second part goes on from the state that the first one leaves."""
     front, back = [], []
     for run in runs:
         n = min(max(at - run.first_row, 0), run.n_rows)

@@ -90,7 +90,8 @@ def _attn_push(
 
 
 def _batch(limits: Limits) -> int:
-    """Quads of K or V that a thread has under way: of a GPU, that is of what has subgroups and is no CPU."""
+    """Quads of K or V that a thread reads before it uses one: eight on a GPU, one on a CPU. A device
+    without subgroups counts as a CPU."""
     return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
 
 
@@ -99,7 +100,7 @@ class _Tile(NamedTuple):
 
     rows: int
     consts: dict[str, int]
-    last: dict[str, int]  # those behind the caches' types
+    last: dict[str, int]  # constants with ids above those of the caches' types
 
 
 def _tile(limits: Limits, head_k: int) -> _Tile:
@@ -109,8 +110,9 @@ def _tile(limits: Limits, head_k: int) -> _Tile:
 
 
 def tile_of_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> _Tile | None:
-    """The tile of attn_prefill_coop: as many groups of rows as there are rows for and shared memory, four at
-    most. None where the device lacks matrix units, or its matrices do not divide heads, keys or subgroups."""
+    """The tile of attn_prefill_coop: four groups of rows, or fewer where the rows or the shared memory do not
+    suffice. None where the device lacks matrix units, or where its matrices do not divide heads, keys or
+    subgroups."""
     units = limits.matrix_units
     if (
         not limits.features.issuperset(SPECS["attn_prefill_coop"].needs)
@@ -187,8 +189,8 @@ class AttentionOps(Target):
 
         x [n_rows, width], cache [n_cells, width] of a type in CACHE_TYPES, width whole blocks of it and even;
         cells u32 [n_slots, blocks_per_slot]: position p of slot s lives in cell
-        cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. Blocks take x as it is; of what is not
-        finite they are NaN.
+        cells[s, p / 32 % blocks_per_slot] * 32 + p % 32. A quantized cache takes neither norm nor rotation;
+        a block in which x is not finite becomes NaN.
         """
         width, unit = math.prod(cache.shape[1:]), 2 * block_of(cache.dtype)[0]  # elements of a thread
         n_rows = rows_of(x, width)
@@ -235,10 +237,9 @@ class AttentionOps(Target):
 
         Head h reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv,
         another serves a device whose q heads are not whole groups. With `window` a row sees that many
-        positions, its own the last, with `chunk` those from the last multiple of it on (Llama 4); with
-        `softcap` c a score s becomes c * tanh(s / c). `sinks` f32
-        [n_heads]: one more logit per head, in the denominator of its softmax alone (with splits, attn_combine
-        takes them).
+        positions, its own the last. With `chunk` it sees those from the last multiple of `chunk` on (Llama
+        4). With `softcap` c a score s becomes c * tanh(s / c). `sinks` f32 [n_heads]: one more logit per
+        head, in the denominator of its softmax alone (with splits, attn_combine takes them).
         """
         final = len(part.shape) == 3
         n_rows, n_heads, n_splits, head_v = (
