@@ -21,10 +21,10 @@ Shares = tuple[float, ...]  # one per device, in any unit; whole sixteenths wher
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a split asks of each device, in bytes: `held` in its memory (weights, caches, scratch), `read` of
-    its own memory and `host` of pinned host memory for one token; and the all-reduces of one token, in order,
-    those among all devices and the `inner` ones, among devices of one host. `stages`: of each device, where a
-    token goes through whole layers of one stage after another."""
+    """What a split asks of each device, in bytes. `held`: of its memory (weights, caches, scratch). For one
+    token: `read` from its own memory, `host` from pinned host memory. `reduces`: the all-reduces of a token
+    among all devices, in order; `inner`: those among the devices of one host. `stages`: the stage of each
+    device, where the layers are divided into stages that a token passes one after another."""
 
     held: tuple[int, ...]
     read: tuple[int, ...]
@@ -45,8 +45,8 @@ class Budget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Predicted milliseconds for one token: the slowest device's weights and host-placed tensors, the
-    reduces."""
+    """Predicted milliseconds for one token: reading weights and reading host-placed tensors (on the
+    slowest device), and the reduces."""
 
     weights_ms: float
     host_ms: float
@@ -148,8 +148,8 @@ def times(
     reduce_s: Callable[[int], float],
     inner_s: Callable[[int], float] = lambda nbytes: 0.0,
 ) -> Times:
-    """Predicted time of a token: devices of a stage on different resources read at the same time, those on
-    one in turn, and so do stages.
+    """Predicted time of a token. Devices of a stage read at the same time if they are on different resources,
+    and in turn if they share one. Stages work in turn.
 
     `reduce_s`, `inner_s`: seconds of one all-reduce of so many bytes.
     """

@@ -43,8 +43,8 @@ class Graph:
     wire: str = "f32"
     lane: int = 0  # which half of the slots its reduces use, where two graphs share a step
     top_k: int = 0  # of each output row only the logits of this many candidates go to the host; 0: all
-    masked: bool = False  # of those that a mask of the row allows
-    summed: bool = False  # and what the sum of all of the row's probabilities follows from
+    masked: bool = False  # the candidates are among the tokens that the row's mask allows
+    summed: bool = False  # beside them, what log(sum(e^logit)) of the whole row follows from
     mix: Mix | None = None  # None: that of one long run
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)

@@ -38,8 +38,9 @@ from vkbackend.step import STEP_NBYTES, Mix, StepParams
 WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
 SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
 DRAIN_S = 5.0  # how long devices get to finish after a failure
-# Recorded steps are kept up to so many commands, of which one takes 1 KB here and up to 2 KB in a driver, and
-# at least so many steps: recording anew takes 1 ms per command. 24 layers on one device may have all 200.
+# Recorded steps are kept while they have at most MAX_COMMANDS commands in all; MIN_STEPS are always kept. A
+# command takes 1 KB here and up to 2 KB in a driver. Recording it anew takes 1 ms. A model of 24 layers on
+# one device can keep all its 200 steps.
 MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 
 
@@ -155,7 +156,7 @@ class Mesh:
         return weight
 
     def update(self, weight: Weight, values: np.ndarray, row: int = 0, column: int = 0) -> None:
-        """Write all of a `constant`, or values that follow each other from a place of its on."""
+        """Write all of a `constant`, or `values` one behind another from (row, column) on."""
         at = 4 * (row * weight.shape[1] + column) if row or column or values.ndim < 2 else 0
         for d, device in enumerate(self.devices):
             whole = weight.whole(d)
@@ -164,8 +165,8 @@ class Mesh:
     def prepare(
         self, build: Build, shape: StepShape, sizes: StepSizes | None = None, n_places: int = 1
     ) -> None:
-        """Allocate what steps up to `shape` need: `sizes`, or what building the largest of them shows.
-        `n_places`: steps whose output rows may be on their way from other hosts."""
+        """Allocate what steps up to `shape` need: `sizes`, or what a trial build of the largest step shows.
+        `n_places`: of how many steps output rows may be on their way from other hosts at once."""
         sizes = sizes or measure(self.devices, build, shape, self.options.reduce_type, self.reuse)
         for d, device in enumerate(self.devices):
             host = device.buffer(sizes.params, Home.STAGING, "step")
@@ -195,11 +196,11 @@ class Mesh:
         masked: bool = False,
         summed: bool = False,
     ) -> Step:
-        """The recorded step for this many rows and output rows, made on first use and kept until those used
-        later fill the place. With `top_k` it ends with that many candidates of each output row instead of all
-        logits, with `masked` of those that `write_masks` allows, with `summed` beside the logarithm of the
-        sum of all of the row; with `halves` it is two half micro-batches in turn, the output rows in the
-        second. `mix`: what the rows are (None: those of one long run)."""
+        """The recorded step for this many rows and output rows. It is recorded on first use, and dropped when
+        steps that were used later need its place. `top_k`: it gives that many candidates of each output row
+        instead of all logits; `masked`: only such as `write_masks` allows; `summed`: beside them, what
+        log(sum(e^logit)) of the whole row follows from. `halves`: two half micro-batches in turn, the output
+        rows in the second. `mix`: what the rows are (None: those of one long run)."""
         mix = mix or mix_of(n_rows // 2 if halves else n_rows)
         kind = StepKind(n_rows, n_outputs, top_k, halves, mix, masked, summed)
         step = self._steps.get(kind)
@@ -288,8 +289,9 @@ class Mesh:
         self._forked = True
 
     def run(self, step: Step) -> None:
-        """Replay a step on all devices and wait for its end; raises DeviceLost or Timeout and stays broken
-        then, as after an interrupt (Ctrl-C), which may come between two calls that belong together."""
+        """Replay a step on all devices and wait for its end. Raises DeviceLost or Timeout; the mesh is broken
+        from then on. So it is after an interrupt (Ctrl-C), which may fall between two calls that belong
+        together."""
         self.check_usable()
         self._broken = "a step of theirs was interrupted"  # until it has ended
         n = step.executables[0].n_segments

@@ -153,7 +153,7 @@ def _balanced(layer: Layer, shares: Sequence[float], held: list[float]) -> Plan:
     if (ffn := layer.ffn) is None:
         return Plan(ranges)
     unit = ffn_unit(ffn.n_ff, ffn.block)
-    here = [0.0] * len(shares)  # a layer's experts work side by side: what one rounds up another makes up for
+    here = [0.0] * len(shares)  # over all experts of the layer: they run side by side, so rounding evens out
     experts = []
     for _ in range(max(1, ffn.n_expert)):
         experts.append(_take(ffn.n_ff, unit, shares, held, here))
@@ -208,8 +208,8 @@ def attention_ranges(
 
 
 def attention_cost(ranges: Mapping[str, Ranges], shares: Sequence[float], kv_width: float) -> float:
-    """Heads that the busiest device reads weights for, per share, a kv head `kv_width` times as wide as one
-    of q."""
+    """Weights that the busiest device reads per share, counted in heads. A kv head counts as `kv_width` q
+    heads."""
     heads, kv = ranges["heads"], ranges["kv_heads"]
     return max(
         2 * ((heads[d][1] - heads[d][0]) + kv_width * (kv[d][1] - kv[d][0])) / share
@@ -223,9 +223,10 @@ def _take(
 ) -> Ranges:
     """Ranges that tile `size` in units so that the largest count per share is the least possible.
 
-    That is D'Hondt's rule: the next unit goes to the device whose count per share (with `here`, what it
-    holds of the same work already) stays lowest with it; ties go to whoever holds least per share of the
-    model so far (`held`, in elements, updated). What makes no whole unit goes with the last unit.
+    That is D'Hondt's rule: the next unit goes to the device whose count per share is lowest after it. `here`:
+    what each device holds of the same work already, which counts, too. Ties go to the device that holds least
+    of the model so far per share (`held`, in elements; updated). What is less than a unit goes with the
+    last unit.
     """
     units, n = size // unit, len(shares)
     if not units:

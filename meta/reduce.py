@@ -25,7 +25,7 @@ from vkbackend.wire import FORMATS, wire_block, wire_words
 
 WIRES = ("auto", *FORMATS)
 # Elements from which `auto` sends f16, by device count: as many as llama.cpp's NCCL path sends as bfloat16.
-# f16 has an eighth of its error in the same bytes but for one in 65.
+# The error of f16 is an eighth of bfloat16's, for 65 words in place of 64 (vkbackend/wire.py).
 _F16_FROM = {1: 32_768, 2: 32_768, 3: 131_072}
 _F16_FROM_MANY = 262_144
 # From here on reading n - 1 whole slots costs more than an exchange.
@@ -46,8 +46,9 @@ def wire_of(wanted: str, elements: int, n_devices: int, software: bool = False) 
 class Reduce:
     """One exchange of a step: its slot set, elements, who writes, the wire format, who reads the sum.
 
-    `gather` marks the second half of a scattered reduce, in which the host has nothing to do. `lane`: of two
-    half micro-batches in one step each uses a half of every slot, so that neither waits for the other.
+    `gather` marks the second half of a scattered reduce, in which the host has nothing to do. `lane`: which
+    half of every slot it uses. Two half micro-batches in one step use one each, so neither waits for the
+    other.
     """
 
     parity: int
@@ -113,7 +114,7 @@ class Provider(ABC):
 
     @abstractmethod
     def host_bytes(self, device: int, reduce: Reduce) -> np.ndarray:
-        """What `slot` is, of a gather what `gathered` is, as the host sees it: uint8."""
+        """The bytes of `slot` (of a gather: of `gathered`) as the host sees them: uint8."""
 
     @abstractmethod
     def exchange(self, reduce: Reduce) -> None:
@@ -235,8 +236,8 @@ class HostSum(Provider):
         self.spread(reduce)
 
     def total(self, reduce: Reduce) -> np.ndarray:
-        """The sum as f32 [elements], where the first reader finds it; of a reduce that none of these devices
-        reads, memory that nobody uses."""
+        """Where the sum goes, f32 [elements]: where the first reader finds it. A reduce that none of these
+        devices reads gets the place of device 0, where nobody reads it."""
         d = reduce.readers[0] if reduce.readers else 0
         return self._host(d, 2 + reduce.parity, np.float32, reduce.elements, reduce.lane)
 
@@ -288,8 +289,8 @@ def slots_nbytes(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> li
 
 
 def _scatter_from(wanted: str, devices: Sequence[Device], slot_nbytes: int) -> int | None:
-    """Bytes from which a reduce through pages is summed in parts, None for no reduce. Over hosts three
-    devices are many: each then sends 4/3 of a slot instead of two."""
+    """Bytes from which a reduce through pages is summed in parts; None: never. Over hosts three devices are
+    enough for it: each then sends 4/3 of a slot instead of two."""
     if wanted == "scatter":
         return 0
     least = SCATTER_DEVICES - any(device.host for device in devices)

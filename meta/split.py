@@ -31,8 +31,8 @@ class State:
     ranges: Ranges = ()
     writers: tuple[int, ...] = ()  # PARTIAL: the devices that hold a share
     experts: tuple[Ranges, ...] = ()  # a stack of experts: the ranges of each; `ranges` are the first one's
-    segments: tuple[int, ...] = ()  # the axis is several parts behind one another, all split alike: `ranges`
-    # are units then, of which part i has segments[i] elements each
+    segments: tuple[int, ...] = ()  # the axis is several parts, one behind another, all split alike. `ranges`
+    # then count units, and part i has segments[i] elements per unit
 
     def __str__(self) -> str:
         if self.kind is Kind.SPLIT:
@@ -46,7 +46,7 @@ class State:
         return (end - begin) * (sum(self.segments) or 1)
 
     def slices(self, device: int) -> list[slice]:
-        """Where they are on the axis, in order; parts that touch are one slice."""
+        """Where a device's elements are on the axis, in order; parts that touch are one slice."""
         begin, end = self.ranges[device]
         n_units = max(end for _, end in self.ranges)
         held: list[slice] = []
@@ -146,7 +146,7 @@ def elementwise(op: str, *states: State) -> State:
 
 
 def gate_rows(gate: State, x: State) -> State:
-    """A factor for each row of x, which may be split or a PARTIAL sum: it is linear."""
+    """A factor for each row of x. x may be split, or a PARTIAL sum: the product is linear in x."""
     if gate == MIRRORED:
         return x
     raise _no_rule("gate_rows", gate=gate, x=x)
@@ -181,8 +181,8 @@ def per_head(op: str, x: State, head_dim: int) -> State:
 
 
 def wide_norm(x: State, w: State) -> State:
-    """An RMS norm over the whole width of a tensor that is split between heads, its weight alike. Only sums
-    of squares have to meet."""
+    """An RMS norm over the whole width of a tensor that is split between heads; its weight is split alike.
+    The devices exchange only sums of squares."""
     if x.kind is Kind.SPLIT and x.axis == 1 and not x.segments and w == replace(x, axis=0):
         return x
     raise _no_rule("wide_norm", x=x, w=w)
@@ -243,7 +243,8 @@ def mat_heads(x: State, w: State, k: int, n: int) -> State:
 
 
 def concat(a: State, b: State, n_a: int, n_b: int) -> State:
-    """Heads of two parts: a device has both of each. The second may be one for all heads, on every device."""
+    """Heads of two parts: a device has both parts of its heads. If all heads share one second part, every
+    device has it."""
     if b == MIRRORED:
         return split(1, heads_of("concat", a, n_a), [n_a + n_b])
     if a.axis == b.axis == 1 and (heads := heads_of("concat", a, n_a)) == heads_of("concat", b, n_b):
@@ -259,7 +260,7 @@ def ssm_conv(x: State, w: State, state: State, n_columns: int) -> State:
 
 
 def delta_gates(a: State, dt: State, decay: State, b: State, width: int) -> State:
-    """`width` gates of every head of b; what is learned of them lies where they do."""
+    """`width` gates of every head of b. The learned weights of a gate are on the device that has the gate."""
     if b.kind is Kind.SPLIT and b.axis == 1 and a == resized(b, width):
         if (dt, decay) == (replace(a, axis=0), replace(b, axis=0)):
             return a
@@ -292,9 +293,9 @@ def _same_key_heads(q: State, k: State, v: State) -> bool:
 
 
 def ssm_scan(x: State, bc: State, heads: State, state: State, sizes: tuple[int, int, int]) -> State:
-    """A device scans its heads: those of x, of which `heads` has one value each, with the B and C of the
-    groups that they read; `sizes`: of a head, of B of a group, heads of a group. The result is split like x.
-    """
+    """A device scans its heads of x. It has one value per head of `heads`, and B and C of the groups that its
+    heads read. `sizes`: (elements of a head, elements of a group's B, heads of a group). The result is split
+    like x."""
     head_dim, n_state, group = sizes
     if per_head("ssm_scan", x, head_dim) == x and not x.segments and x.kind is Kind.SPLIT:
         own = resized(x, 1, head_dim)

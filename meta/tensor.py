@@ -43,7 +43,8 @@ class Tensor:
     nothing.
 
     A PARTIAL tensor may carry `base`, a MIRRORED addend that is added once when the sum is made whole;
-    `whole` is the MIRRORED tensor it became, or the one that was handed on to devices that joined.
+    `whole` is set once the sum was made whole, or once a MIRRORED tensor was handed on to devices that lacked
+    it: the tensor that takes the place of this one.
     """
 
     graph: Graph
