@@ -4,8 +4,8 @@
 // and V are read once for all of them. Workgroup (tile of heads, split, row). It walks over blocks of 32
 // keys. For the scores, LOCAL / 32 threads share a key, or with LOCAL < 32 a thread has 32 / LOCAL keys. For
 // the sum of p * v, each thread has four dimensions of V at a time. FINAL: there is one split, and the result
-// is written. Otherwise part = (sum of p * v, max, sum of p). A row without keys gives zeros. So does a row of
-// attn_prefill, which runs later and overwrites them.
+// is written. Otherwise part = (sum of p * v, max, sum of p). A row without keys gives zeros. So does a row
+// of attn_prefill, which runs later and overwrites them.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint HEAD_K = 64;

@@ -25,8 +25,8 @@ uvec4 codes4(uint word, uint shift, uint mask) {
     return uvec4(codes, codes >> 8, codes >> 16, codes >> 24) & 0xFFu;
 }
 
-// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3, k a multiple of 8, part 0 or 4, of
-// the block at address b. As little as possible should depend on `part`: the compiler then computes
+// vec4 decode4(uint b, uint k, uint part): elements k + part..k + part + 3, k a multiple of 8, part 0 or 4,
+// of the block at address b. As little as possible should depend on `part`: the compiler then computes
 // the rest once for both parts.
 
 #if defined(TYPE_F32)
