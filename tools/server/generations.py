@@ -49,7 +49,7 @@ class Tally:
     finish_reason: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
     slot: int = 0
-    is_known: bool = False  # that it runs in its slot
+    is_known: bool = False  # the service's `running` has it, by its slot
 
     def add(self, piece: Piece) -> None:
         chunk = piece if isinstance(piece, Chunk) else piece.chunk
@@ -62,7 +62,8 @@ class Tally:
 
     @property
     def cached_n(self) -> int:
-        """Tokens of the prompt that were not computed; one that gave way was computed more than once."""
+        """Tokens of the prompt that came from the cache. At least 0: a preempted sequence may compute more
+        tokens than its prompt has."""
         computed = int(self.timings.get("prompt_n", self.prompt_n))
         return max(0, self.prompt_n - computed)
 

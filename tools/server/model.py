@@ -19,8 +19,11 @@ from vkbackend.tools.server.failures import Refusal
 
 T = TypeVar("T")
 WATCH_S = 1.0  # how often the engine is asked how it is: an idle one that dies is seen this soon
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0  # before a model is opened again; doubled while it does not last
-LASTED_S = 10.0  # that one worked: else one killed each minute would be away for as long as it is there
+# The wait before the model is opened again; it doubles each time the model is lost early.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 60.0
+# A model that worked this long counts as good, and the wait begins at FIRST_WAIT_S again. Without that, a
+# server whose engine is killed each minute would soon wait for a minute each time.
+LASTED_S = 10.0
 CLOSE_S = 15.0
 LOADING_RETRY_S = 2
 
@@ -110,7 +113,7 @@ class Model:
         self.bytes_loaded, self.bytes_total = done, total
 
     async def _watch(self, llm: LLM) -> None:
-        """Until it is lost, or the server ends."""
+        """Ask the engine for its stats every WATCH_S, until it is lost or the server ends."""
         while not self._lost.is_set():
             try:
                 self.stats = await in_thread(llm.stats)
@@ -122,7 +125,7 @@ class Model:
                 await asyncio.wait_for(self._lost.wait(), WATCH_S)
 
     def failed(self, error: BaseException, llm: LLM) -> None:
-        """A request met an error: whether the engine has to be opened again."""
+        """A request met an error: if the engine is lost by it, have the model opened again."""
         is_broken = isinstance(error, DeviceLost | Timeout) or not llm.is_open
         if is_broken and llm is self._llm:
             self._lost.set()

@@ -69,7 +69,7 @@ class Events(Response):
         def fail(error: BaseException) -> bytes:
             return self._fail(self._service.refusal(error))
 
-        # What is added to the headers need not look at every event.
+        # uvicorn's own `send`: the wrapper that adds headers need not see every event.
         body_send = scope.get(BODY_SEND, send)
         stream = streams.EventStream(send, body_send, self._service.config.limits.ping_s, fail)
         failed = await stream.run(self._events, receive)

@@ -82,11 +82,13 @@ class EventStream:
         self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None], receive: Receive) -> BaseException | None:
-        """Send all events. An error before the first is raised; one behind it is told, and returned."""
+        """Send all events. An error before the first event is raised; a later one is sent as the last event
+        and returned."""
         self._timer = self._loop.call_later(self._ping_s, self._look)
         try:
             async with while_connected(receive):
-                # A task of its own: to wake this one is to go through all the routing above it each time.
+                # A task of its own: waking the request's task for each event would resume every await of the
+                # routing above it.
                 failed = await asyncio.create_task(self._send_all(events))
         finally:
             self._timer.cancel()
@@ -117,7 +119,7 @@ class EventStream:
         await self._send_head({"type": "http.response.start", "status": 200, "headers": EVENTS})
 
     def _look(self) -> None:
-        """Send a comment where nothing was sent for so long, and look again when that is next due."""
+        """Send a comment if nothing was sent for `ping_s`, and look again when the next may be due."""
         idle_s = self._loop.time() - self._last_s
         if idle_s >= self._ping_s:
             self._last_s, idle_s = self._loop.time(), 0.0
