@@ -34,7 +34,8 @@ def prompt(n: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def blocks_in_use(engine: Engine) -> list[tuple[int, int]]:
-    """Of each group: blocks that are free or in the tree unused, and all."""
+    """For each group of layers: how many blocks no slot uses (free, or unused in the tree), and how many
+    there are."""
     cache = engine.cache
     free = [len(free) + len(unused) for free, unused in zip(cache._free, cache._unused, strict=True)]
     return [(n, pool.n_blocks) for n, pool in zip(free, cache.pools, strict=True)]

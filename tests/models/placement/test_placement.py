@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_refused_with_what_would(models: Path, monkeypatch:
 
 @pytest.mark.parametrize(("room", "held"), [(1 << 40, 6), (750_000, 3), (150_000, 0)])
 def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, room: int, held: int) -> None:
-    """-ngl auto: the most with which nothing is refused; one more would be."""
+    """-ngl auto takes the most layers that fit; one layer more is refused."""
     same(models, ["numpy"])
     monkeypatch.setattr(fit, "budgets_of", lambda _: [fit.Budget("small", room, (0, 1))])
     runner = same(models, ["numpy"] * 2, n_gpu_layers="auto")
@@ -209,7 +209,7 @@ def test_as_many_layers_as_fit(models: Path, monkeypatch: pytest.MonkeyPatch, ro
 
 
 def test_a_host_with_little_room_gets_the_least(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-ngl auto between a device that holds 4 layers and a host that holds no more than the others."""
+    """-ngl auto takes 4 layers where the device has room for 4, and the host only for the others."""
 
     def held(n: int) -> tuple[int, int]:
         [row] = run(models, ["numpy"], n_gpu_layers=n)[1].report  # type: ignore[attr-defined]
