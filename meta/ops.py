@@ -185,7 +185,7 @@ def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False
     """Rotate each head by the step's cos/sin rows (Su et al. 2021); pairs are adjacent or half a head
     apart."""
     graph = x.graph
-    y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope")
+    y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
     for d, out in enumerate(y.views):
         if out is not None:
             heads = out.shape[1] // head_dim
