@@ -63,10 +63,10 @@ def layer_norm(
     y.reshape(n_rows, n)[:] = rows + f64(b, n) if has_b else rows
 
 
-def center(x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
-    """y = x - mean(x) of every row."""
+def center(x: Array, y: Array, *, n: int, n_rows: int, share: float, **_: Any) -> None:
+    """y = x - mean(x) of every row; share is 1 / n."""
     rows = f64(x, n_rows, n)
-    y.reshape(n_rows, n)[:] = rows - rows.mean(axis=1, keepdims=True)
+    y.reshape(n_rows, n)[:] = rows - share * rows.sum(axis=1, keepdims=True)
 
 
 def row_moments(x: Array, y: Array, *, n: int, n_rows: int, **_: Any) -> None:
