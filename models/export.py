@@ -38,8 +38,8 @@ def write_gguf(
     `specs` describe; returns the bytes written. What no device needs (RoPE factors) comes from the source.
     The parts of a split model are joined. Needs host memory for 16 MiB at a time.
 
-    Raises InvalidArgument where `path` is the source, GGUFError where a tensor of the source is not on the
-    devices as it was stored or the file cannot be written; `path` then is as before.
+    Raises InvalidArgument if `path` is the source. Raises GGUFError if the devices hold a tensor in another
+    form than the source, or if the file cannot be written. After an error `path` is as it was before.
     """
     there = [part for part in source.paths if os.path.exists(part)]  # a synthetic model has no file
     if os.path.exists(path) and any(os.path.samefile(path, part) for part in there):
@@ -48,7 +48,8 @@ def write_gguf(
     names = {spec.name for spec in specs}
     for spec in specs:
         name = spec.part.tensor if spec.part else spec.name
-        if name not in source.tensors and spec.source not in names:  # not the copy that a tied lm_head is
+        # A tied lm_head is skipped: the tensor that it copies has a spec of its own.
+        if name not in source.tensors and spec.source not in names:
             name = spec.source
         if name in source.tensors:
             stored.setdefault(name, []).append(spec)
@@ -72,7 +73,8 @@ def write_gguf(
 
 
 def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
-    """The weights on the devices must be the whole tensor: one that is all of it, or parts that tile it."""
+    """Raise GGUFError unless the weights on the devices make the whole tensor: one weight, or parts that tile
+    it."""
     held = [weights[spec.name] for spec in specs if spec.name in weights]
     parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
     if parts:
@@ -90,14 +92,15 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
 
 
 def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
-    """The tensor that weights are the parts of, or the one weight that is all of it."""
+    """The bytes of a tensor, in pieces, from the one weight that is all of it or from the weights that are
+    its parts."""
     parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
     repeat = parts[0][0].repeat if parts else 1
     if repeat == 1:
         for _, weight in parts or held:
             yield from stream(devices, weight)
         return
-    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # of each run
+    nbytes = sum(math.prod(matrix_of(weight)) // repeat for _, weight in parts)  # of one run, all parts
     step = max(1, PIECE_NBYTES // nbytes)
     for begin in range(0, repeat, step):
         end = min(begin + step, repeat)

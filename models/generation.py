@@ -30,9 +30,9 @@ class Generation:
     max_tokens: int | None
     options: GenerateOptions
     stop_ids: frozenset[int]
-    echo: str = ""  # the text of the prompt, where it begins that of the answer
+    echo: str = ""  # the text of the prompt, if the answer is to begin with it
     shown: frozenset[int] = frozenset()  # control tokens whose text counts
-    may_end: bool = False  # its reader may end it, and wants to know the time that it took
+    may_end: bool = False  # its reader may end it, so every token comes with the timings so far
 
     @property
     def seed(self) -> int:
@@ -55,7 +55,7 @@ class Generation:
         )
 
     def answering(self, shown: frozenset[int], may_end: bool) -> Generation:
-        """The same for a reader of answers."""
+        """This generation for a reader that parses the text (chats/answer.py), with its two fields."""
         return replace(self, shown=shown, may_end=may_end)
 
     def several(self, n: int) -> list[Generation]:
@@ -65,7 +65,8 @@ class Generation:
 
 
 class Chunks:
-    """Makes a Chunk of each answer; `found` once a stop string ended the text, and nothing more is read."""
+    """Makes a Chunk of each answer. `found`: a stop string has ended the text, so the caller stops
+    reading."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
@@ -79,8 +80,9 @@ class Chunks:
 
     def push(self, answer: Answer) -> Chunk:
         if isinstance(answer, int):
+            # Most tokens: what the code below would make, quicker.
             if self._is_plain and self._decoder and answer < self._tokenizer.n_vocab:  # type: ignore[union-attr]
-                return Chunk(self._decoder.push(answer), answer, None, None, self._slot)  # as below, and most
+                return Chunk(self._decoder.push(answer), answer, None, None, self._slot)
             event, token = None, answer
         else:
             event, token, self._slot = answer, answer.token, answer.slot or 0  # type: ignore[assignment]
@@ -209,7 +211,8 @@ def are_prompts(prompt: object) -> bool:
 def run_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """All generations, in order; up to `ahead` more than the one that is read are with the engine."""
+    """Run all generations; their completions, in order. While one is read, the engine has up to `ahead`
+    more."""
     done: list[Completion] = []
     posted: deque[tuple[Generation, Answers]] = deque()
     left = iter(generations)
@@ -240,7 +243,7 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """As `run_all`; where one fails, or the caller is cancelled, all end."""
+    """As `run_all`. If a generation fails, or the caller is cancelled, all others end."""
     room = asyncio.Semaphore(1 + ahead)
 
     async def one(generation: Generation) -> Completion:

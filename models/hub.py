@@ -1,7 +1,8 @@
-"""Model files of the Hugging Face Hub: `user/repo:Q4_K_M` to the path of a file that is there.
+"""Model files of the Hugging Face Hub: turns `user/repo:Q4_K_M` into the path of a file on this machine.
 
 `huggingface_hub` downloads, resumes, shows progress and keeps the files (HF_HOME, HF_ENDPOINT, HF_TOKEN,
-HF_HUB_OFFLINE); it is imported when a name is asked for. Here a file is chosen, and room made sure of.
+HF_HUB_OFFLINE); it is imported when a name is asked for. This module chooses the file, and checks that the
+disk has room.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _online(repo: str) -> dict[str, int]:
 
 
 def _offline(repo: str) -> dict[str, int]:
-    """What the cache holds of it."""
+    """The sizes of the .gguf files that the cache has of the repository, by path."""
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(repo, local_files_only=True))

@@ -256,7 +256,7 @@ class LLM(Chats, Slots):
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
         generation = self._generation(prompt, max_tokens, options)
-        # An engine in a process of its own goes on anyway: it need not hear of every token that is awaited.
+        # An engine in a process of its own computes ahead anyway. `eager` saves it a message per token.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
     def _batch(

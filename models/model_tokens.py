@@ -1,5 +1,5 @@
-"""What sampling options leave to the model: its tokens that end a text or are never written, and the tokens
-of texts that DRY's repetitions do not reach across."""
+"""Completes sampling options with what only the model knows: the tokens that end a text, the tokens that it
+never writes, and the tokens of DRY's sequence breakers (texts at which a repetition ends)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 class ModelTokens:
-    """`stop_ids` end a text; `suppressed` are never written. `tokenizer`: None where a file has none."""
+    """`stop_ids` end a text; `suppressed` are never written. `tokenizer`: None if the file has none."""
 
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
@@ -65,7 +65,8 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """Without a tokenizer the default breakers are none, other texts raise UnsupportedModel."""
+        """The breakers as sequences of tokens. Without a tokenizer the default texts are left out; other
+        texts raise UnsupportedModel."""
         texts = tuple(one for one in breakers if isinstance(one, str))
         sequences = tuple(one for one in breakers if not isinstance(one, str))
         tokenizer = self._tokenizer

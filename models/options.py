@@ -159,7 +159,7 @@ class Options(RopeOptions):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.rope_factor  # refuses two of them
+        _ = self.rope_factor  # raises if both the scale and its reciprocal were given
         if self.exact and self.reduce_type in ("bf16", "f16"):
             raise refused(
                 "reduce_type",
@@ -172,7 +172,7 @@ class Options(RopeOptions):
             if self.devices is not None:
                 expected = "the hostfile says which devices each host has (dev=0,1); leave one out"
                 raise refused("devices", list(self.devices), expected)
-            return  # what depends on the devices is checked when that is read
+            return  # the devices are in the hostfile: checks that need them come when it is read
         n = len(self.devices or [None])
         shares = self.shares
         if shares is not None and len(shares) != n:
@@ -218,14 +218,14 @@ class Options(RopeOptions):
 
 
 def with_a_share(options: Options) -> Options:
-    """The options with the devices that will hold something: one without a share would only mirror work."""
+    """The options without the devices whose share is 0: these would only repeat work of the others."""
     devices = options.devices
     if not devices:
         return options
     if options.split_mode == "none":
         return replace(options, devices=(devices[options.main_gpu],), tensor_split=None, main_gpu=0)
     if options.override_tensor or options.split_policy != "balanced":
-        return options  # indices, or llama.cpp's remainders, may still name it
+        return options  # an override may name such a device, and llama.cpp's rounding may give it rows
     shares = normalise(options.shares, len(devices))
     kept = [d for d, share in enumerate(shares) if share]
     split = options.tensor_split
@@ -295,13 +295,14 @@ class GenerateOptions(SamplingParams):
     echo: bool = option(False, switch)
     prompt_logprobs: int | None = option(None, logprobs_count)
     parse_special: bool = option(True, switch)
-    slot: int | None = None  # checked by who knows how many there are
+    slot: int | None = None  # `LLM` checks it, which knows n_slots
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))
 
     @property
     def structure(self) -> Structure | None:
-        """What the text must be. Raises InvalidArgument where that is said twice, UnsupportedFeature."""
+        """What the text must match. Raises InvalidArgument if two options say so, UnsupportedFeature without
+        llguidance."""
         return structure_of(self.json_schema, self.json_object, self.regex, self.lark, self.grammar)
 
     @classmethod

@@ -29,8 +29,9 @@ LogProbs = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the tokens scored so far; beside a base also of the differences from it: of the negative log
-    likelihood (`rise`), squares of those of the token's probability, and the divergence of every token."""
+    """Sums over the tokens scored so far. With a base there are sums of differences from it, too: `rise` of
+    the negative log likelihood, `dp2` of the token's probability, squared. `klds` is the
+    divergence at every token. A 2 at the end of a name: squares."""
 
     n: int = 0
     nll: float = 0.0
@@ -51,7 +52,7 @@ class Score:
         return self.ppl * _error(self.nll, self.nll2, self.n)
 
     def beside_base(self) -> dict[str, float]:
-        """What the differences say; `_error`: the standard error of the value before it."""
+        """The comparison with the base. A name with `_error` is the standard error of the value before it."""
         klds, ratio, same = np.array(self.klds), math.exp(self.rise / self.n), self.same_top / self.n
         return {
             "base_ppl": self.ppl / ratio,
@@ -135,10 +136,10 @@ def perplexity(
     base: Base | None = None,
     save: Saver | None = None,
 ) -> Score:
-    """Score all windows; beside a `base` also the divergence from it; `save` keeps the log-probabilities.
+    """Score all windows. A `base` adds the divergence from it; `save` keeps the log-probabilities.
 
-    `progress(windows done, score so far)`. Raises InvalidArgument where the base is of another text or
-    vocabulary, and what a step raises.
+    `progress(windows done, score so far)`. Raises InvalidArgument if the base was saved for another
+    text or vocabulary, and the errors of a step.
     """
     score, row = Score(), 0
     for i, window in enumerate(cut):
@@ -164,7 +165,8 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """A context manager: yields the `Saver` that writes rows to `path`, a .npy file of one record a token.
+    """A context manager: yields the `Saver` that writes rows to `path`, a .npy file with one record per
+    token.
 
     A record holds the token that followed, the row's least log-probability, and every log-probability as one
     of 65,536 levels between that and 0. The file appears whole or not at all.

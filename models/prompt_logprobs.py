@@ -10,7 +10,7 @@ from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of
 
 
 class PromptLogprobs:
-    """`logprobs` of every token so far, None of the first; `n_top` alternatives of each."""
+    """`logprobs` has an entry for every token so far, with `n_top` alternatives; the first entry is None."""
 
     def __init__(self, tokens: Sequence[int], n_top: int) -> None:
         self._tokens, self._n_top = tokens, n_top
@@ -18,11 +18,11 @@ class PromptLogprobs:
 
     @classmethod
     def of(cls, tokens: Sequence[int], n_top: int | None) -> PromptLogprobs | None:
-        """None where nobody asks."""
+        """None if `n_top` is None: no log probabilities were asked for."""
         return None if n_top is None else cls(tokens, n_top)
 
     def push(self, logits: np.ndarray | None) -> None:
-        """The logits after the next positions [n, n_vocab]."""
+        """Take the logits [n, n_vocab] of the next n positions: each row judges the token that follows it."""
         assert logits is not None
         for row in logits[: len(self._tokens) - len(self.logprobs)]:
             self.logprobs.append(logprobs_of(row, self._tokens[len(self.logprobs)], self._n_top))

@@ -1,4 +1,4 @@
-"""RoPE in place of the file's: the options with which a context is stretched, named as llama.cpp has them."""
+"""Options that replace the RoPE of the file, to stretch the context. Their names are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _yarn = optional(finite(-1.0, MAX_STRETCH))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeOptions(ReduceOptions):
-    """How positions become angles, where it is not as the file says; `RopeKeywords` describes the fields."""
+    """How positions become angles, if not as the file says. `RopeKeywords` describes the fields."""
 
     rope_scaling: str | None = option(None, optional(choice(SCALINGS)))
     rope_scale: float | None = option(None, _stretch)
@@ -66,7 +66,7 @@ class RopeOptions(ReduceOptions):
 
 
 def state_rope(gguf: GGUF, options: RopeOptions) -> None:
-    """Let the model have these options in place of what its file says."""
+    """Put these options into `gguf.stated`, whose values win over those of the file."""
     gguf.stated = {}
     rope = f"{gguf.architecture}.rope."
     factor, kind = options.rope_factor, options.rope_scaling

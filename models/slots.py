@@ -14,7 +14,7 @@ from vkbackend.models.options import MAX_CONTEXT
 
 
 class Slots(ABC):
-    """Of a model with `n_slots`."""
+    """The base class with these methods; its subclass has `n_slots` and `_ask`."""
 
     n_slots: int
 

@@ -1,1 +1,1 @@
-"""The engine: requests in, events out; the runner that replays steps, saved states."""
+"""The engine turns requests into events. Here are also the runner, which replays steps, and saved states."""

@@ -1,8 +1,8 @@
 """One engine, many callers: each reads the answers to its own request.
 
-The engine lives in a thread of its own, which opens it, lets it work and releases it, so nothing that
-strikes a caller (Ctrl-C above all) leaves it half-way. Callers wait in slices, and every end of the engine
-wakes them.
+The engine lives in a thread of its own, which opens it, lets it work and releases it. So an exception in a
+caller's thread (Ctrl-C above all) cannot interrupt the engine in the middle of something. Callers wait in
+slices of time; when the engine ends, for any reason, they wake up.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Mailbox:
                 progress(*news)
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
-        """Post the request that `make` builds from its id; the answers are iterated once. With `eager` the
-        engine goes on to the last of them by itself, else to the next one when that is asked for."""
+        """Post the request that `make` builds from its id; the answers can be iterated once.
+        With `eager` the engine computes all of them unasked; else it computes each when it is asked for."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:
@@ -89,9 +89,9 @@ class Mailbox:
             raise VkbackendError("this LLM is closed; open the model again with LLM(path, ...)")
 
     def close(self) -> None:
-        """Release the engine; may be called again, also after an interrupt. Raises Timeout where a step does
-        not end in time, after which the engine releases itself."""
-        # What is in work ends, or its process is ended.
+        """Release the engine; may be called again, also after an interrupt. Raises Timeout if a step does not
+        end in time; the engine releases itself when the step has ended."""
+        # Long enough for the step in work to end, or for the engine's process to be ended.
         if not self._end(env.timeout_s() + hosting.ANSWER_MARGIN_S + hosting.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
@@ -104,7 +104,7 @@ class Mailbox:
         if self._forked or self.channel.ended:
             return True
         self.channel.inbox.put(Close())
-        # No thread has begun, or a finalizer is called in a step, which cannot wait for itself.
+        # Do not wait if no thread has begun, or if the engine's own thread runs this, in a finalizer.
         if self.channel.thread in (None, threading.get_ident()):
             return True
         return self.channel.wait_for_end(timeout_s)
@@ -114,8 +114,8 @@ class Mailbox:
 
 
 class Answers:
-    """The events of one request, which is posted now. It is cancelled when nobody can read its mail any
-    more: when this is closed or gone before the last event."""
+    """The events of one request, which is posted now. The request is cancelled if this object is closed, or
+    is collected, before the last event: then nobody can read them any more."""
 
     def __init__(self, mailbox: Mailbox, id_: int, request: Request, eager: bool) -> None:
         self._mailbox, self._id, self._eager = mailbox, id_, eager
@@ -124,7 +124,7 @@ class Answers:
         mailbox.channel.inbox.put(Letter(id_, request, mail, eager))
 
     def __iter__(self) -> Iterator[Answer]:
-        """What came, in order: events, and tokens alone."""
+        """The answers in order: an event, or a lone token as an int."""
         try:
             ends = False
             while not ends:
@@ -135,7 +135,7 @@ class Answers:
             self.close()
 
     def events(self) -> Iterator[Event]:
-        """The same of a request that brings events alone."""
+        """The answers to a request that brings events only, no lone tokens."""
         for answer in self:
             assert isinstance(answer, Event), answer
             yield answer
@@ -174,9 +174,10 @@ def _start(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _live(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
-    """The life of an engine. `owner` is kept here, to come into the inbox when the mailbox is gone."""
+    """The life of an engine. This thread keeps `owner`, whose callback puts it into the inbox when the
+    mailbox is gone."""
     if hasattr(signal, "pthread_sigmask"):
-        # Ctrl-C is the main thread's; a process that this one starts must not get it either.
+        # Ctrl-C is for the main thread. A process that this thread starts inherits the mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     channel.thread = threading.get_ident()
     _working.add(channel)
@@ -202,7 +203,7 @@ def _live(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
 
 
 def _end_all() -> None:
-    """Before the interpreter ends, which stops such threads wherever they are."""
+    """End all engines before the interpreter does: it stops daemon threads wherever they are."""
     deadline = time.monotonic() + hosting.CLOSE_S
     channels = list(_working)
     for channel in channels:

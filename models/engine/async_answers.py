@@ -14,8 +14,8 @@ from vkbackend.models.engine.messages import Answer, Request, is_last
 
 
 class LoopWaker:
-    """Wakes the coroutines of a loop that have mail, those of a step together: to wake one is a system call,
-    and this thread then competes with it for the interpreter."""
+    """Wakes the coroutines of a loop that have mail, all of a step with one call. Each call from the engine's
+    thread is a system call, after which the loop's thread competes with this one for the interpreter."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -37,7 +37,7 @@ _wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = WeakKeyDictio
 
 
 class AsyncMail:
-    """What the engine's thread puts here one coroutine of the loop gets, in order."""
+    """The engine's thread puts answers here, and one coroutine of the loop takes them, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._items = loop, deque[Answer | None]()
@@ -60,7 +60,7 @@ class AsyncMail:
         return self._items.popleft() if self._items else None
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """What to wait for; None where something came before this thread saw who waits."""
+        """A future to wait for; None if an answer came before `put` could see the waiter."""
         self._waiter = waiter = self._loop.create_future()
         if not self._items:
             return waiter
@@ -83,7 +83,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return self
 
     async def __anext__(self) -> Answer:
-        """In one coroutine: this runs for every token of every stream."""
+        """All in one coroutine, for speed: it runs for every token of every stream."""
         if self._ended:
             self.close()
             raise StopAsyncIteration

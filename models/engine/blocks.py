@@ -10,14 +10,15 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The blocks of all layers with one cell table; a row sees `window` positions (0: all before it)."""
+    """The blocks of a group of layers, which share one cell table. A row sees `window` positions (0: all
+    before it)."""
 
     n_blocks: int
     window: int = 0
 
     @property
     def seen(self) -> int:
-        """Blocks in front of a block's first position that a row there may see; 0: all."""
+        """How many blocks before its own a row at the first position of a block may see; 0: all."""
         return -(-(self.window - 1) // CELL_BLOCK) if self.window else 0
 
 
@@ -25,7 +26,7 @@ class States(Protocol):
     """The states of recurrent layers, which stand for a whole beginning (placement/recurrent_state.py)."""
 
     def take(self, slot: int, position: int) -> int | None:
-        """The cell of a snapshot of the slot, which is the caller's from now on."""
+        """The cell with the slot's snapshot of that position, which the caller owns from now on."""
 
     def lend(self, slot: int, position: int, cell: int) -> None:
         """The slot's next run begins at `position` and reads that cell."""
@@ -38,7 +39,8 @@ class States(Protocol):
 
 
 class Node:
-    """A full block behind its parent's: `blocks` by group (-1: gone), `users` of each, the state behind."""
+    """A full block of tokens (`key`) that follows its parent's. By group: `blocks` (-1: gone) and how many
+    slots use each. `state`: the cell of the recurrent state after it."""
 
     __slots__ = ("blocks", "children", "key", "parent", "state", "users")
 
@@ -52,9 +54,9 @@ class Node:
 @dataclass(slots=True)
 class Held:
     nodes: list[Node]  # the leading full blocks
-    own: list[dict[int, int]]  # by group: blocks behind them, by index
+    own: list[dict[int, int]]  # by group: the slot's own blocks after those, by index
     low: list[int]  # by group: the first index that is held
-    high: list[int]  # by group: the index behind the last one
+    high: list[int]  # by group: the index after the last one that is held
     lent: Node | None = None  # whose state the next run reads
 
 
@@ -67,7 +69,7 @@ class Usage:
     cached: int  # in the tree, used by nobody
     shared: int = 0  # used by several slots
     prompt_tokens: int = 0
-    shared_tokens: int = 0  # of those: not computed again
+    shared_tokens: int = 0  # those of them that were not computed again
 
     def stats(self) -> dict[str, float]:
         """As `LLM.stats` gives it: cells in place of blocks."""

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from vkbackend.meta.sizing import bucket
 
-SLOWER = 2.0  # a step with rows of prompts may take this many times one without
-GROWTH = 1.15  # of the number of rows behind a step that was fast enough
+SLOWER = 2.0  # a step with rows of prompts may take this many times as long as one without
+GROWTH = 1.15  # factor for the number of rows after a step that was fast enough
 WEIGHT = 0.25  # of a new measurement of a step without rows of prompts
-REFRESH = 64  # steps after which that is measured again
-EVERY = 8  # of the steps that only decode one is looked at: there are many
+REFRESH = 64  # after this many steps, a step without rows of prompts is measured again
+EVERY = 8  # of so many steps that only decode, one is measured: there are many
 FIRST_ROWS = 8
-PADDED = 16  # from so many rows on the padding of rows to a bucket is worth avoiding
+PADDED = 16  # from this many rows on, fill a bucket exactly: padding would cost too much
 
 
 class PrefillBudget:
-    """Tells the rows before a step, and hears how long it took."""
+    """`rows` says how many rows of prompts a step gets, and `took` learns how long the step was."""
 
     def __init__(self) -> None:
         self._alone: dict[int, float] = {}  # seconds of a step, by its decoding rows as they are padded
@@ -31,7 +31,7 @@ class PrefillBudget:
             return most
         kind = bucket(n_decode)
         if kind not in self._alone or self._age[kind] >= REFRESH:
-            self._n_told = -1  # the next step is looked at
+            self._n_told = -1  # the next step is measured
             return 0
         self._age[kind] += 1
         n = max(1, int(self._rows))
@@ -40,7 +40,7 @@ class PrefillBudget:
         return min(most, n)
 
     def took(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """A step of so many rows took so long; one that was recorded first is not told."""
+        """A step of so many rows took so long. Callers leave out a step that had to be recorded first."""
         self._n_told += 1
         if not n_decode or not (n_prompt or self._n_told % EVERY == 0 or bucket(n_decode) not in self._alone):
             return

@@ -1,4 +1,4 @@
-"""Between the callers of an engine and its threads: requests go in, events come out to who asked.
+"""Connects the callers of an engine with its threads: requests go in, and each event goes to its caller.
 
 A signal (Ctrl-C) raises in the main thread between any two bytecodes. So a caller makes each change here in
 one call of C code: it puts a letter into the inbox, or drops the queue of its events. Everything else belongs
@@ -26,7 +26,7 @@ from vkbackend.models.engine.messages import (
     Resume,
 )
 
-END_SLICE_S = 0.05  # an interrupt can lose the news of an end, which is then seen this much later
+END_SLICE_S = 0.05  # if an interrupt loses the news of the engine's end, it is seen this much later
 
 
 class Waker(Protocol):
@@ -36,22 +36,22 @@ class Waker(Protocol):
 
 
 class Mail(Protocol):
-    """Where the answers to a request go; None: look what has happened to the engine."""
+    """Where the answers to a request go. None among them: the engine has ended, see `Channel`."""
 
     def put(self, answer: Answer | None, /) -> Waker | None:
-        """Returns who must wake the reader, when everything is put that there is."""
+        """Add an answer. Returns the waker to call when all answers of a step are put."""
 
     def qsize(self) -> int: ...
 
 
-# Answers that nobody has read yet: a request waits with so many until its caller asks again.
+# A request with this many answers that nobody has read is paused until its caller asks again.
 MOST_UNREAD = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A request and where its events go. An `eager` caller reads on until the last of them; another one says
-    `Next` each time."""
+    """A request, and where its events go. An `eager` caller wants all of them; any other caller sends `Next`
+    for each event."""
 
     id: int
     request: Request
@@ -67,30 +67,32 @@ class Next:
 
 
 class Reader(ref[Mail]):
-    """Who reads the events of request `id`; it comes into the inbox when nobody can read them any more."""
+    """A weak reference to the mail of request `id`. It comes into the inbox when the mail is gone, so that
+    nobody can read the events any more."""
 
     __slots__ = ("id",)
     id: int
 
 
-# What comes into the inbox. A dead reference that is no Reader is that of the owner of the engine.
+# What comes into the inbox. A dead reference that is no Reader is the one to the engine's owner.
 Word: TypeAlias = Letter | Next | Pause | Close | ref[Any]
 
 
 class Abandoned(BaseException):
-    """Raised in the engine's thread where nobody waits for the loading any more."""
+    """Raised in the engine's thread if nobody waits for the model to load any more."""
 
 
 class Channel:
-    """Callers touch `inbox` and their mail; what they read otherwise changes once: `failed`, `ended`."""
+    """Callers change only `inbox` and their mail. Of the rest they read `failed` and `ended`, which change
+    once."""
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Word] = SimpleQueue()
         # While it loads: bytes (done, in all), then what was loaded, or what went wrong.
         self.news: SimpleQueue[tuple[int, int] | EngineInfo | BaseException | None] = SimpleQueue()
         self.readers: dict[int, Reader] = {}  # of the requests that are not answered to the end
-        self.engine: object = None  # while it works
-        self.thread: int | None = None  # the one that lets it work, once it has begun
+        self.engine: object = None  # while there is one
+        self.thread: int | None = None  # the id of the engine's thread, once it has begun
         self.closing = False  # the engine's threads have read that it shall end
         self.failed: ErrorData | None = None
         self.ended = False  # everything is released
@@ -102,7 +104,7 @@ class Channel:
     # ---- the engine's threads ----
 
     def tell(self, done: int, total: int) -> None:
-        """Bytes loaded; raises Abandoned where nobody waits for them."""
+        """Report the bytes loaded. Raises Abandoned if nobody waits for the model any more."""
         if not self.inbox.empty():  # nothing but an end can be there yet
             raise Abandoned
         self.news.put((done, total))
@@ -135,7 +137,8 @@ class Channel:
         return bool(self._awaited or self._eager)
 
     def deliver(self, news: News) -> None:
-        """To those who wait last: one that wakes up finds what came for its other requests."""
+        """Give the news to the callers, to those who wait last: a caller that wakes up then finds what came
+        for its other requests, too."""
         awaited: list[tuple[int, Answer]] = []
         wakers: set[Waker] = set()
         for id_, token in zip(news.ids, news.tokens, strict=True):
@@ -174,7 +177,7 @@ class Channel:
         return self.readers.pop(id_, None) is not None
 
     def end(self) -> None:
-        """Nothing is left of the engine: whoever waits hears so."""
+        """The engine is released: tell everybody who waits."""
         self.ended = True
         self.news.put(None)
         self._ends.put(None)

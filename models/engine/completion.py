@@ -9,7 +9,7 @@ from vkbackend.models.engine.messages import Timings
 from vkbackend.models.sampling.logprobs import Logprobs
 
 
-@dataclass(slots=True)  # frozen it takes 2 us more to make, for every token
+@dataclass(slots=True)  # not frozen: that would take 2 us more for every token
 class Chunk:
     """One piece of a stream: the text that `token` completed, which may be empty. The last chunk has
     finish_reason and timings. The sequence runs in `slot`. `logprobs` is set if it was requested. With `echo`
@@ -17,7 +17,7 @@ class Chunk:
     """
 
     text: str
-    token: int | None  # None where max_tokens is 0, and of the prompt
+    token: int | None  # None if max_tokens is 0, and in the prompt's chunk
     # "stop": a stop token or string; "length": max_tokens or the end of the context.
     finish_reason: str | None = None
     timings: dict[str, float] | None = None

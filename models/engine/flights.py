@@ -1,5 +1,5 @@
-"""Steps on their way: begun, their output rows not read yet. A pipeline over hosts has as many as hosts, each
-of other sequences, so that every host computes one; else there is one at a time."""
+"""Steps on their way: begun, but their output rows are not read yet. A pipeline over hosts has one step per
+host, each with other sequences, so that all hosts compute. Otherwise there is one step at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from vkbackend.models.engine.scheduler import Batch
 from vkbackend.step import Run
 
-# Of a step's output rows: candidates' ids, or None where the logits are whole rows; logits; the logarithms of
-# their sums, where logprobs of candidates are asked for.
+# A step's output rows: the ids of candidates (None: the logits are whole rows), the logits, and the logarithm
+# of the sum of each whole row (None unless log probabilities of candidates are asked for).
 Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class Launched(NamedTuple):
-    """A step on its way: output rows, candidates wanted of each and computed (0: whole rows), whether with
-    sums, and the place where they come to lie."""
+    """A step on its way: how many output rows it has; how many candidates of each are wanted (`k`) and are
+    `computed` (0: whole rows); whether with the logarithms of sums; the `place` of the results."""
 
     n_outputs: int
     k: int
@@ -28,20 +28,21 @@ class Launched(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A moment: time.perf_counter(), how many steps were recorded until then, and the seconds of that."""
+    """A moment: time.perf_counter(), how many steps were recorded until then, and the seconds recording
+    took."""
 
     at: float
     n_recorded: int
     record_s: float
 
     def until(self, later: Mark) -> float:
-        """Seconds, less what recording and compiling took, which is done once."""
+        """Seconds until `later`, without recording and compiling, which happen once per kind of step."""
         return later.at - self.at - (later.record_s - self.record_s)
 
 
 @dataclass(slots=True)
 class Flight:
-    """The engine's step: its batch, what the runner calls it, when it began, its rows."""
+    """A step as the engine sees it: its batch, the runner's handle (`step`), when it began, its rows."""
 
     batch: Batch
     step: Any
@@ -70,8 +71,8 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
 
 
 def candidates_of(batch: Batch, most: int) -> tuple[int, bool]:
-    """Candidates per output row that are enough for every sequence of a step, whole rows are where it is 0;
-    and whether with the logarithms of sums."""
+    """How many candidates per output row are enough for every sequence of a step (0: whole rows are needed),
+    and whether the logarithms of sums are needed."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler

@@ -28,8 +28,8 @@ IDLE_S = 1e9  # between two calls; beats say that host 0 is alive
 
 
 def follow(group: Group, model: str | None = None) -> None:
-    """Follow host 0 to the end. `model`: where this host has the file, if not where host 0 has it. Raises
-    what ended it otherwise."""
+    """Follow host 0 until it says End. `model`: the path of the file here, if it differs from host 0's.
+    Raises the error that ended it, if there was one."""
     try:
         call = group.expect(say.Open | say.Measure | say.Reduces | say.End, JOIN_S)
         while isinstance(call, say.Measure | say.Reduces):
@@ -66,7 +66,7 @@ def _measure(group: Group, call: say.Measure) -> None:
 
 
 def obey(group: Group, runner: Runner, call: Any) -> None:
-    """Do one call. Raises DeviceLost for one that does not fit what is loaded."""
+    """Do one call. Raises DeviceLost for a call that does not fit what is loaded."""
     mesh = runner.mesh
     if isinstance(call, say.Step):
         _step(runner, call)

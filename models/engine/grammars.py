@@ -1,5 +1,5 @@
-"""Requests with a grammar: they wait for its compiler, beside the engine's steps, and each step asks which
-tokens may come next.
+"""Requests with a grammar. Each waits until its grammar is compiled, which goes on beside the engine's steps.
+Then every step asks which tokens may come next.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Grammars:
         self._masks = np.empty(self._shape, np.uint32)
 
     def compile(self, sequence: Sequence) -> bool:
-        """Whether a request has to wait for its grammar. Raises what is wrong with that, if it is known."""
+        """Begin to compile a request's grammar; True: the request has to wait for it. Raises the grammar's
+        error if it is already known."""
         request = sequence.request
         if not isinstance(request, Generate) or request.structure is None:
             return False
@@ -60,7 +61,7 @@ class Grammars:
         sequence.sampler.matcher = self._compiler.start(compiled.result())
 
     def forget(self, sequence: Sequence) -> bool:
-        """Whether a request that is over waited here."""
+        """Drop a request that is over; True: it was waiting here."""
         return self._compiling.pop(sequence.request.id, None) is not None
 
     def compiled(self) -> Iterator[tuple[Sequence, VkbackendError | None]]:
@@ -74,8 +75,8 @@ class Grammars:
                 yield sequence, wrong
 
     def masks(self, batch: Batch) -> np.ndarray | None:
-        """What each output row of a step may be: uint32 [n_outputs, words]; None where all may be
-        anything."""
+        """Which tokens each output row of a step may become, as bits: uint32 [n_outputs, words]. None: no
+        row is restricted."""
         if self._masks is None or not any(s.sampler.matcher for s, *_ in batch if s.sampler):
             return None
         row = 0
@@ -97,7 +98,7 @@ class Grammars:
 
 
 def _wrong(compiled: Future[LLMatcher]) -> VkbackendError | None:
-    """What a grammar failed with, as an error of its own for each request: one that is raised again and again
-    would keep all who met it."""
+    """The error of a grammar, a new instance for each request: one instance raised again and again would
+    keep the frames of all who caught it."""
     error = compiled.exception()
     return None if error is None else ErrorData.of(error).exception()

@@ -1,5 +1,5 @@
-"""How hosts of a group greet each other before anything else is said: each proves that it knows the secret,
-which never travels, then says what it is. Nothing is decoded that comes from a host that has not."""
+"""How hosts of a group greet each other before anything else is said. Each proves that it knows the secret,
+which is never sent. Until a host has done so, nothing that it sends is decoded."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def _receive(transport: Transport, host: int, nbytes: int) -> bytes:
 
 
 def _mac(secret: bytes, role: bytes, host: int, first: bytes, second: bytes) -> bytes:
-    """`first` is host 0's nonce; a MAC of one role or host is none of another."""
+    """`first` is host 0's nonce. Role and host are part of it, so a MAC does not fit another role or host."""
     return hmac.digest(secret, role + host.to_bytes(4, "big") + first + second, "sha256")

@@ -1,4 +1,4 @@
-"""The engine of a group of hosts, as hosting.py has others: its process is that of host 0."""
+"""The engine of a group of hosts. As in hosting.py it runs in another process, here the one of host 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts tell each other of themselves: their devices as cards, and what must be equal on all of them."""
+"""What hosts tell each other: descriptions of their devices (cards), and hashes of what must be equal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def limits_data(limits: Limits) -> say.LimitsData:
 
 
 def card_of(host: str, data: say.CardData) -> Card:
-    """What came as a card, as the plan reads it; hosts may have devices of one UUID."""
+    """The card that the plan reads, from the data that was sent. The host becomes part of the UUID, because
+    devices of two hosts may have the same."""
     told = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}
     told |= {
         "max_groups": tuple(data.limits.max_groups),
@@ -71,7 +72,7 @@ def card_of(host: str, data: say.CardData) -> Card:
 
 
 def settings() -> str:
-    """What of the environment changes the recorded steps."""
+    """The environment variables that change the recorded steps, as text."""
     words = {
         "fuse": env.fusing(),
         "exact": env.exact(),
@@ -87,7 +88,7 @@ def hash_of(*parts: object) -> str:
 
 
 def tables_hash(ropes: Mapping[str, RopeTable], n_ctx: int) -> str:
-    """Of the rows of cos and sin of all positions."""
+    """The hash of the rows of cos and sin of all positions."""
     digest = hashlib.sha256()
     for name in sorted(ropes):
         for begin in range(0, n_ctx, 4096):

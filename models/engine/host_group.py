@@ -56,8 +56,8 @@ def place_of(word: str, n_hosts: int) -> tuple[int, str]:
 
 
 class Survey(NamedTuple):
-    """Devices of all hosts, which are the caller's to close; interface and ports by host; by host the median
-    seconds of exchanges of each size with host 0."""
+    """`devices` of all hosts, which the caller closes. `where`: interface and ports of each host. `times`: by
+    host, the median seconds of an exchange of each size with host 0."""
 
     devices: list[Device]
     where: list[str]
@@ -65,8 +65,9 @@ class Survey(NamedTuple):
 
 
 class Group:
-    """`pulse`: whether beats tell that the others are alive (between threads they need none). `where`: the
-    interface and ports of this host, as text."""
+    """The hosts, as this one sees them. `pulse`: send beats and watch those of the others, to see that they
+    are alive (hosts that are threads of one process need none). `where`: the interface and ports of this
+    host, as text."""
 
     def __init__(self, transport: Transport, *, pulse: bool = True, where: str = "") -> None:
         self.transport, self.hosts, self.where = transport, Hosts(transport, ()), where
@@ -85,7 +86,7 @@ class Group:
     # ---- saying ----
 
     def tell(self, call: Any) -> None:
-        """Let every other host do it. Raises DeviceLost where the group is broken."""
+        """Send a call to every other host. Raises DeviceLost if the group is broken."""
         if self.transport.lost:
             raise DeviceLost(f"{self.transport.lost}; open the model again")
         data = say.encode(call)
@@ -173,7 +174,7 @@ class Group:
         return found
 
     def settle(self, options: Options) -> Options:
-        """Host 0's shares and layers, for all."""
+        """All hosts take over the shares and layers that host 0 decided."""
         if self.leads:
             shares = options.shares
             layers = options.n_gpu_layers
@@ -193,10 +194,11 @@ class Group:
         sizes: object,
         ropes: Mapping[str, RopeTable],
     ) -> None:
-        """Hold what must be equal on all hosts against host 0's: version, settings, the model's fingerprint,
-        options, the plan, what devices can do, sizes of steps. Cos and sin may differ, as processors do; host
-        0 then sends its own. Raises PlanError, which names the host and what differs."""
-        local = ("path", "control_vectors")  # files lie where they lie
+        """Compare with host 0 what must be equal on all hosts: version, settings, the model's fingerprint,
+        options, the plan, what devices can do, sizes of steps. Rows of cos and sin may differ, because
+        processors round differently; host 0 then sends its own. Raises PlanError, which names the host and
+        what differs."""
+        local = ("path", "control_vectors")  # paths may differ between hosts
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
         likeness = say.Likeness(
             vkbackend.__version__,
@@ -253,7 +255,7 @@ class Group:
         return found
 
     def run_reduces(self, call: say.Reduces) -> ReduceTime:
-        """What every host does of it."""
+        """The part of `time_reduce` that every host runs."""
         options = Options("-", devices=tuple(call.devices))
         devices = self.join(options, lambda own: open_devices(own) if own else [], speeds=False)
         how = ReduceOptions(
@@ -264,8 +266,8 @@ class Group:
         return time_reduce(devices, call.nbytes, how, repeats=call.repeats, hosts=self.hosts)
 
     def measure(self, sizes: Sequence[int]) -> dict[int, list[float]]:
-        """By host the median seconds of exchanges of each size with host 0, which asks for it; every host
-        calls it."""
+        """By host, the median seconds of an exchange of each size with host 0. Every host calls this, because
+        host 0 asked it to."""
         found = {}
         for host in [0] if self.transport.rank else self.transport.others:
             times = [times_of(self.transport, host, nbytes, N_MEASURED) for nbytes in sizes]
@@ -285,7 +287,8 @@ class Group:
                     device.link = self
 
     def _same_provider(self, mesh: Mesh) -> None:
-        """What a host's devices refuse only shows when they are tried, and changes how often hosts meet."""
+        """Raise PlanError unless all hosts use the same provider: it decides how often hosts meet. Which
+        provider a host's devices accept shows only when they are tried."""
         here = mesh.provider.name if mesh.provider else "nothing"
         if not self.leads:
             self.reply(here.encode())
@@ -303,13 +306,13 @@ class Group:
         self.tell(say.Record(*kind[:4], int(kind.mix or 0), *kind[5:]))
         try:
             yield
-        except BaseException as error:  # the others have it, or wait: from here on they would not agree
+        except BaseException as error:  # the others recorded it, or wait for us: the hosts no longer agree
             self.transport.lost = f"{self.names[0]} could not record a step: {error}"
             raise
         self.met()
 
     def met(self) -> None:
-        """Behind a step that was recorded, which takes each host as long as its compilers do."""
+        """Wait until all hosts have recorded a step: each takes as long as its compilers do."""
         self.transport.meet("the others to record a step", RECORD_S)
 
     def step(
@@ -373,13 +376,13 @@ class Group:
             self.transport.send(host, Lane.FAILURE, words.encode()[:4000])
 
     def leave(self) -> None:
-        """Go, in order with the others."""
+        """Leave the group when the others do."""
         if self.pulse:
             self.pulse.close()
         self.transport.close()
 
     def close(self) -> None:
-        """Host 0: let the others end, once. Where the group is broken already, nothing more is said."""
+        """Host 0 tells the others to end, once. If the group is already broken, nothing is sent."""
         if self.leads and not self.transport.lost and not self._ended:
             self._ended = True
             self.tell(say.End())

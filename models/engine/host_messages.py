@@ -1,7 +1,7 @@
 """What host 0 of a group says to the others, and what they answer: typed, bounded, nothing unpickled.
 
 msgpack, decoded into exactly these types; whatever does not fit is a DeviceLost that names the host. What the
-values mean (devices, names, ranges) is checked by who acts on them.
+values mean (devices, names, ranges) is checked by the code that acts on them.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Open(_Call):
 
 
 class Measure(_Call):
-    """Before anything is opened: tell of the devices with their speeds, then exchange so many bytes; answered
-    by Place as well."""
+    """Before anything is opened: open these devices, send their cards with speeds and a Place, then time
+    exchanges of these sizes, in bytes."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     sizes: Annotated[list[Annotated[int, Meta(ge=4, le=PIECE_NBYTES)]], Meta(max_length=16)]
 
 
 class Reduces(_Call):
-    """Before anything is opened: open the devices, time all-reduces as `ReduceOptions` of these fields says,
-    close them; answered by whether the sums were exact, a byte."""
+    """Before anything is opened: open the devices, time all-reduces with `ReduceOptions` of these fields,
+    close the devices. The answer is a byte: whether the sums were exact."""
 
     devices: Annotated[list[Name], Meta(max_length=MAX_SLOTS)]
     nbytes: Annotated[int, Meta(ge=4, le=1 << 28)]
@@ -189,7 +189,7 @@ class CardData(Struct, forbid_unknown_fields=True):
 
 
 class Cards(Struct, forbid_unknown_fields=True):
-    """The devices of a host, by their number in the group; what its memory could still give."""
+    """The devices of a host, by their number in the group, and how many bytes its memory has free."""
 
     devices: Annotated[dict[Device, CardData], Meta(max_length=MAX_SLOTS)]
     host_free: U63 | None = None

@@ -1,5 +1,5 @@
-"""Where the engine runs: in this process, or in one of its own behind a pipe. Either way a thread of this
-process has it (answers.py), and hears of requests through a channel.
+"""Where the engine runs: in this process, or in a process of its own at the other end of a pipe. Either way a
+thread of this process owns it (answers.py), and gets requests through a channel.
 
 A process of its own keeps other Python threads from slowing the relay between segments. It is spawned, never
 forked; it ends when its pipe does, and every wait for it has a deadline.
@@ -38,13 +38,13 @@ from vkbackend.models.options import Options
 ANSWER_MARGIN_S = 15.0  # the engine's own waits end after env.timeout_s(), then it drains and reports
 CLOSE_S = 10.0  # how long the process gets to release everything before it is ended
 WAIT_SLICE_S = 0.5  # a signal is noticed this soon
-STUCK_S = 0.02  # how soon an engine looks again that could compute nothing
+STUCK_S = 0.02  # an engine that could compute nothing looks again this soon
 
 Open = Callable[[Options, Progress | None], Engine]
 
 
 class Hosted(Protocol):
-    """An engine as the thread sees that opened it, lets it work and closes it."""
+    """An engine as its thread sees it, which opens it, lets it work and closes it."""
 
     info: EngineInfo
 
@@ -56,8 +56,8 @@ class Hosted(Protocol):
 
 
 class LocalEngine:
-    """The engine in this process. It works while a caller waits for an event: what is paused takes no time
-    and runs no further, so equal calls in equal order make equal steps."""
+    """The engine in this process. It works only while a caller waits for an event. A stream that nobody reads
+    runs no further, so equal calls in equal order make equal steps."""
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._engine = open_(options, channel.tell)
@@ -68,7 +68,8 @@ class LocalEngine:
         while True:
             try:
                 idle = not (engine.busy and channel.is_awaited())
-                # Where no row can run a caller must read, or a deadline pass.
+                # If no row can run, nothing changes until a caller reads or a deadline passes: look again
+                # soon.
                 timeout = STUCK_S if engine.is_stuck and not idle else None
                 request = channel.sort(channel.inbox.get(idle or timeout is not None, timeout))
             except Empty:
@@ -95,7 +96,7 @@ class _Loading:
 
 
 class Child(Protocol):
-    """The process that has the engine, as a multiprocessing.Process is one."""
+    """The process that has the engine: these methods of a multiprocessing.Process."""
 
     @property
     def pid(self) -> int | None: ...
@@ -119,7 +120,7 @@ class RemoteEngine:
 
     def __init__(self, options: Options, channel: Channel, open_: Open = Engine.open) -> None:
         self._channel = channel
-        self._selector = selectors.DefaultSelector()  # kept: `wait` makes one each time, for every step
+        self._selector = selectors.DefaultSelector()  # kept: `wait` would make one per step
         self._process, self._conn = self._start(options, open_)
         self._selector.register(self._conn, selectors.EVENT_READ)
         # A thread writes, because a write to a process that does not read would block without a deadline.
@@ -173,7 +174,8 @@ class RemoteEngine:
                     return
 
     def _receive(self, what: str) -> Any:
-        """The next message; None where none came within a slice, or where the process ends as it shall."""
+        """The next message; None if none came within a slice, or if the process ended because it was told
+        to."""
         if self._selector.select(WAIT_SLICE_S):
             self._heard = time.monotonic()
             try:
@@ -203,12 +205,12 @@ class RemoteEngine:
 
     def close(self) -> None:
         self._channel.inbox.put(Close())  # for the writer, and through it for the process
-        # One that is still loading would not read it.
+        # A process that is still loading would not read it: no time for that.
         deadline = time.monotonic() + (CLOSE_S if self._loaded else 0)
         try:
             while self._process.is_alive() and time.monotonic() < deadline:
-                # What it still says is read and dropped, so that it is not stuck saying it; its end is the
-                # pipe's.
+                # Read and drop what the process still sends: a full pipe would block it. When the pipe
+                # ends, so does the process.
                 if self._conn.poll(WAIT_SLICE_S):
                     try:
                         self._conn.recv()
@@ -227,7 +229,7 @@ class RemoteEngine:
             self._conn.close()
 
     def disown(self) -> None:
-        # Else multiprocessing would end the parent's engine when the child exits, as one of its own.
+        # In a forked child: else multiprocessing would end the parent's engine when this child exits.
         getattr(multiprocessing.process, "_children", set()).discard(self._process)
 
 
@@ -283,7 +285,7 @@ def _read(conn: Connection, inbox: SimpleQueue[Request | VkbackendError]) -> Non
     except (EOFError, OSError):
         request = Close()
     inbox.put(request)
-    # The engine gets the time of one hung wait; a process that outlives its parent longer would hold the
+    # The engine gets this much time to end by itself. A process that outlived its parent would hold the
     # devices.
     timer = threading.Timer(CLOSE_S, os._exit, (1,))
     timer.daemon = True

@@ -14,7 +14,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_of(address: str) -> str | None:
-    """The interface with that address; None where this host has none."""
+    """The interface with that address; None if this host has none."""
     wanted = ipaddress.ip_address(address)
     for _, name in socket.if_nameindex():
         if wanted in addresses_of(name):

@@ -1,5 +1,5 @@
-"""A group of hosts as a child of this process: `mpiexec` starts a process on each host; that of host 0 has
-the engine, and talks to us through a socket in a folder that only this user can enter.
+"""A group of hosts as a child of this process. `mpiexec` starts a process on each host. The process of host 0
+has the engine; we talk to it through a socket in a folder that only this user can enter.
 
 It has the methods of a `multiprocessing.Process` that hosting.py needs. When it ends, by itself or because we
 end it, nothing of it is left on any host: MPI's process manager ends the others with the first that ends, and
@@ -33,11 +33,11 @@ from vkbackend.models.engine.interfaces import interface_of
 
 START_S = 60.0  # for the launcher to start host 0's process, which then says what it waits for
 KILL_S = 3.0  # for the process manager to end everything before it is ended itself
-# For the rest to end once a host has: longer than a follower waits behind its last words. The process manager
-# ends the others itself, but for a process that is stopped.
+# For all hosts to end once one has ended: longer than a follower waits after its last words (rank.END_S). The
+# process manager ends the others by itself, except a process that is stopped (SIGSTOP).
 END_S = 8.0
-ENDED = "this host leaves the group"  # what a process says that ends otherwise than it should
-SECRET = "VKBACKEND_GROUP_SECRET"  # for this group alone, where the hosts share no file
+ENDED = "this host leaves the group"  # printed by a process that ends for another reason than End
+SECRET = "VKBACKEND_GROUP_SECRET"  # the variable with this group's secret, if the hosts share no file
 # What of our environment the other processes get: each host's drivers are its own business.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
@@ -56,7 +56,8 @@ class GroupProcess:
         self._timer: threading.Timer | None = None
 
     def start(self) -> Connection:
-        """Raises InvalidArgument, DeviceLost and Timeout where host 0's process does not come up."""
+        """Start all processes. Raises InvalidArgument, DeviceLost and Timeout if host 0's does not come
+        up."""
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._folder / "engine"))
@@ -98,7 +99,7 @@ class GroupProcess:
                 )
 
     def environment(self) -> dict[str, str]:
-        """That of `mpiexec`, with a secret where the hosts share no file of one."""
+        """The environment of `mpiexec`, with a secret if the hosts share no file with one."""
         environment = dict(os.environ)
         if self._hosts.secret is None:
             environment[SECRET] = secrets.token_hex(32)
@@ -108,8 +109,8 @@ class GroupProcess:
         return environment
 
     def command(self, environment: dict[str, str], leads: Sequence[str] = ()) -> list[str]:
-        """`mpiexec` and what it starts on each host; on host 0 the module and the words `leads`, or the
-        process of an engine."""
+        """The command line of `mpiexec`, with what it starts on each host. On host 0 that is `leads` (a
+        module and its arguments), or the process of an engine."""
         hosts = self._hosts
         beside = Path(sys.executable).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -204,8 +205,8 @@ class GroupProcess:
                 self._process.wait(timeout)
 
     def kill(self) -> None:
-        """The process manager ends everything when it is asked to; one that does not is ended itself, whose
-        helpers on the hosts then end what they started."""
+        """Ask the process manager to end everything. If it does not, it is killed, and its helpers on the
+        hosts then end what they started."""
         if not self.is_alive():
             return
         assert self._process is not None

@@ -1,4 +1,4 @@
-"""What loading tells, again and again while it takes long."""
+"""The progress of loading, repeated while nothing changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from threading import Lock
 
 
 class Told:
-    """Progress of loading, told again while devices compile: whoever waits with a deadline hears of it."""
+    """Reports the progress of loading, and repeats it while devices compile: who waits with a deadline then
+    knows that the engine is alive."""
 
     def __init__(self, progress: Callable[[int, int], None] | None) -> None:
         self._progress, self._last = progress, (0, 0)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:
     """Bytes per device by purpose, and what was free there before loading and is now (None: unknown).
 
-    Host pages that all devices share count for the first: tables as `shared`, slots as staging. `mapped` are
-    weights read in the file, whose pages are nobody's own.
+    Host pages that all devices share count for the first device: tables as `shared`, the slots of all-reduces
+    as staging. `mapped` are weights that are read in the file: the system may drop their pages.
     """
     report: list[dict[str, Any]] = []
     others = group.memory() if group and group.leads else {}

@@ -35,7 +35,7 @@ class EngineInfo:
     n_ubatch: int
     devices: tuple[str, ...]
     prediction: tuple[str, ...] = ()  # of an automatic split, as text
-    notes: tuple[str, ...] = ()  # what of the file is not used, as text
+    notes: tuple[str, ...] = ()  # what users should know of the file and its use, as text
 
 
 # ---- requests ----
@@ -44,8 +44,8 @@ class EngineInfo:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` by at most `max_tokens` (None: until the context is full) or up to a token of
-    `stop_ids`. With `slot` it waits for that one, and what the slot holds of the tokens is not computed
-    again.
+    `stop_ids`. With `slot` it waits for that slot, and computes only what the slot does not hold of the
+    tokens.
     """
 
     id: int
@@ -56,7 +56,7 @@ class Generate:
     slot: int | None = None
     priority: int = 0  # the lower the earlier
     deadline_s: float | None = None  # seconds from now on; then it ends with DeadlineExceeded
-    timed: bool = False  # timings come with every token: its caller may end it
+    timed: bool = False  # every token comes with timings: the caller may end the text at any of them
     structure: Structure | None = None  # what the text of the tokens must be; needs a vocabulary
 
 
@@ -195,7 +195,7 @@ class ErrorData:
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorData:
-        """An error that is none of ours is a bug, and told with its traceback."""
+        """An error that is not a VkbackendError is a bug; its message has the traceback."""
         if isinstance(error, VkbackendError):
             return cls(type(error).__name__, str(error), dict(vars(error)))
         told = "".join(traceback.format_exception(error))
@@ -216,7 +216,7 @@ class Event:
     done: bool = True
     token: int | None = None
     finish_reason: str | None = None
-    slot: int | None = None  # that the sequence runs in
+    slot: int | None = None  # the slot that the sequence runs in
     tokens: tuple[int, ...] | None = None  # of a loaded state
     timings: Timings | None = None
     logits: np.ndarray | None = None  # float32 [rows of this part, n_vocab], a copy
@@ -228,8 +228,8 @@ class Event:
 
 @dataclass(slots=True)
 class News:
-    """What a step brought: `tokens[i]` to request `ids[i]`, which goes on in the slot it is known to be in,
-    and what else there is to say."""
+    """The results of a step. Request `ids[i]` gets `tokens[i]`, if its caller already knows the slot and gets
+    nothing else; everything else is in `events`."""
 
     ids: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

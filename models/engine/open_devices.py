@@ -1,4 +1,4 @@
-"""Devices by the words that users have for them."""
+"""Opens devices by index, name or UUID."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def open_devices(
 ) -> list[Device]:
     """Open the devices that indices, names or UUIDs mean, in order, repeats allowed; None: the best one.
 
-    `runtime` is the one that drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host
-    itself, running the ops' numpy twins. With `exact` they run ops of F32 activations alone. Raises
-    InvalidArgument, UnsupportedFeature.
+    `runtime` drives them (None: VKBACKEND_RUNTIME, else native). "numpy" means the host itself, which runs
+    the ops' numpy twins. With `exact` the devices use only ops with F32 activations. Raises InvalidArgument,
+    UnsupportedFeature.
     """
     env.disabled()  # refuses unknown names, whatever drives the devices
     if specs is not None and not len(specs):

@@ -1,7 +1,7 @@
 """The process of one host in a group, which an MPI launcher starts: `python -m vkbackend.models.engine.rank`.
 
-That of host 0 has the engine; its caller is at the other end of a socket, on the same machine and of the same
-user. The others follow.
+The process of host 0 has the engine. Its caller is at the other end of a socket, on the same machine and of
+the same user. The other processes follow host 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 
-END_S = 5.0  # for a process whose group is lost to end by itself
+END_S = 5.0  # how long a process whose group is lost gets to end by itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def arrive(args: argparse.Namespace) -> Group:
-    """This process in its group, in which all know the secret."""
+    """Join the group: set up MPI, and check that all hosts know the secret."""
     secret = secret_of(args.secret) if args.secret else bytes.fromhex(os.environ.pop(SECRET, ""))
     if len(secret) < 16:
         raise InvalidArgument("this process belongs to a group and got no secret; start the group again")
@@ -72,7 +72,7 @@ def main() -> int:
         try:
             follow(group, args.model)
         except Exception:
-            # The process manager ends all with the first that ends: host 0 first hears why.
+            # When one process ends, the manager ends all. Wait, so that host 0 hears the reason first.
             time.sleep(END_S)
             raise
     group.leave()
@@ -80,11 +80,12 @@ def main() -> int:
 
 
 def end_after_the_cause() -> None:
-    """Let a crash of this process wait for seconds. MPICH 5.0.2 crashes in a send to a process that has
-    ended, such as a beat, and the process manager names the host that it saw end first.
+    """Delay the end of this process by seconds if it crashes. MPICH 5.0.2 crashes when it sends (a beat, say)
+    to a process that has ended. The process manager names the host that it saw end first: that should be the
+    cause, not this host.
 
     The handler is `sleep` of glibc, whose seconds are then the signal's number (SIGABRT 6, SIGBUS 7, SIGSEGV
-    11); behind it the same fault ends the process. The manager takes milliseconds to end all others."""
+    11). After the sleep the same fault ends the process. The manager takes milliseconds to end all others."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sysv_signal"):
         return
@@ -98,7 +99,7 @@ def end_after_the_cause() -> None:
 
 
 def force_interface(interface: str | None, address: str) -> None:
-    """Let MPI use that interface alone: by itself it may pick any, Wi-Fi for one."""
+    """Let MPI use that interface only: by itself it may pick any, such as Wi-Fi."""
     if interface is None:
         raise InvalidArgument(
             f"this host has no address {address}; name it as the hostfile does, or its interface"
@@ -129,7 +130,7 @@ def _end_soon() -> None:
 
 
 def run(main: Callable[[], int] = main) -> None:
-    """`main`, after which nothing waits: MPI would, for hosts that are gone."""
+    """Run `main`, then end at once: a usual exit lets MPI wait for hosts that are gone."""
     code = 1
     try:
         code = main()

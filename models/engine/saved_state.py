@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "vkbackend.state", "1"
 MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.4 MiB
 SAMPLE_NBYTES = 256  # of each tensor, for the fingerprint
-_DTYPES = {  # names in a safetensors header, in numpy; blocks as bytes
+_DTYPES = {  # type in a safetensors header, and in numpy; quantized blocks are bytes
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
     "bf16": ("U16", "<u2"),
@@ -49,9 +49,9 @@ _DTYPES = {  # names in a safetensors header, in numpy; blocks as bytes
 class SlotContent:
     """What a slot holds: K and V of positions 0..n_stored, which are `tokens[:n_stored]`.
 
-    One more token follows where the next is known but has not run: usually the last one sampled. The sequence
-    can go on at any position from `resumable` on: layers with a window w keep what a row there sees, so K and
-    V from resumable - w + 1 on, or from 0 where `resumable` is 0.
+    `tokens` has one more if the next token is known but has not run: usually the one sampled last. The
+    sequence can go on at any position from `resumable` on. Layers with a window w keep what a row there sees:
+    K and V from resumable - w + 1 on, or from 0 if `resumable` is 0.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -145,12 +145,12 @@ def load(
     content: SlotContent,
     place: Callable[[int, int], dict[int, int]] | None = None,
 ) -> None:
-    """Put a saved range of positions into a slot and update its `content`. `place(first, last)` makes room
-    for it, when the file is known to fit, and says by window from which position on there is some.
+    """Put a saved range of positions into a slot and update its `content`. `place(first, last)`
+    makes room for it, once the file is known to fit. It returns, by window, the first position with room.
 
     A range that begins at 0 replaces what is there; any other must continue what the slot holds. Raises
-    StateError for a file that is damaged or does not fit, and the slot keeps what it had; where a device
-    fails in the middle it keeps the positions before the range.
+    StateError for a file that is damaged or does not fit, and the slot keeps what it had. If a device
+    fails in the middle, the slot keeps the positions before the range.
     """
     _check_file(Path(path))
     try:
@@ -170,7 +170,7 @@ def load(
             for name, cache, _, table, window in _caches(runner):
                 rows = file.get_slice(name)
                 begin = _begin(window, saved, first, last)
-                # There may be less room for a window than where it was saved.
+                # A window may have less room here than in the runner that saved it.
                 kept = max(begin, last - table.capacity, room.get(table.window, 0))
                 for at, cell, n in _runs(table, slot, kept, last, cache):
                     at += kept - begin
@@ -202,8 +202,8 @@ def _check_file(path: Path) -> None:
 def _check(
     runner: Runner, file: Any, path: str | os.PathLike[str], content: SlotContent
 ) -> tuple[int, int, list[int], int]:
-    """(first, last, tokens, resumable) of an open file in which everything is there and fits the runner and
-    the slot."""
+    """(first, last, tokens, resumable) of an open file. Raises StateError unless the file is complete and
+    fits the runner and the slot."""
     meta = file.metadata() or {}
     if (found := (meta.get("format"), meta.get("version"))) != (FORMAT, VERSION):
         raise StateError(
@@ -214,7 +214,7 @@ def _check(
             what = "the same cache types" if key.startswith("type_") else "the model it was saved with"
             raise StateError(f"{path}: saved with {key} {meta.get(key)!r}, here it is {here!r}; open {what}")
     first, last = _position(meta, "first", path), _position(meta, "last", path)
-    saved = _position({"resumable": "0"} | meta, "resumable", path)  # absent in files of before it was there
+    saved = _position({"resumable": "0"} | meta, "resumable", path)  # older files do not have it
     if first >= last:
         raise StateError(f"{path}: positions {first}..{last} are not a range; the file is damaged")
     if saved > last:

@@ -1,4 +1,4 @@
-"""A request in work: its tokens, where they are, and the time that steps took for it."""
+"""A request in work: its tokens, where they are stored, and the time of the steps that it took part in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from vkbackend.models.engine.messages import Generate, Logits, Timings
 from vkbackend.models.sampling.sampler import Sampler
 
-PRIORITY_S = 10.0  # a request of one priority less goes before those that came up to so much earlier
+PRIORITY_S = 10.0  # a priority lower by one counts as having come this much earlier
 
 
 @dataclass(slots=True, eq=False)
@@ -54,13 +54,13 @@ class Sequence:
 
     @property
     def sharable(self) -> int:
-        """Positions at its beginning that need not be computed again: the last one must run, and of logits
-        those that nobody has."""
+        """How many positions from the beginning need not be computed again. The last one must run; for a
+        `Logits` request so must all whose logits the caller has not got."""
         return len(self.tokens) - 1 if isinstance(self.request, Generate) else self.n_given
 
     def n_outputs(self, n: int) -> int:
-        """Output rows when its next `n` rows run: for logits all that nobody has, else the one that ends its
-        tokens."""
+        """How many output rows its next `n` rows have. `Logits`: every row that the caller has not got.
+        `Generate`: 1 if they include the last row."""
         if isinstance(self.request, Logits):
             return max(0, self.n_stored + n - max(self.n_stored, self.n_given))
         return int(n == self.n_wanted)

@@ -31,7 +31,7 @@ def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) 
 
 
 def copy_state(devices: Sequence[Device], kv: KVCache, source: int, target: int, n_stored: int) -> None:
-    """Copy the state of recurrent layers behind `n_stored` positions of a slot, and no snapshots."""
+    """Copy the state of recurrent layers after `n_stored` positions of a slot, but no snapshots."""
     states = kv.states
     if not states or not n_stored:
         return

@@ -1,4 +1,4 @@
-"""Requests about what a slot holds: to save, load, copy or erase it; at once, between two steps."""
+"""Requests to save, load, copy or erase what a slot holds. They run at once, between two steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SlotRequests:
         return tuple(content.tokens)
 
     def _copy(self, source: int, content: SlotContent, target: int) -> None:
-        # What the target held is gone even where a device fails in the middle.
+        # What the target held is gone, even if a device fails in the middle.
         self._scheduler.put(target, SlotContent())
         copies = self._cache.copy(source, target)
         if copies is None:
@@ -77,7 +77,7 @@ class SlotRequests:
         content.resumable = max(content.resumable, cache.resumable(slot))
 
     def _check_free(self, slot: int) -> None:
-        """Raises InvalidArgument where a sequence is at work in the slot, or waits for it."""
+        """Raises InvalidArgument if a sequence runs in the slot, or waits for it."""
         check_slot(slot, self._runner.n_slots)
         if slot not in self._scheduler.free or self._scheduler.waiting.waits_for(slot):
             raise InvalidArgument(

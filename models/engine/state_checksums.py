@@ -1,7 +1,8 @@
 """A checksum for each tensor of a saved state, in the metadata of its file (docs/state_format.md).
 
-Over the other metadata, the tensor's name, type and shape, and its bytes: tensors that changed places do not
-fit, nor do those of another state. Bytes are read in pieces, so that no state is in memory twice.
+A checksum covers the other metadata, the tensor's name, type and shape, and its bytes. So it fails for
+tensors that changed places, and for tensors of another state. Bytes are read in pieces, so that no state is
+in memory twice.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from vkbackend.errors import StateError
 from vkbackend.meta.gather import PIECE_NBYTES
 
-_PREFIX = "sha256_"  # of the keys; behind it the tensor's name
+_PREFIX = "sha256_"  # a key is this and the tensor's name
 
 
 def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.ndarray]]) -> dict[str, str]:
@@ -28,8 +29,8 @@ def checksums(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, np.n
 
 
 def check(file: Any, path: Any) -> bool:
-    """Hold every tensor of an opened file against its checksum; False where it has none at all, as those of
-    earlier versions. Raises StateError for the first that does not match or has none."""
+    """Compare every tensor of an opened file with its checksum. False: the file has no checksums, because an
+    earlier version wrote it. Raises StateError for the first that does not match or has none."""
     metadata = file.metadata() or {}
     found = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     if not found:

@@ -1,5 +1,5 @@
-"""Requests that wait for a slot, in order of age and priority, and deadlines. What takes a request costs the
-logarithm of how many there are, and a step that finds no free slot nothing.
+"""Requests that wait for a slot, in order of age and priority, and deadlines. To take a request costs
+the logarithm of their number; a step without a free slot costs nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Waiting:
         return self._first(self._by_slot.get(slot, [])) is not None
 
     def pop(self, free: Iterable[int]) -> Sequence | None:
-        """The request that is next, given the free slots; None where nobody waits for one of them."""
+        """Take the next request that one of the free slots suits; None if no request waits for one."""
         heaps = [self._any, *(self._by_slot[slot] for slot in free if slot in self._by_slot)]
         heads = [(first.order, heap) for heap in heaps if (first := self._first(heap)) is not None]
         if not heads:
@@ -68,7 +68,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
-        self._most = 64  # entries before those that are over are dropped
+        self._most = 64  # with this many entries, those that are over are dropped
 
     def add(self, sequence: Sequence, at: float) -> None:
         if len(self._heap) >= self._most:
