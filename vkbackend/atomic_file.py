@@ -1,4 +1,4 @@
-"""Writing a file so that its name always stands for a whole one: the old until the new is complete."""
+"""Writing a file so that its name always means a whole file: the old one until the new one is complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkbackend.errors import VkbackendError
 
 
 def check_target(path: str | os.PathLike[str], error: type[VkbackendError]) -> None:
-    """Raise `error` where no file can be made in the folder of `path`: to tell it before long work."""
+    """Raise `error` if no file can be made in the folder of `path`: for callers that ask before long work."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise error(f"{path}: cannot be written: {folder} is not a folder to write to; give another name")

@@ -24,7 +24,7 @@ from vkbackend import env
 
 _MAGIC = b"vkbackend cache 1 "
 _HEAD_NBYTES = len(_MAGIC) + 64 + 1
-MOST_NBYTES = 16 << 20  # of an entry, where its owner names no other limit
+MOST_NBYTES = 16 << 20  # of an entry, if the caller gives no other limit
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _told: set[str] = set()
@@ -50,19 +50,19 @@ def read(name: str, most_nbytes: int = MOST_NBYTES) -> bytes | None:
 
 
 def read_json(name: str) -> Any:
-    """The value that was written under `name`; None as in `read`, and for what no JSON can be made of."""
+    """The value that was written under `name`; None as in `read`, and for bytes that are no JSON."""
     if (data := read(name)) is None:
         return None
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of too many digits, too
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a ValueError, too
         _tell(_shown(name), f"is not used, and replaced when it is written again: {type(error).__name__}")
         return None
 
 
 def write(name: str, data: bytes) -> bool:
-    """Replace the entry in one step, so that other processes read the old or the new; False where it cannot
-    be written, which is told once for the folder."""
+    """Replace the entry in one step, so that other processes read either the old bytes or the new. False if
+    it cannot be written; a line on stderr says so once for the folder."""
     with _folder(make=True) as folder:
         if folder is None:
             return False
@@ -86,7 +86,7 @@ def write_json(name: str, value: Any) -> bool:
 
 
 def writable() -> bool:
-    """Whether entries can be written, to ask before long work for one."""
+    """Whether entries can be written: for callers that ask before long work whose result would be kept."""
     with _folder(make=True) as folder:
         return folder is not None and os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
 
@@ -138,7 +138,7 @@ def _open_folder(path: Path, make: bool) -> int | None:
     try:
         found = os.fstat(descriptor)
         if found.st_uid == os.geteuid() and found.st_mode & 0o077 and path == env.default_cache_dir():
-            os.fchmod(descriptor, 0o700)  # one that the user named may serve others, too, such as /tmp
+            os.fchmod(descriptor, 0o700)  # the default alone: one that the user named may be shared (/tmp)
             found = os.fstat(descriptor)
         _check_owner(found)
     except BaseException:
@@ -171,7 +171,8 @@ def _check_owner(found: os.stat_result) -> None:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """The name counts, too: a file that bears another entry's is none."""
+    """The line before the data: a checksum of name and data, so an entry under another entry's name is
+    refused."""
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(data)
     return _MAGIC + digest.hexdigest().encode() + b"\n"

@@ -27,7 +27,7 @@ def shown(value: Any) -> str:
     """A value in one line of a message, cut where it is long."""
     try:
         text = re.sub(r"\s*\n\s*", " ", repr(value))
-    except Exception:  # Python writes no integer of more than 4300 digits; any object may fail to
+    except Exception:  # repr fails for integers of more than 4300 digits, and may fail for any object
         bits = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{bits}>"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
@@ -64,13 +64,14 @@ def finite_number(name: str, value: Any, low: float, high: float, hint: str = ""
 
 
 def number_of(text: str) -> int | str:
-    """The whole number that a text is; a text that is none, or too long for one that is meant, as it is."""
+    """A text of 1 to 20 digits, with or without a minus, as an int; any other text as it is, for a check to
+    refuse."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else text
 
 
 def items(name: str, value: Any, expected: str) -> list[Any]:
-    """The items of a list, an array or what else can be iterated but text; InvalidArgument where it is
-    none."""
+    """The items of a list, an array or anything else that can be iterated. Raises InvalidArgument for text
+    and for what cannot be iterated."""
     if not isinstance(value, str | bytes | bytearray):
         with suppress(TypeError):
             return list(value)

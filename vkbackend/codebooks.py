@@ -12,7 +12,7 @@ import numpy as np
 
 from vkbackend import shaderlib
 
-_OWNERS = {"iq1_m": "iq1_s"}  # the format whose codebook another one has too
+_OWNERS = {"iq1_m": "iq1_s"}  # format -> the other format whose codebook it uses
 FORMATS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
 
 

@@ -41,7 +41,7 @@ FEATURES = frozenset(
 
 def disabled() -> frozenset[str]:
     """VKBACKEND_DISABLE=timeline,host_import,...: optional features to leave unused even where a device has
-    them. Raises InvalidArgument for a name that is none, whatever drives the devices."""
+    them. Raises InvalidArgument for a name that is not in FEATURES, with either runtime."""
     names = frozenset(filter(None, map(str.strip, os.environ.get("VKBACKEND_DISABLE", "").split(","))))
     if unknown := names - FEATURES:
         raise InvalidArgument(
@@ -52,8 +52,9 @@ def disabled() -> frozenset[str]:
 
 
 def without_gpu() -> bool:
-    """RADV_FORCE_FAMILY=...: Mesa's variable for AMD's compiler without an AMD GPU. RADV of Mesa 25.0 crashes
-    where it is asked for the memory budget of a GPU that is not there (GFX1201, GFX1151, NAVI33)."""
+    """Whether RADV_FORCE_FAMILY is set: Mesa's variable to run AMD's compiler without an AMD GPU. RADV of
+    Mesa 25.0 crashes when it is asked for the memory budget of such a GPU (GFX1201, GFX1151, NAVI33), so
+    nobody asks then."""
     return bool(os.environ.get("RADV_FORCE_FAMILY"))
 
 
@@ -97,7 +98,7 @@ def timeout_s() -> int:
 
 
 def silence_s() -> int:
-    """VKBACKEND_SILENCE: seconds after which a host of a group that says nothing is lost (default 15)."""
+    """VKBACKEND_SILENCE: a host of a group counts as lost after so many seconds of silence (default 15)."""
     return max(2, _integer("VKBACKEND_SILENCE", 15))
 
 

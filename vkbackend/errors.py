@@ -67,7 +67,7 @@ class Timeout(VkbackendError):
 
 
 class QueueFull(VkbackendError):
-    """As many requests wait for a slot as may."""
+    """A request was refused, because as many requests wait for a slot as are allowed to."""
 
 
 class DeadlineExceeded(VkbackendError):

@@ -17,8 +17,7 @@ from vkbackend import env
 
 @dataclass(slots=True)
 class Fault:
-    """The `nth` checked call of `call` (counted from now) on `device` gives `result`; so do all later
-    ones."""
+    """From its `nth` time on (counted from now), the Vulkan function `call` gives `result` on `device`."""
 
     device: str
     call: str

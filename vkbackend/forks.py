@@ -24,7 +24,7 @@ _owned: WeakSet[Any] = WeakSet()
 
 
 def own(thing: Owned) -> None:
-    """Let `thing` be told of forks for as long as it lives."""
+    """Have `thing.disown()` called in every child that is forked while `thing` lives."""
     _owned.add(thing)
 
 

@@ -45,8 +45,8 @@ def quantize(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def dequantize(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 array of `shape` from the raw bytes of a stored tensor, maybe padded (the oracle for every
-    shader)."""
+    """float32 array of `shape` from the bytes of a stored tensor, which may have padding at the end. All
+    shaders are tested against it."""
     raw = raw[: math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])]
     if dtype == "f32":
         return raw.view(np.float32).reshape(shape)

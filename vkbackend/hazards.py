@@ -34,7 +34,8 @@ def _name(index: int, command: Dispatch | Copy) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """What a command did, and the kinds of later commands that no barrier orders behind it yet."""
+    """A read or write of a command. `open_to_copies`, `open_to_dispatches`: whether later copies and
+    dispatches may still run beside it, because no barrier makes them wait."""
 
     where: Range
     is_write: bool
@@ -44,7 +45,7 @@ class _Access:
     open_to_dispatches: bool = True
 
     def behind(self, barrier: Barrier) -> _Access | None:
-        """The access after a barrier; None where everything later is ordered."""
+        """The access as it stands after a barrier; None if every later command waits for it."""
         if self.is_copy and not barrier.after_copies:
             return self
         left = replace(
@@ -69,7 +70,7 @@ def check(recording: Recording) -> list[Hazard]:
 
     for index, command in enumerate(recording.commands):
         if isinstance(command, Barrier):
-            if command.scope is Scope.TO_HOST:  # orders the host behind the device, but nothing on the device
+            if command.scope is Scope.TO_HOST:  # the host waits for the device; nothing on the device waits
                 host_pending.clear()
             else:
                 for buffer, found in unordered.items():

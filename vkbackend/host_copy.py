@@ -1,9 +1,9 @@
-"""Copying into memory that is written for the first time, which is what loading a model mostly is; and having
-a file's pages mapped before they are read.
+"""Fast copies into memory that is written for the first time, as loading a model does, and mapping a file's
+pages before they are read.
 
-The time goes into the pages, not the bytes: on lavapipe, whose memory is fresh shared pages of 4 KiB, a fault
-for each of them took three times as long as the copying. So the kernel is asked for the pages of a target and
-of the file in one call each (madvise(2), MADV_POPULATE_*), and large copies are cut among threads.
+Page faults take the time, not the bytes: on lavapipe, whose memory is fresh shared pages of 4 KiB, a fault
+for each page took three times as long as the copying. So the kernel is asked for the pages of the target and
+of the file in one call each (madvise(2), MADV_POPULATE_*), and several threads share a large copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 
 from vkbackend import forks
 
-POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; older kernels refuse, which changes nothing but the time
-PART_NBYTES = 512 << 10  # of one thread, some 0.3 ms; below twice that a copy is not cut
+POPULATE_READ, POPULATE_WRITE = 22, 23  # Linux 5.14; an older kernel refuses, and only time is lost
+PART_NBYTES = 512 << 10  # the least that a thread copies, some 0.3 ms; a copy below two parts is not cut
 N_THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -52,7 +52,7 @@ def touch(data: np.ndarray) -> None:
 
 
 def _populate(array: np.ndarray, how: int) -> bool:
-    """Ask for the pages of an array that has no gaps; whether that was done."""
+    """Ask the kernel for the pages of an array. False if it refuses, or if the array has gaps."""
     if _madvise is None or not array.flags.c_contiguous:
         return False
     begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE

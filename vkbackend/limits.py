@@ -40,7 +40,7 @@ class Limits:
     subgroup_size: int = 1
     is_cpu: bool = False
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()  # measured: class of rows -> ops (ops/measured.py)
-    matrix_units: MatrixUnits = _COMMON  # which, where `features` has "matrix_units"
+    matrix_units: MatrixUnits = _COMMON  # of the device, if `features` has "matrix_units"; else means nothing
     features: frozenset[str] = frozenset()  # optional ones that shaders may use, named as in capabilities.py
 
     def exact(self) -> Limits:
@@ -71,6 +71,6 @@ _GUARANTEED = {
 
 
 def plausible(reported: dict[str, int]) -> dict[str, int]:
-    """The limits that a driver reports, with what Vulkan guarantees for those that it says are 0: then it
-    left them out."""
+    """The limits that a driver reports. A 0 means that the driver left the limit out; what Vulkan guarantees
+    takes its place."""
     return {name: value or _GUARANTEED.get(name, 0) for name, value in reported.items()}

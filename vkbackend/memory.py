@@ -26,7 +26,8 @@ class Packing:
 
 
 def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
-    """Put sizes one behind another into as few chunks of at most `chunk_limit` bytes as order allows."""
+    """Put sizes one after another, in the given order, into chunks of at most `chunk_limit` bytes; a new
+    chunk begins only if the size does not fit into the last one."""
     chunks: list[int] = []
     places = []
     for nbytes in sizes:

@@ -17,8 +17,8 @@ class HostPages:
     """Page-aligned private anonymous memory that devices can import.
 
     Private, because a shared mapping counts as file backed and amdgpu refuses to import it. A forked child
-    gets zeros in their place: its copy-on-write would move the parent's pages away from under the device, and
-    with no pages at all it would crash where it looks at them.
+    gets zeros in their place. With copies of the pages, copy-on-write would give the parent other pages than
+    the device has; with none at all, the child would crash when it reads them.
     """
 
     home = Home.PAGES
@@ -47,9 +47,11 @@ class HostPages:
 
 
 class FilePages:
-    """The pages around bytes begin..end of a mapped file, as HostPages are: `lead` bytes of them come before.
+    """The whole pages of a mapped file that hold its bytes begin..end, for import like HostPages. Byte
+    `begin` is `lead` bytes after the first page's start.
 
-    Read only, and the file's for good: who cuts the file short takes them away (SIGBUS). Keeps it mapped.
+    They are read only and stay the file's: if somebody truncates the file, reading them raises SIGBUS. This
+    object keeps the file mapped.
     """
 
     home = Home.MAPPED
@@ -60,7 +62,7 @@ class FilePages:
         self.lead = first % page
         self.address = first - self.lead
         self.nbytes = aligned(self.lead + end - begin, page)
-        # Of the last page more than the file has may be read: zeros.
+        # The last page may go on after the end of the file; its bytes there read as zeros.
         self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
         self.bytes.flags.writeable = False
 

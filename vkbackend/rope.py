@@ -22,14 +22,17 @@ class RopeTable:
     """Angles theta_i(pos) = pos * freq_base^(-2i / n_rot) / freq_factors[i], scaled.
 
     linear divides theta by `factor`. yarn (Peng et al. 2023, arXiv:2309.00071) divides only the slow pairs,
-    that turn less than beta_slow times in orig_ctx positions; pairs that turn more than beta_fast times keep
-    their angle, with a linear ramp between; and cos and sin grow by 1 + 0.1 ln(factor). `attn_factor`
-    multiplies cos and sin under every scaling, and a `temperature` t those of position p by
-    1 + t ln(1 + floor((p + temperature_offset) / temperature_length)): what q is turned by carries a scale of
-    its own that way.
-    `sections` share the pairs out to a position's time, height, width and a fourth number, in stretches or
-    `interleaved` (Wang et al. 2024, arXiv:2409.12191): of text the first three are its position, the fourth
-    is 0, so its pairs stand still. Raises InvalidArgument for values no table exists for.
+    those that turn less than beta_slow times in orig_ctx positions. Pairs that turn more than beta_fast times
+    keep their angle, and a linear ramp joins the two. It multiplies cos and sin by 1 + 0.1 ln(factor).
+
+    `attn_factor` multiplies cos and sin under every scaling. A `temperature` t multiplies those of position p
+    by 1 + t ln(1 + floor((p + temperature_offset) / temperature_length)): so the table that rotates q also
+    scales it, by its position.
+
+    `sections` are for models whose positions have four numbers: time, height, width and a fourth (Wang et al.
+    2024, arXiv:2409.12191). They say how many pairs each number turns, in stretches or `interleaved`. For
+    text, the first three numbers are all the position and the fourth is 0, so the fourth's pairs do not turn.
+    Raises InvalidArgument for values no table exists for.
     """
 
     n_rot: int

@@ -1,7 +1,7 @@
 """Order the commands of a segment by dependency depth, so that independent ones run side by side.
 
-A model is written in reading order (q, rope of q, k, rope of k, ...), which would need a barrier behind
-nearly every command. By depth, q, k and v come together and one barrier serves them all.
+A model is written in reading order (q, rope of q, k, rope of k, ...), which would need a barrier after
+nearly every command. Sorted by depth, q, k and v come together, and one barrier serves them all.
 """
 
 from __future__ import annotations

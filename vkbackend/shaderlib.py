@@ -27,9 +27,9 @@ from vkbackend import cache_folder, env
 from vkbackend.errors import UnsupportedFeature
 
 COMPILER = "glslangValidator"
-PRIVATE = ".glslang"  # beside shaders/ in a checkout: a newer one with its libc, unpacked by tools/setup.sh
+PRIVATE = ".glslang"  # folder in a checkout: a newer compiler and its libc, unpacked by tools/setup.sh
 _NEW = 13  # the first glslang with GL_KHR_cooperative_matrix
-_NEEDS_NEW = "API_KHR"  # the define of what is written with it
+_NEEDS_NEW = "API_KHR"  # variants with this define are written with GL_KHR_cooperative_matrix
 TARGET = "vulkan1.1"
 _SPIRV_MAGIC, _HEADER_WORDS = b"\x03\x02\x23\x07", 5
 _FUNCTION, _FUNCTION_END, _FUNCTION_CALL = 54, 56, 57  # opcodes
@@ -115,7 +115,8 @@ class Compiler(NamedTuple):
 
 
 def private_tool(name: str) -> tuple[str, ...] | None:
-    """The command of a tool in the private prefix, which its own loader starts, with its own libc."""
+    """The command that starts a tool of the PRIVATE folder with the loader and libc beside it; None if it is
+    not there."""
     prefix = shaders_dir().parent / PRIVATE
     loaders = sorted((prefix / "lib").glob("ld-linux*"))
     if not loaders or not (prefix / name).exists():
@@ -183,8 +184,8 @@ def compile_variant(op: str, variant: str) -> bytes:
 
 
 def is_whole(code: bytes) -> bool:
-    """Whether the bytes are a SPIR-V module up to its end: the last instruction, each is led by its length in
-    words, ends a function, and all functions that are called are there."""
+    """Whether the bytes are a SPIR-V module that was not cut short: its instructions, each of which begins
+    with its length in words, end with the end of a function, and every function that is called is there."""
     if len(code) % 4 or not code.startswith(_SPIRV_MAGIC):
         return False
     words, at, opcode = memoryview(code).cast("I"), _HEADER_WORDS, 0
@@ -207,7 +208,7 @@ _making: dict[tuple[str, str], Lock] = {}
 
 def spirv(op: str, variant: str) -> bytes:
     """The SPIR-V module of a variant; raises UnsupportedFeature if it can neither be found nor compiled."""
-    with _making.setdefault((op, variant), Lock()):  # of threads that want the same one, one compiles it
+    with _making.setdefault((op, variant), Lock()):  # if several threads want a module, one compiles it
         return _spirv(op, variant)
 
 
@@ -227,8 +228,8 @@ def _spirv(op: str, variant: str) -> bytes:
 
 
 def build(folder: Path) -> int:
-    """Write the SPIR-V of the manifest, less what no compiler here is new enough for, and its index into
-    `folder`; returns the number of modules."""
+    """Write the SPIR-V of every variant and its index into `folder`, but for variants that need a newer
+    compiler than there is here. Returns the number of modules."""
     able = [(op, variant) for op, variant in variants() if compiler_of(op, variant) or not compilers()]
     index: dict[str, list[str]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a compiler of its own
@@ -249,7 +250,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(name, 0o644)  # mkstemp makes 0600, and a wheel keeps the mode
+        os.chmod(name, 0o644)  # mkstemp gives mode 0600, and a wheel would keep it
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
@@ -265,7 +266,7 @@ def _is_shipped(op: str, variant: str) -> bool:
 
 
 def _shipped(op: str, variant: str) -> bytes | None:
-    """The module that lies in the package and fits the source; None where there is none, or a damaged one."""
+    """The module in the package, if it was made of this source; None if it is missing, older or damaged."""
     if not _is_shipped(op, variant):
         return None
     path = _spv_dir() / f"{op}.{variant}.spv"

@@ -54,7 +54,7 @@ class Transfers(ABC):
         upload, half = self._upload_buffer(), UPLOAD_NBYTES // 2
         offset, sent = view.offset, None
         for i, piece in enumerate(_pieces(data, half)):
-            at = i % 2 * half  # while one half is copied on, the other is filled
+            at = i % 2 * half  # one half is filled while the device copies from the other
             filled = self._filler().submit(copy_into, upload.host[at : at + piece.size], piece)
             if sent:
                 self._send(*sent)
@@ -73,7 +73,7 @@ class Transfers(ABC):
         buffer = view.buffer
         assert isinstance(buffer, Buffer)
         if buffer.host is not None:
-            if buffer.home not in HOST_HOMES:  # recordings order the host behind writes of those homes alone
+            if buffer.home not in HOST_HOMES:  # for those homes, recordings already make the host wait
                 self._order()
             self._memory.invalidate(buffer)
             return np.array(buffer.host[view.offset : view.end])
@@ -106,15 +106,16 @@ class Transfers(ABC):
 
     @abstractmethod
     def _copy(self, src: Buffer, src_at: int, dst: Buffer, dst_at: int, nbytes: int) -> None:
-        """Copy bytes between buffers, behind everything submitted; offsets are multiples of 4."""
+        """Copy bytes between buffers, after everything that was submitted; offsets are multiples of 4."""
 
     @abstractmethod
     def _order(self) -> None:
-        """Order the host behind all writes of the device."""
+        """Wait for all writes of the device, and make them visible to the host."""
 
 
 def _pieces(data: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
-    """The bytes of an array in order, uint8 [up to `nbytes`], each piece but the last of whole words."""
+    """The bytes of an array in order, as uint8 pieces of up to `nbytes`. All pieces but the last are whole
+    words."""
     flat = data.reshape(data.shape[0] if data.ndim > 1 else 1, -1)
     # 4 rows of any format are whole words, and some runtimes copy nothing smaller.
     rows = max(4, nbytes // max(1, flat[0].nbytes) // 4 * 4) if flat.size else 1

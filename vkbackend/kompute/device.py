@@ -1,14 +1,16 @@
 """The Kompute runtime: a device behind the runtime seam whose work is done by the `kp` package.
 
-Order: kp records no barrier between dispatches, so one word is synced to the host where the recording has a
-barrier: that waits for compute before its copy, and kp's own barrier in front of a dispatch waits for copies
-before compute; the two form one chain (Vulkan 1.3, 7.2, execution dependencies). Its memory side covers the
-buffers these barriers name, not all that was written: this relies on drivers doing the cache work of a buffer
-barrier for all memory, and is done on those that are known to (WORD_DRIVERS, of Mesa and SwiftShader). Fences
-cover all memory: all other drivers get a submission at every barrier.
-Devices run in parallel, and with deadlines, because each has a process of its own (kompute_worker.py): kp
-holds the GIL while it waits, and waits for ever. Staging buffers are shared with that process, which carries
-what a segment reads and writes there to and from the device's memory.
+Order: kp records no barrier between dispatches. So wherever the recording has a barrier, one word is synced
+to the host. That sync waits for compute before its copy, and kp's own barrier before the next dispatch waits
+for copies before compute: the two form one chain (Vulkan 1.3, 7.2, execution dependencies). As memory
+barriers they cover only the buffers that they name, not everything that was written. The order is right only
+if the driver does the cache work of a buffer barrier for all memory, so it is used on drivers that are known
+to (WORD_DRIVERS, of Mesa and SwiftShader). On all other drivers a submission ends at every barrier, because a
+fence covers all memory.
+
+Every device has a process of its own (worker.py), because kp holds the GIL while it waits, and waits for
+ever. So devices run in parallel, and waits have deadlines. Staging buffers are shared with that process,
+which copies what a segment reads and writes there to and from the device's memory.
 """
 
 from __future__ import annotations
@@ -111,7 +113,8 @@ class KomputeDevice(Device):
         return self._process.pid
 
     def call(self, name: str, *args: Any, fd: int | None = None) -> Any:
-        """What the worker answers, behind everything it was asked before. Raises DeviceLost, Timeout."""
+        """The worker's answer to a request; all earlier requests are done before. Raises DeviceLost,
+        Timeout."""
         number = self.post(name, *args, fd=fd)
         try:
             self.queue.take(env.timeout_s() + ANSWER_S)
@@ -121,7 +124,7 @@ class KomputeDevice(Device):
                     f"{self.name} did not finish {name!r} in {env.timeout_s()} s; load the model again"
                 )
             return self.answer()
-        except BaseException:  # also Ctrl-C: what comes for this request is not the answer to the next
+        except BaseException:  # also Ctrl-C: a late answer must not be taken for that of the next request
             self._process.forget(number)
             raise
 
@@ -130,7 +133,8 @@ class KomputeDevice(Device):
         return self._process.send((name, *args), fd)
 
     def release(self, name: str, number: int) -> None:
-        """Let the worker drop something; with its process everything of it is gone already."""
+        """Let the worker free something. If its process has ended, all of it is free already: that is only
+        logged."""
         try:
             self.call(name, number)
         except (DeviceLost, Timeout) as error:
@@ -170,7 +174,7 @@ class KomputeDevice(Device):
         except Timeout:
             raise
         except (VkbackendError, OSError) as error:
-            # Mostly DeviceLost: kp goes on with memory that it did not get, and ends its process.
+            # Mostly DeviceLost: if memory is refused, kp uses it all the same and crashes its process.
             raise OutOfDeviceMemory(
                 f"{self.name} ({self.info.name}): {nbytes} bytes for {label} could not be allocated "
                 f"({error}); use a smaller context or more devices",
@@ -186,12 +190,12 @@ class KomputeDevice(Device):
         return buffer
 
     def _check_fits(self, nbytes: int, home: Home, label: str) -> None:
-        """Refuse what kp would fail to allocate without saying so."""
+        """Raise OutOfDeviceMemory for a buffer that does not fit: kp would not report that."""
         hosts = (Home.STAGING, Home.HOST)
         local, every = home not in hosts, self.info.heaps
         heaps = [h for h in every if h.device_local == local] or every
         budget = max(h.budget or h.nbytes for h in heaps)
-        # Logical devices of one physical device share its heaps; where there is one heap, all homes do.
+        # Logical devices of one physical device share its heaps. If it has one heap, all homes share that.
         twins = [other for other in _open if other.info.uuid == self.info.uuid]
         apart = len(every) > 1
         taken = sum(n for d in twins for h, n in d.nbytes.items() if not apart or (h not in hosts) == local)
@@ -233,7 +237,7 @@ class KomputeDevice(Device):
         return KomputeExecutable(self, recording, timed)
 
     def no_longer_loading(self) -> None:
-        """Something is about to run that may write what was loaded."""
+        """Forget the words that loading left to be checked: what runs next may overwrite them."""
         self._transfers.canaries.clear()
 
     def commands(self, part: Iterable[Any]) -> list[Any]:
@@ -267,7 +271,8 @@ class KomputeDevice(Device):
         return commands
 
     def _codebook(self, name: str) -> Buffer:
-        """The codebook of a format, loaded on first use; behind the other bindings of those who read it."""
+        """The codebook of a format, loaded on first use. A shader that reads it has it as the last
+        binding."""
         if name not in self._codebooks:
             data = codebook_entries(name)
             self._codebooks[name] = buffer = self.buffer(data.nbytes, Home.WEIGHTS, f"{name} codebook")

@@ -1,4 +1,4 @@
-"""The process in which kp drives one device, seen from here: started, asked, ended. See kompute_worker.py."""
+"""The process in which kp drives one device, as this side sees it: start, requests, end. See worker.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.vulkan.instance import VALIDATION_LAYER
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER_S = 5.0  # what an answer may take beyond VKBACKEND_TIMEOUT, and closing in all
+ANSWER_S = 5.0  # an answer may take so much longer than VKBACKEND_TIMEOUT; closing may take so long in all
 
 
 class Process:
@@ -52,7 +52,8 @@ class Process:
         return self._process.pid
 
     def send(self, request: tuple[Any, ...], fd: int | None = None) -> int:
-        """A request, and behind it a descriptor for the process to keep; returns the request's number."""
+        """Send a request, then a file descriptor, if any, for the process to keep; returns the request's
+        number."""
         self._sent += 1
         try:
             self._conn.send_bytes(pickle.dumps(request))
@@ -60,7 +61,7 @@ class Process:
                 socket.send_fds(self._socket, [b"+"], [fd])
         except OSError:
             raise self._death() from None
-        except BaseException:  # Ctrl-C may have come between two parts: what follows would be misread
+        except BaseException:  # Ctrl-C may have cut a message in two: all that follows would be misread
             self.kill()
             raise
         return self._sent
@@ -105,11 +106,11 @@ class Process:
 
     def kill(self) -> None:
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # one that a driver holds in the kernel does not even die
+        with suppress(subprocess.TimeoutExpired):  # a process that a driver holds in the kernel cannot die
             self._process.wait(ANSWER_S)
 
     def close(self) -> None:
-        """Let it release what it has; one that does not is ended."""
+        """Let the process free what it has and end; if it does not, kill it."""
         if self._conn.closed:
             return
         try:

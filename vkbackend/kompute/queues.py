@@ -22,13 +22,13 @@ WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShade
 
 
 def order_of(driver: str) -> str:
-    """How dependent dispatches are ordered on a driver of that name: "word" or "submit" (see kompute.py)."""
+    """How dependent dispatches are ordered on a driver of that name: "word" or "submit" (see device.py)."""
     trusted = any(driver.lower().startswith(name.lower()) for name in WORD_DRIVERS)
     return env.kompute_order() or ("word" if trusted else "submit")
 
 
 class KomputeExecutable(Executable):
-    """Sequences in the worker, one per submission. `timed` keeps a timestamp behind every command."""
+    """Sequences in the worker, one per submission. `timed` keeps a timestamp after every command."""
 
     def __init__(self, device: KomputeDevice, recording: Recording, timed: bool) -> None:
         if order_of(device.info.driver) == "submit":
@@ -99,7 +99,7 @@ class KomputeQueue(Queue):
         return self._done
 
     def take(self, timeout_s: float) -> None:
-        """Take the answers that are there, and within the time those that are still due."""
+        """Take the answers that have come, and wait up to `timeout_s` for those that have not."""
         deadline = time.monotonic() + timeout_s
         while self._done < self.submitted and self.device.answers(max(0.0, deadline - time.monotonic())):
             try:

@@ -9,7 +9,7 @@ def storage_only(code: bytes) -> bytes:
     """SPIR-V whose bindings are what kp makes: storage buffers of one descriptor set.
 
     Pointers to and variables of the storage class Uniform become those of StorageBuffer (SPIR-V 1.3, 3.7);
-    decorations and explicit layouts fit both. Bindings of other sets go behind those of set 0.
+    decorations and explicit layouts fit both. Bindings of other sets follow those of set 0.
     """
     uniform, storage_buffer = 2, 12
     class_at = {32: 2, 59: 3}  # OpTypePointer, OpVariable: where their storage class is

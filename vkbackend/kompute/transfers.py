@@ -38,10 +38,10 @@ class KomputeTransfers(Transfers):
         self._device.call("once", self._device.commands([copy]), *spans([copy]))
 
     def _order(self) -> None:
-        pass  # whoever asked for work has waited for it
+        pass  # every request for work waits until the work is done
 
     def check(self) -> None:
-        """See that what was written is there: kp ignores failed allocations."""
+        """Check that the words that were written last are there: kp ignores failed allocations."""
         for buffer, (offset, wanted) in self.canaries.items():
             got = bytes(self.read(View(buffer, offset, (1,), "u32")))
             if got != wanted:

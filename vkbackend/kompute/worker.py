@@ -1,8 +1,8 @@
-"""One device in a process of its own, driven by kompute.py through a socket: the only code that imports kp.
+"""One device in a process of its own, driven by device.py through a socket: the only code that imports kp.
 
 Run as a script with the number of an inherited socket. A request is a pickled tuple (method of `Worker`,
-arguments), the answer ("ok", value) or ("error", text); it ends with the socket. Imports no other module of
-the package, so that the process starts quickly.
+arguments), the answer ("ok", value) or ("error", text). The process ends when the other side closes the
+socket. It imports no other module of the package, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEAT_IN, BEAT_OUT = -1, -2  # tensors of one word
 
 
 class Worker:
-    """The kp objects of one device by the numbers that the other side gave them."""
+    """The kp objects of one device, each under the number that the other process gave it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -55,7 +55,8 @@ class Worker:
 
     def tensor(self, number: int, n_words: int, host: bool, shared: bool) -> None:
         """New memory; with `shared`, a descriptor of as many bytes follows, which both processes map."""
-        # Whatever fails below: a descriptor left in the socket would be taken for the next request.
+        # Read the descriptor before anything can fail: left in the socket, it would be taken for the next
+        # request.
         fds = socket.recv_fds(self._sock, 1, 1)[1] if shared else []
         try:
             kind = kp.TensorTypes.host if host else kp.TensorTypes.storage
@@ -121,8 +122,8 @@ class Worker:
         for tensor, begin, end in reads:
             self._mapped[tensor][begin:end] = self._shared[tensor][begin:end]
         for sequence in sequences:
-            # kp ignores the results of submitting and waiting. So the device carries a number that was not
-            # there before from one word to another: where it does not arrive, the work was not done.
+            # kp ignores the results of submitting and waiting. So the device copies a new number from one
+            # word to another after the work: if the number does not arrive, the work was not done.
             self._beat = (self._beat + 1) & 0xFFFFFFFF
             self._mapped[BEAT_IN][0] = self._beat
             sequence.eval()

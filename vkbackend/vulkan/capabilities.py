@@ -95,7 +95,7 @@ def extensions_of(physical: Any) -> set[str]:
 
 _NO_INDEPENDENCE = C.VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE
 _NEVER = 1 << 32  # no version of Vulkan has it without an extension
-# Structs of properties: our name -> (Vulkan's, the version that has it, or the extension).
+# Structs of properties: our name -> (Vulkan's name, the version that made it core, the extension before).
 _PROPERTIES = {
     "ids": ("VkPhysicalDeviceIDProperties", API_1_1, ""),
     "subgroup": ("VkPhysicalDeviceSubgroupProperties", API_1_1, ""),
@@ -130,9 +130,9 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
     # Intel's matrix units belong to its smallest subgroups, not to those it has by default.
     lanes = features["subgroup_min"] if vendor == "Intel" else p.subgroup.subgroupSize
     kind = _TYPES.get(properties.deviceType, "other")
-    # ANV reports matrices on GPUs of Intel without units for them, too, and takes them apart: such
-    # kernels then spill hundreds of registers (Tiger Lake: 858). Those with units are discrete, or have
-    # subgroups of 16.
+    # ANV, Intel's driver, also reports matrix units on GPUs that have none, and emulates them: kernels then
+    # spill hundreds of registers (Tiger Lake: 858). The GPUs that have units are discrete (with mesh
+    # shaders), or their smallest subgroups have 16 lanes.
     has_units = int(lanes) > 8 or (kind == "discrete" and "VK_EXT_mesh_shader" in extensions)
     emulated = vendor == "Intel" and not has_units
     limits = _limits(p, family[1]) | {
@@ -160,9 +160,10 @@ def describe(instance: Any, physical: Any, instance_version: int) -> DeviceInfo 
 
 
 def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespace:
-    """The structs of _PROPERTIES, zeros where the device has none, and what they were asked with."""
+    """The structs of _PROPERTIES, by our names; a struct that the device does not know is zeros. Also the
+    arguments `physical` and `extensions`, and the struct `base` that leads the chain."""
     structs = {key: new(name) for key, (name, _, _) in _PROPERTIES.items()}
-    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # where nothing limits it
+    structs["maintenance4"].maxBufferSize = (1 << 64) - 1  # stays if the device does not have the struct
     base = new("VkPhysicalDeviceProperties2")
     known = (key for key, (_, version, name) in _PROPERTIES.items() if _has(api, extensions, version, name))
     _chain(base, [structs[key] for key in known])
@@ -173,7 +174,7 @@ def _properties(physical: Any, api: int, extensions: set[str]) -> SimpleNamespac
 def _features_in_properties(
     p: SimpleNamespace, features: dict[str, bool | int | str]
 ) -> dict[str, bool | int | str]:
-    """Features that no struct of features has."""
+    """Features that Vulkan tells in structs of properties or by the names of extensions."""
     sub, control = p.subgroup, p.size_control
     asked = control.requiredSubgroupSizeStages & C.VK_SHADER_STAGE_COMPUTE_BIT
     return {
@@ -185,7 +186,7 @@ def _features_in_properties(
         "subgroup_min": control.minSubgroupSize or sub.subgroupSize,
         "subgroup_max": control.maxSubgroupSize or sub.subgroupSize,
         "subgroup_size_control": bool(features["subgroup_size_control"] and asked),
-        # For 16 bits alone: some devices want the same mode for all sizes of floats.
+        # Only if the mode can be set for 16-bit floats alone: some devices want one mode for all sizes.
         "rte_float16": bool(p.float_controls.shaderRoundingModeRTEFloat16)
         and p.float_controls.roundingModeIndependence != _NO_INDEPENDENCE,
         "denorm_float16": bool(p.float_controls.shaderDenormPreserveFloat16)
@@ -212,16 +213,17 @@ def _limits(p: SimpleNamespace, timestamp_bits: int) -> dict[str, int]:
         "storage_align": limits.minStorageBufferOffsetAlignment,
         "uniform_align": limits.minUniformBufferOffsetAlignment,
         "host_import_align": p.host.minImportedHostPointerAlignment,
-        # Without a period a counter tells no time; a GPU that is not there (RADV_FORCE_FAMILY) has inf.
+        # Without a period a counter tells no time. The period of a GPU that is not there (RADV_FORCE_FAMILY)
+        # is infinite.
         "timestamp_valid_bits": timestamp_bits if has_period else 0,
         "timestamp_ps": round(limits.timestampPeriod * 1000) if has_period else 0,
     }
 
 
 def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | str]) -> int:
-    """The invocations of a subgroup, which programs ask for where a driver has a choice.
+    """How many invocations a subgroup has. If a driver can run several sizes, programs ask for this one.
 
-    Intel reports 32 and runs 8, 16 or 32 as its compiler likes; with 32 it runs out of registers.
+    Intel's driver reports 32, and its compiler chooses 8, 16 or 32; with 32 it runs out of registers.
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
@@ -232,13 +234,13 @@ def _has(api: int, extensions: set[str], version: int, extension: str) -> bool:
 
 
 def _chain(head: Any, structs: list[Any]) -> None:
-    """Link the structs behind `head`, in order."""
+    """Link the structs to `head` through pNext, in order."""
     for struct in structs:
         head.pNext = struct
         head = struct
 
 
-# Probe structs: name -> (the version that has it, or the extension, {our feature name: its field}).
+# Structs of features: name -> (the version that made it core, the extension before, {our name: its field}).
 _STRUCTS: dict[str, tuple[int, str, dict[str, str]]] = {
     "VkPhysicalDevice16BitStorageFeatures": (API_1_1, "", {"storage16": "storageBuffer16BitAccess"}),
     "VkPhysicalDevice8BitStorageFeatures": (
@@ -278,8 +280,8 @@ def feature_structs(api: int, extensions: set[str]) -> dict[str, tuple[Any, dict
 def enabling(
     api: int, extensions: set[str], features: Mapping[str, Any]
 ) -> tuple[list[tuple[str, dict[str, int]]], set[str]]:
-    """What opening a device with `features` takes: (struct name, its fields) of each struct that enables one,
-    and the extensions among `extensions` that serve no enabled feature."""
+    """What to open a device with, for `features`: (struct name, values of its fields) of each struct that
+    enables a feature; and those of `extensions` to leave out, because they serve no enabled feature."""
     chain, idle = [], set()
     for name, (version, extension, fields) in _STRUCTS.items():
         values = {theirs: int(bool(features.get(ours))) for ours, theirs in fields.items()}
@@ -312,11 +314,11 @@ def _heaps(physical: Any, has_budget: bool) -> tuple[Heap, ...]:
     lib.vkGetPhysicalDeviceMemoryProperties2(physical, memory)
     heaps = memory.memoryProperties.memoryHeaps
     return tuple(
-        # Some drivers report a budget above the heap itself: never believe more than the heap.
+        # Some drivers report a budget larger than the heap: the heap's size is the limit.
         Heap(
             heaps[i].size,
             bool(heaps[i].flags & C.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT),
-            min(budget.heapBudget[i], heaps[i].size),  # 0: left out
+            min(budget.heapBudget[i], heaps[i].size),  # 0: not reported
         )
         for i in range(memory.memoryProperties.memoryHeapCount)
     )

@@ -38,8 +38,8 @@ def masks(barrier: Barrier) -> tuple[int, int, int, int]:
 
 
 class VulkanExecutable(Executable):
-    """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for
-    it. `timed` keeps a timestamp behind every command, as DEBUG=2 does."""
+    """`parts[s]` is the VkCommandBuffer array of segment s; `submission` is what the queue prepared for the
+    executable. `timed` keeps a timestamp after every command, as DEBUG=2 does."""
 
     def __init__(
         self, device: LogicalDevice, programs: Programs, recording: Recording, *, timed: bool = False
@@ -127,8 +127,9 @@ class VulkanExecutable(Executable):
         lib.vkUpdateDescriptorSets(self._device.vk, len(views), writes, 0, NULL)
 
     def _base(self, view: View, uniform: bool = False) -> int:
-        """The descriptor offset: the view's, rounded down; shaders add the rest from their push constants.
-        Rounded to 16 bytes at least: what begins at a multiple of them does so behind the binding, too."""
+        """The offset of a descriptor: that of the view, rounded down to an alignment that the device allows.
+        Shaders add the rest from their push constants. The alignment is at least 16 bytes: a view at a
+        multiple of 16 then is at one within its binding, too."""
         limits = self._device.info.limits
         align = max(limits["uniform_align" if uniform else "storage_align"], 16)
         assert not uniform or view.offset % align == 0, f"uniform view at {view.offset}, alignment {align}"

@@ -10,9 +10,10 @@ from vkbackend.ops.units import usable
 from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
 _F16, _F32, _SUBGROUP = 0, 1, 3  # VkComponentTypeKHR, VkScopeKHR; the same numbers in both extensions
-# What is needed besides. With the memory model enabled, atomics in every shader need its device scope.
+# Other features that matrix units need. If the memory model is enabled, atomics in all shaders need its
+# device scope.
 BESIDES = ("float16", "memory_model", "memory_model_device")
-FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}  # by api, the better first
+FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}  # by extension, the better one first
 
 
 def _sizes(instance: Any, physical: Any, suffix: str) -> list[tuple[int, int, int]]:
@@ -50,7 +51,7 @@ def best(api: str, found: list[tuple[int, int, int]], lanes: int) -> MatrixUnits
 def units_of(
     instance: Any, physical: Any, features: dict[str, bool | int | str], lanes: int
 ) -> tuple[MatrixUnits, ...]:
-    """The best of every extension that the device has."""
+    """For every extension that the device has, the best size that it reports."""
     if not all(features[name] for name in BESIDES):
         return ()
     apis = (api for api, feature in FEATURES.items() if features[feature])

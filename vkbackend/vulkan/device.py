@@ -32,16 +32,16 @@ CLOSE_S = 5  # how long closing waits for work in flight before it leaves the de
 
 
 class VulkanDevice(LogicalDevice, Device):
-    """`info` opened once more as a logical device with every probed feature (less VKBACKEND_DISABLE)
-    enabled. With `captures` it runs nothing, may be a driver without its GPU, and pipelines tell what was
-    made of them (pipeline_report.py)."""
+    """`info` opened once more as a logical device, with every feature that it has enabled, but for those of
+    VKBACKEND_DISABLE. With `captures` it only compiles pipelines, for reports on them (pipeline_report.py):
+    it runs nothing, so the driver needs no GPU."""
 
     has_codebooks = True
 
     def __init__(self, info: DeviceInfo, label: str = "", *, captures: bool = False) -> None:
         name = label or f"Vulkan{info.index}"
         features = {k: v for k, v in info.features.items() if k not in env.disabled()}
-        # GPUs bind as fast as they follow addresses.
+        # Addresses instead of bindings are for software devices: on GPUs they save nothing.
         features["buffer_address"] = info.is_cpu and bool(features.get("buffer_address"))
         features["executable_info"] = captures and bool(features.get("executable_info"))
         have = limits_of(info)
@@ -152,7 +152,7 @@ class VulkanDevice(LogicalDevice, Device):
         if result == C.VK_TIMEOUT:
             return False
         lib.vkDestroyFence(self.vk, fence[0], NULL)
-        return self.lost or result == C.VK_SUCCESS  # else nothing says that the work is over
+        return self.lost or result == C.VK_SUCCESS  # otherwise the work may still be running
 
     def close(self) -> None:
         """Release everything. A device that stopped answering is left as it is: destroying what is pending is
@@ -174,7 +174,8 @@ class VulkanDevice(LogicalDevice, Device):
 
 
 def usable_units(info: DeviceInfo, name: str, features: Mapping[str, Any]) -> MatrixUnits | None:
-    """The first of the device's that are not switched off."""
+    """The first of the device's matrix units that can be used: not switched off, with a subgroup size that
+    programs can have, and with a shader here. None without any."""
     if not all(features.get(name) for name in BESIDES):
         return None
     default, chosen = info.limits["subgroup_size"], features.get("subgroup_size_control")

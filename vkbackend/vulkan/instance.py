@@ -153,7 +153,7 @@ def instance() -> Instance:
     if _instance is None:
         try:
             _instance = Instance()
-        except OutOfDeviceMemory as error:  # what a loader says when it can read no driver's manifest
+        except OutOfDeviceMemory as error:  # a loader gives this if it can read no driver's manifest
             raise UnsupportedFeature(no_device_message()) from error
     return _instance
 
@@ -168,7 +168,7 @@ def devices() -> list[DeviceInfo]:
     ):
         try:
             info = describe(inst.handle, physical, inst.version)
-        except VkbackendError as error:  # of one driver, which must not hide the others
+        except VkbackendError as error:  # a driver that fails must not hide the devices of the others
             env.log(1, f"a device is left out: {error}")
             continue
         if info is not None:

@@ -44,7 +44,7 @@ class LogicalDevice:
         self.created = 0
         self.lost = self.abandoned = False
         self.command_pool: Any = None
-        self.compiled: Callable[[], None] | None = None  # called behind every pipeline that was compiled
+        self.compiled: Callable[[], None] | None = None  # called after each pipeline that was compiled
         self._create()
 
     def _create(self) -> None:
@@ -87,7 +87,8 @@ class LogicalDevice:
         self.made("VkCommandPool")
 
     def destroy(self) -> None:
-        """Destroy the command pool and the device; nothing that was made of it may be left."""
+        """Destroy the command pool and the device; everything else that was made on the device must be
+        gone."""
         if self.command_pool is not None:
             lib.vkDestroyCommandPool(self.vk, self.command_pool, NULL)
             self.gone("VkCommandPool")

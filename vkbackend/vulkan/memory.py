@@ -42,7 +42,8 @@ class Memory:
         ]
 
     def buffer(self, nbytes: int, home: Home, label: str) -> Buffer:
-        """New memory of its own, mapped where the host may read and write it; raises OutOfDeviceMemory."""
+        """A new buffer with memory of its own, mapped if its home is one that the host reads and writes.
+        Raises OutOfDeviceMemory."""
         nbytes = aligned(nbytes)
         vk_buffer, requirements = self._vk_buffer(nbytes, label, None)
         try:
@@ -140,7 +141,8 @@ class Memory:
         return handle[0]
 
     def import_pages(self, pages: Pages, label: str) -> Buffer:
-        """Host pages as a buffer, in their home; raises UnsupportedFeature where no memory type fits."""
+        """A buffer whose memory is the host pages, with their `home`; raises UnsupportedFeature if no memory
+        type fits."""
         device = self._device
         properties = new("VkMemoryHostPointerPropertiesEXT")
         pointer = ffi.cast("void *", pages.address)
@@ -150,7 +152,8 @@ class Memory:
         vk_buffer, requirements = self._vk_buffer(pages.nbytes, label, external)
         try:
             allowed = requirements.memoryTypeBits & properties.memoryTypeBits
-            # Coherent ones alone: the pages are never mapped through Vulkan, so nothing could flush them.
+            # Only coherent memory types: the pages are never mapped through Vulkan, so nothing could flush
+            # them.
             kinds = [
                 i
                 for i, (flags, _) in enumerate(self._types)

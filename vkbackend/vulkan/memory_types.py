@@ -41,9 +41,9 @@ def suitable(types: Types, allowed: int, home: Home) -> list[int]:
 
     needed = VISIBLE if home in MAPPED else LOCAL
     found = [i for i, (flags, _) in enumerate(types) if allowed >> i & 1 and is_plain(flags)]
-    # Vulkan promises every device a local type, but not every buffer.
+    # Every device has a device-local type, but Vulkan does not promise that every buffer may use it.
     fitting = [i for i in found if types[i][0] & needed] or ([] if home in MAPPED else found)
     best: dict[int, int] = {}
-    for kind in sorted(fitting, key=score, reverse=True):  # stable: of equals the driver's first
+    for kind in sorted(fitting, key=score, reverse=True):  # stable: equal types stay in the driver's order
         best.setdefault(types[kind][1], kind)
     return list(best.values())

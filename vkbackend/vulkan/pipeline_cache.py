@@ -38,8 +38,8 @@ class PipelineCache:
         self.handle: Any = cache[0]
 
     def data(self) -> bytes:
-        """What the driver has to keep; b"" where that is nothing, or nothing that could be read again:
-        lavapipe of Mesa 26.2 gives 20 of the 32 bytes of the header."""
+        """The driver's cache data; b"" if there is none, or if its header is not whole, so that nobody could
+        read it again: lavapipe of Mesa 26.2 gives 20 of the header's 32 bytes."""
         vk, size = self._device.vk, ffi.new("size_t *")
         if lib.vkGetPipelineCacheData(vk, self.handle, size, NULL) != C.VK_SUCCESS or not size[0]:
             return b""
@@ -50,7 +50,8 @@ class PipelineCache:
         return body if fits(body, *_driver(self._device)) else b""
 
     def save(self) -> None:
-        """Write the entry if there is more to keep than it has; what keeps that from working is no error."""
+        """Write the entry if the data changed since it was read or written. A failure to write is no
+        error."""
         body = self.data()
         if body and body != self._stored:
             cache_folder.write(self._name, body)

@@ -22,7 +22,7 @@ _MEMBERS = ("b32", "i64", "u64", "f64")
 class PipelineReport:
     """What a driver made of a pipeline: statistics and texts under the names that the driver gives them.
 
-    The size of subgroups is that asked for, or what the driver has chosen."""
+    `subgroup_size` is the size that was asked for, or the driver's choice if none was."""
 
     subgroup_size: int
     statistics: dict[str, float]

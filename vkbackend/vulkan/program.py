@@ -1,7 +1,7 @@
 """Programs: compute pipelines of shader variants with their specialization constants.
 
-Those that a recording needs are compiled side by side: on a GPU a large shader takes its compiler up to
-seconds.
+The pipelines that a recording needs are compiled side by side: a GPU's compiler may take seconds for a large
+shader.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from vkbackend.vulkan.pipeline_report import CAPTURE
 from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
 _HALVES = frozenset({"float16", "matrix_units"})  # needs of shaders that compute with 16-bit floats
-SAVE_AFTER_S = 1.0  # what took longer to compile is saved at once: a process that is killed does not close
+SAVE_AFTER_S = 1.0  # of compiling, then the cache is saved: a process that is killed does not close
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """Descriptor set and pipeline layout for `n_storage` storage buffers and, behind them, maybe one uniform
-    block; set 1, if there is a codebook, is that alone."""
+    """Layouts of a pipeline and its descriptor sets. Set 0 has `n_storage` storage buffers, then the uniform
+    block if there is one. Set 1 exists only for a shader with a codebook, and has that alone."""
 
     n_storage: int
     uniform: bool
@@ -47,7 +47,7 @@ class PipelineLayout:
 
 
 class Compiled(NamedTuple):
-    """What a thread made: the pipeline (or NULL), the calls that it took with their results, CPU seconds."""
+    """What a thread made: the pipeline (or NULL), (result, name) of each Vulkan call, and the CPU seconds."""
 
     pipeline: Any
     calls: list[tuple[int, str]]
@@ -56,8 +56,8 @@ class Compiled(NamedTuple):
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Those of the process, for good: memory that compilers took in threads which ended is not all found
-    again by those of the next device."""
+    """The compiling threads, kept until the process ends. With new threads for each device memory grows: part
+    of what compilers took in the ended threads is not used again."""
     return ThreadPoolExecutor(n, "vkbackend-compile")
 
 
@@ -134,7 +134,8 @@ class Programs:
         began, n_threads = time.perf_counter(), env.compile_threads()
         pool, made = _threads(n_threads), dict[Key, Future[Compiled]]()
         try:
-            # Modules come first in the queue, so what waits for one never keeps it from being made.
+            # Modules come first in the pool's queue. So a thread that waits for a module never takes the
+            # place of the thread that makes it.
             modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
             code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
             for key, layout in missing.items():
@@ -162,8 +163,8 @@ class Programs:
             self._save()
 
     def _keep(self, made: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
-        """Take over what threads made, also beside one that failed; (CPU seconds, the first error). Here and
-        not in the threads: checks and counts, which know one thread."""
+        """Keep the pipelines that threads made, even if another one failed; returns (CPU seconds, the first
+        error). Results are checked and objects counted here, not in the threads: neither is thread-safe."""
         device, cpu_s, first = self._device, 0.0, None
         for key, future in made.items():
             if future.cancelled():
@@ -190,7 +191,7 @@ class Programs:
         layout: PipelineLayout,
         spirv: Future[bytes],
     ) -> Compiled:
-        """Runs in a thread: makes no object but the pipeline and counts none."""
+        """Runs in a thread. Of the objects that it makes only the pipeline stays; `_keep` counts that."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
         if _HALVES.intersection(OPS[op].needs):
@@ -228,7 +229,8 @@ class Programs:
             requiredSubgroupSize=dict(consts).get("LANES", device.info.limits["subgroup_size"]),
         )
         if "full_subgroups" in OPS[op].needs:
-            # Else a subgroup may lack some of the gl_SubgroupSize invocations, and sums over it their parts.
+            # Without this a subgroup may have fewer than gl_SubgroupSize invocations, and sums over it would
+            # lack the parts of the missing ones.
             info.stage.flags = FULL_SUBGROUPS
             info.stage.pNext = size if device.features.get("subgroup_size_control") else NULL
         pipeline = ffi.new("VkPipeline *")

@@ -88,12 +88,13 @@ class TimelineQueue(Queue):
             number = self.submitted + 1 + s - first
             waits[firsts[s]] = number
             signals[firsts[s + 1] - 1] = number
-        # `submitted` grows with each call, so that a failure leaves the number of what runs.
+        # `submitted` grows only after a call that worked: if one fails, it still is the number of what runs.
         if not executable.has_cuts:
             self._submit_infos(infos, firsts[first], firsts[first + count])
             self.submitted += count
             return
-        # Drivers may merge what one call submits: a step that was cut for their watchdog goes piece by piece.
+        # Drivers may merge what one call submits. So a step that was cut to end within a watchdog's time is
+        # submitted in one call per piece.
         for s in range(first, first + count):
             for at in range(firsts[s], firsts[s + 1]):
                 self._submit_infos(infos, at, at + 1)
@@ -107,7 +108,7 @@ class TimelineQueue(Queue):
         device = self.device
         device.check(self._counter(device.vk, self._semaphores[1], self._value), "vkGetSemaphoreCounterValue")
         done = int(self._value[0])
-        if done > self.submitted:  # of a lost device drivers may complete everything, with the largest value
+        if done > self.submitted:  # if a device is lost, its driver may set the counter to the largest value
             device.check(C.VK_ERROR_DEVICE_LOST, "vkGetSemaphoreCounterValue")
         return done
 
@@ -138,8 +139,8 @@ class TimelineQueue(Queue):
 
 
 class FenceQueue(Queue):
-    """For devices without timeline semaphores (core in Vulkan 1.2): one segment in flight, its end told by a
-    fence."""
+    """For devices without timeline semaphores (core in Vulkan 1.2): one segment is in flight at a time, and a
+    fence tells its end."""
 
     ahead = False
 

@@ -56,5 +56,6 @@ class Timestamps:
 
 
 def intervals(ticks: np.ndarray, bits: int) -> np.ndarray:
-    """Ticks since the timestamp before, of a counter of `bits` bits that may wrap; of the first, any."""
+    """The ticks between each timestamp and the one before. The counter has `bits` bits and may wrap. The
+    first value means nothing."""
     return (ticks - np.roll(ticks, 1)) & np.uint64((1 << bits) - 1)

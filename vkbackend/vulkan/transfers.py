@@ -42,7 +42,7 @@ class VulkanTransfers(Transfers):
         try:
             self._submit_once(command, fence, record, what)
         finally:
-            if not self._device.abandoned:  # else both are in use for good
+            if not self._device.abandoned:  # an abandoned device may use both for ever
                 if fence[0] != NULL:
                     lib.vkDestroyFence(self._device.vk, fence[0], NULL)
                     self._device.gone("VkFence")

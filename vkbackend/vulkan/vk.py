@@ -54,7 +54,7 @@ _UNSUPPORTED = (
     C.VK_ERROR_FEATURE_NOT_PRESENT,
     C.VK_ERROR_LAYER_NOT_PRESENT,
     C.VK_ERROR_INCOMPATIBLE_DRIVER,
-    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # what a driver says that refuses to import host pages
+    C.VK_ERROR_INVALID_EXTERNAL_HANDLE,  # given by a driver that refuses to import host pages
 )
 
 # cffi structs do not own what their pointer fields point to; this ties those lifetimes together.
