@@ -36,7 +36,7 @@ void main() {
 
     const float sink = HAS_SINKS != 0 ? sinks[sinks_off + head] : NEG_LARGE;
     float m = sink;
-    uint n_used = 0; // splits in front; the others have no keys
+    uint n_used = 0; // splits up to the last one that has keys
     for (uint first = 0; first < n_splits; first += BATCH) {
         [[unroll]] for (uint u = 0; u < BATCH; ++u) {
             m = max(m, maxima[first + u]);

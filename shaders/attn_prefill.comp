@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax.
-// Workgroup (tile, head); tiles are found by walking the run table, and those behind the last one write zeros to the
-// rows that belong to no run. Shared memory: q tile, scores and a piece of the keys, at most 15.6 KiB by the choice of
-// TQ.
+// Workgroup (tile, head). A workgroup finds its tile by walking the run table; workgroups after the last tile write
+// zeros to the rows that belong to no run. Shared memory: q tile, scores and a piece of the keys, at most 15.6 KiB by
+// the choice of TQ.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -38,12 +38,14 @@ const uint K_QUADS = HEAD_K / 4;
 const uint V_QUADS = HEAD_V / 4;
 const uint S_GROUPS = LOCAL / CELL_BLOCK; // sets of 32 threads that share out the rows when scoring (1, 2 or 4)
 const uint S_ROWS = TQ / S_GROUPS;
-const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1); // the same when summing V
+// sets of V_QUADS threads that share out the rows when summing V
+const uint V_GROUPS = LOCAL / V_QUADS >= 4 ? 4 : (LOCAL / V_QUADS >= 2 ? 2 : 1);
 const uint V_ROWS = TQ / V_GROUPS;
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads of dimensions per thread
 const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key that lie in shared memory at a time
-const uint K_READS = K_PIECE / S_GROUPS; // of a thread
-// As in attn_decode: where those of a thread's quads begin in pairs of quantized blocks, which are whole words, is known.
+const uint K_READS = K_PIECE / S_GROUPS; // quads that a thread reads of a piece
+// As in attn_decode: a thread's quads lie at the same places of a pair of quantized blocks in every round, so the
+// compiler knows where each begins.
 const bool K_WORDS = K_TYPE >= CACHE_Q8_0 && K_QUADS % K_PIECE + K_PIECE % 16 == 0;
 const bool V_WORDS = V_TYPE >= CACHE_Q8_0 && V_QUADS % 16 + LOCAL % V_QUADS == 0;
 const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V a thread reads before it uses one
@@ -52,7 +54,7 @@ shared vec4 q_tile[TQ * K_QUADS];
 shared float score[TQ * CELL_BLOCK]; // then the probabilities
 shared float row_max[TQ];
 shared float row_rescale[TQ];
-shared vec4 k_tile[CELL_BLOCK * (K_PIECE + 1)]; // of each key; the odd stride spreads them over the banks
+shared vec4 k_tile[CELL_BLOCK * (K_PIECE + 1)]; // [key][quad]; the odd stride spreads the keys over the banks
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
@@ -82,10 +84,10 @@ void main() {
 
     const uint key = thread % CELL_BLOCK;
     const uint s_row0 = thread / CELL_BLOCK * S_ROWS;
-    const uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // surplus threads repeat what nobody keeps
+    const uint v_row0 = min(thread / V_QUADS, V_GROUPS - 1) * V_ROWS; // surplus threads' sums are not kept
     const uint v_quad0 = thread % V_QUADS;
     const bool sums_v = thread / V_QUADS < V_GROUPS;
-    float m = NEG_LARGE; // of row `thread`
+    float m = NEG_LARGE; // the maximum of row `thread`
     float s[S_ROWS];
     float l[V_ROWS];
     vec4 acc[V_ROWS * V_ROUNDS];
@@ -107,11 +109,14 @@ void main() {
                 const vec4 kv = k_quad(at);
                 [[unroll]] for (uint a = 0; a < S_ROWS; ++a) s[a] += dot(kv, q_tile[(s_row0 + a) * K_QUADS + at - base]);
             }
-        } else { // a thread reading its key alone would take 32 lines of memory at a time, and every set all keys
+        } else {
+            // K goes through shared memory. If each thread read the key that it scores, 32 threads would read from 32
+            // cache lines at a time, and every set of 32 threads would read all keys.
             const uint own = thread / S_GROUPS;
             const uint quad = thread % S_GROUPS;
             const uint base = (cell * n_kv + kv_head) * K_QUADS;
-            const uint own_base = base + own * n_kv * K_QUADS; // cells of all keys of a block are there
+            // cells of keys that are not valid can be read: a block is whole
+            const uint own_base = base + own * n_kv * K_QUADS;
             for (uint at = base; at < base + K_QUADS; at += K_PIECE) {
                 const uint first = at - base;
                 vec4 read[K_READS];
@@ -133,8 +138,8 @@ void main() {
             }
         }
         [[unroll]] for (uint a = 0; a < S_ROWS; ++a) {
-            // Where every key so far is masked the maximum is NEG_LARGE and what is summed is finite; the first key
-            // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
+            // While all keys of a row so far are masked, its maximum is NEG_LARGE, and each of them is summed with
+            // exp(0) = 1. The first key that is not masked clears these sums, because exp(NEG_LARGE - m) is 0.
             const uint row_pos = first_pos + s_row0 + a;
             const uint key_pos = block_pos + key;
             const bool masked = key_pos > row_pos || key_pos < first_key_of(row_pos);
@@ -162,7 +167,7 @@ void main() {
             [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) acc[a * V_ROUNDS + i] *= row_rescale[v_row0 + a];
         }
         for (uint first = BATCH > 1 ? 0 : first_valid; first < n_valid; first += V_BATCH) {
-            vec4 value[V_BATCH * V_ROUNDS]; // of a key that is not seen that of one which is
+            vec4 value[V_BATCH * V_ROUNDS]; // where a key is not seen, one that is seen is read
             [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
                 const uint base = ((cell + clamp(first + u, first_valid, n_valid - 1)) * n_kv + kv_head) * V_QUADS;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
@@ -182,7 +187,8 @@ void main() {
                 }
             }
         }
-        if (S_GROUPS == 1) barrier(); // with more, K's pieces have had theirs before scores are written again
+        // with more sets, the loop over K's pieces has barriers before scores are written again
+        if (S_GROUPS == 1) barrier();
     }
 
     if (!sums_v) return;

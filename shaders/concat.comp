@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[row] = a[row], then b[row / times]: the two parts of every head, of which `times` in a row may share the second
+// y[row] = a[row], then b[row / times]. A row is a head in two parts; `times` neighbouring heads share the second part.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

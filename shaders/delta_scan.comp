@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The chunks of each run in order, from what delta_chunk left of them in `work`: with the state M [key, value],
-//   x = u - w M;  o = q' M + P x, P the products;  M = e^c_last M + k'^T x.
+// Goes through the chunks of each run in order. For each chunk delta_chunk left u, w, q', k', e^c_last and the products
+// P in `work`. With the state M [key, value]:
+//   x = u - w M;  o = q' M + P x;  M = e^c_last M + k'^T x.
 // Workgroup (16 columns of M, head, run): columns are independent. Shared memory: at most 12 KiB.
 #include "lib/types.glsl"
 
@@ -22,7 +23,7 @@ layout(set = 0, binding = 2) writeonly buffer Y { float y[]; };
 
 const uint COLUMNS = 16;
 const uint GROUPS = LOCAL / COLUMNS; // of threads that work on different rows
-const uint ROWS = 4; // that a thread takes at once: a value of M is read once for them
+const uint ROWS = 4; // rows that a thread computes at once: it reads a value of M once for all of them
 const uint STRIDE = 5 * S + C;
 
 shared float m[S * COLUMNS];
@@ -34,7 +35,7 @@ void main() {
     const uint column = thread % COLUMNS;
     const uint group = thread / COLUMNS;
     const uint j = gl_WorkGroupID.x * COLUMNS + column;
-    if (gl_WorkGroupID.z == 0) { // nobody else writes the rows behind the last run
+    if (gl_WorkGroupID.z == 0) { // clears the rows that belong to no run
         for (uint row = step_n_rows() + group; row < n_rows; row += GROUPS) {
             y[y_off + (row * n_heads + h) * S + j] = 0.0;
         }

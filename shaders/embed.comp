@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r] = w[id(r)], zeros where there is no row r or no such id. id is the row's token, the row index of output r
-// (ids = 1: the lm_head runs on those rows alone), or the row's position (ids = 2). w is the piece of the table that
-// begins at row `first`; pieces run in order, and only the first one writes zeros.
+// y[r] = w[id(r)], and zeros if there is no row r or no such id. ids = 0: id(r) is the token of row r.
+// ids = 1: the row that output r belongs to, so that the lm_head runs on those rows alone. ids = 2: the position of row
+// r. w is the piece of the table that begins at row `first`. Pieces run in order, and only the first one writes zeros.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = max(x - m - c s, 0): m and s are mean and deviation of the `width` values of a row, of which x has n, by their sum and
-// the sum of their squares
+// y = max(x - m - c s, 0). m and s are the mean and the standard deviation of a whole row of `width` values; x has n of
+// them. `moments` holds the sum of the whole row, and the sum of its squares.
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

@@ -1,8 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// The sum of squares of what this device has of each group of `group` columns of every row: of x, or with HAS_Z of
-// silu(z) x. Workgroup: a group of a row. The columns here begin at `first` of all, of which another device counts the
-// first `skip`; a group that has none gives 0.
+// For each row and each group of `group` columns: the sum of squares of the columns that this device has, of x or with
+// HAS_Z of silu(z) x. Workgroup: a group of a row. x has columns first..first + width of all. Another device has the
+// first `skip` of them, too, and counts them. A group of which no column is left gives 0.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Of each chunk of each row: its largest element and the sum of exp(x - largest), from which log(sum(exp(x))) of the
-// whole row follows. Workgroups (chunk, -, row). The largest is known before the sum, so nothing overflows.
+// For each chunk of each row, y has the largest element and the sum of exp(x - largest): log(sum(exp(x))) of the whole
+// row follows from them. Workgroups (chunk, -, row). The largest is known before the sum, so nothing overflows.
 #include "lib/types.glsl"
 #include "lib/reduce.glsl"
 

@@ -2,8 +2,8 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
-// y[r, u] = W_e x for the experts e = ids[r, u] as mat_vec_id, of x in 8 bits: dot products of integers. Workgroups (rows
-// of W_e, -, (r, u)), in which a subgroup has two rows at a time, as in mat_dot.
+// As mat_vec_id, y[r, u] = W_e x for the experts e = ids[r, u], but with x in 8 bits: dot products of integers.
+// Workgroups (rows of W_e, -, (r, u)). A subgroup has two rows at a time, as in mat_dot.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of W_e per workgroup, even

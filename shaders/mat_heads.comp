@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]: every head its own matrix. TPR threads share a row of w, as in
-// mat_vec, for N rows of x at a time; z counts those tiles.
+// y[r, h, i] = sum over k of w[h, i, k] * x[r, h, k]: each head has a matrix of its own. As in mat_vec, TPR threads
+// share a row of w. A workgroup has N rows of x; z is the number of that tile.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TPR = 32; // a power of two, at most LOCAL

@@ -6,7 +6,7 @@
 // y[r, i] = sum over k of w[i, k] * x[r, k] (+ b[i]): a thread has a row of w and N rows of x. For software devices,
 // where an invocation is a SIMD lane and every read of a buffer costs as much as dozens of sums: a block of w is read
 // into registers once, word by word, and the threads of a subgroup read SUBGROUP neighbours of x and hand them round.
-// By address, because a binding's bounds are checked lane by lane. No shared memory, no barrier.
+// Arrays are reached by address, because a binding's bounds are checked lane by lane. No shared memory, no barrier.
 #include "lib/types.glsl"
 #include "lib/product_tile.glsl"
 #include "lib/addresses.glsl"
@@ -29,7 +29,7 @@ layout(push_constant) uniform Push {
 
 void main() {
     const uint index = product_tile_of_w(n_rows, N) * LOCAL + gl_LocalInvocationID.x;
-    const uint row = act == 0 ? index : index / 2; // with act neighbours have a row of gate and of up
+    const uint row = act == 0 ? index : index / 2; // with act, neighbours have a row of gate and that row of up
     const bool is_up = act != 0 && index % 2 == 1;
     const uint first_r = product_tile_of_x(n_rows, N) * N;
     [[unroll]] for (uint r = 0; r < N; ++r) x_row[r] = min(first_r + r, n_rows - 1) * k;

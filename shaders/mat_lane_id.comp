@@ -4,7 +4,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 // As mat_vec_id and mat_mul_id, on devices whose invocations are SIMD lanes (see mat_lane): a thread has a row of W_e
-// and N pairs of row and used expert. Without GROUPED a workgroup has one pair, and tiles are the ids.
+// and N pairs of row and used expert. Without GROUPED a workgroup has one pair, and `tiles` is ids.
 #include "lib/types.glsl"
 #include "lib/addresses.glsl"
 

@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As mat_mul_id on matrix units: x are halves of pack_f16, and tiles are as in mat_mul_coop. With columns of their own all
-// experts have x_stride of them, because zeros of w meet what x has beyond them.
+// As mat_mul_id on matrix units: x are halves of pack_f16, and tiles are as in mat_mul_coop. With AXIS 1 every expert
+// has x_stride columns, as the op asserts. If one had fewer, x would hold values beyond them that nobody wrote: they
+// would count in the row's scale, and NaN among them would stay NaN, although w is zero there.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint M = 16; // of the device's matrices: [M, K] by [K, N], K divides 32
@@ -80,7 +81,8 @@ void main() {
     [[unroll]] for (uint m = 0; m < FM * FN; ++m) {
         STORE_COLUMNS(sum[m], results, own, M);
         subgroupBarrier();
-        [[unroll]] for (uint first = 0; first < M * N; first += LANES) { // else ANV keeps the loop around it, and sums in memory
+        // without unrolling, ANV keeps the outer loop, and sums in memory
+        [[unroll]] for (uint first = 0; first < M * N; first += LANES) {
             const uint e = first + gl_SubgroupInvocationID;
             const uint i = first_i + own_i + m % FM * M + e % M;
             const uint p = own_p + m / FM * N + e / M;

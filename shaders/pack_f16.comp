@@ -1,7 +1,8 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// Rows of x as halves that no magnitude overflows: y[r] is x[r] / s, s the power of two with max |x[r]| / s in 1..2 (1 for
-// rows with inf or NaN, and of zeros). A row is laid out as in lib/half_rows.glsl. One workgroup per row.
+// Rows of x as halves, scaled so that none overflows: y[r] = x[r] / s. s is the power of two with max |x[r]| / s in
+// 1..2, or 1 if the row has inf or NaN or is all zeros. Rows are laid out as in lib/half_rows.glsl. One workgroup
+// per row.
 #include "lib/types.glsl"
 #include "lib/half.glsl"
 #include "lib/half_rows.glsl"
@@ -13,7 +14,7 @@ layout(push_constant) uniform Push {
 layout(set = 0, binding = 0) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1) writeonly buffer Y { uint y[]; };
 
-shared uint top; // bits of the largest magnitude, which are ordered as the magnitudes are
+shared uint top; // the bits of the largest magnitude: bits compare as magnitudes do
 
 float at(uint row, uint i) { return i < k ? x[x_off + row * k + i] : 0.0; }
 

@@ -1,8 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = silu(causal depthwise convolution of each run's rows + bias), behind the state's D_CONV - 1 columns, which are
-// moved on. Workgroup (channels, tile of 16 rows). The run's first tile alone reads and writes the state, each
-// invocation its own channel's, so it may be changed in place.
+// y = silu(causal depthwise convolution of each run's rows + bias). The D_CONV - 1 columns before the run come from the
+// state, and the last D_CONV - 1 columns up to the run's end become the new state. Workgroup (channels, tile of 16
+// rows). The run's first tile alone reads and writes the state, and an invocation only that of its channel: so the
+// state may be changed in place.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint D_CONV = 4;
@@ -51,7 +52,7 @@ void main() {
             float value = 0.0;
             if (run.z + j >= N_STATE) {
                 value = x[x_off + at + (run.z + j - N_STATE) * width];
-            } else { // zeros of a fresh run are there as well
+            } else { // a short run: columns of the old state stay, or a fresh run's zeros
                 [[unroll]] for (uint i = 1; i < D_CONV; ++i) value = i == run.z + j + 1 ? window[i] : value;
             }
             state[to + j] = value;

@@ -1,6 +1,6 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y = x with a added to all but the first of the n_streams runs of n values of a row
+// A row of x is n_streams streams of n values: y = x with a added to all streams but the first
 #include "lib/types.glsl"
 
 layout(push_constant) uniform Push {

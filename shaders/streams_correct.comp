@@ -1,6 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y_i = x_i + (1 + sum over k of w[i, k] tanh(scale r_k)) (a - x_0) of the STREAMS runs of n values of a row; z = y_0 g
+// A row of x is STREAMS streams x_i of n values; r is `routed`, of the row.
+// y_i = x_i + (1 + sum over k of w[i, k] tanh(scale r_k)) (a - x_0); z = y_0 g
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"
 

@@ -1,6 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// y_i = x_i + sum over j of c_ij x_j of the STREAMS runs of n values of a row, c_ij = sum over k of w[i, j, k] tanh(scale r_k)
+// A row of x is STREAMS streams x_i of n values; r is `routed`, of the row.
+// y_i = x_i + sum over j of c_ij x_j, c_ij = sum over k of w[i, j, k] tanh(scale r_k)
 #include "lib/types.glsl"
 #include "lib/tanh.glsl"
 

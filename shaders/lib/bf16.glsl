@@ -6,5 +6,5 @@ uint bf16_bits(uint bits) {
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-// Value number i of packed pairs, of which `word` is the one that holds it (low half first).
+// Value number i of packed pairs; `word` is the word that holds it, an even i in the low half.
 float bf16_value(uint word, uint i) { return uintBitsToFloat((i & 1u) == 0u ? word << 16 : word & 0xffff0000u); }

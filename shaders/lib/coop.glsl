@@ -1,6 +1,6 @@
-// Cooperative matrices of halves with sums in floats, the same words for both extensions: MATRIX_A [M, K], MATRIX_B
-// [K, N], MATRIX_SUM [M, N] belong to a subgroup and are loaded from QUADs, four halves. The including file declares M, N,
-// K.
+// Cooperative matrices of halves with sums in floats, under the same names for both extensions. MATRIX_A [M, K],
+// MATRIX_B [K, N] and MATRIX_SUM [M, N] belong to a subgroup. A and B are loaded from QUADs, which are four halves
+// each. The including file declares M, N, K.
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
@@ -44,5 +44,6 @@ QUAD quad_of(vec4 v) { return f16vec4(v); }
 QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif
 
-// m's elements times r's, of the same kind of matrix: which element an invocation holds is the driver's matter.
+// Multiplies each element of m by that of r. Only the driver knows which elements an invocation holds, but they are the
+// same for two matrices of one kind.
 #define SCALE_BY(m, r) for (uint e_ = 0; e_ < m.length(); ++e_) m[e_] *= r[e_]

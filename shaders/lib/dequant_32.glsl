@@ -54,7 +54,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_MXFP4)
-// u8 e; nibbles q, a sign over the code of 0, 1, 2, 3, 4, 6, 8 or 12                2^(e - 128) * value
+// u8 e; nibbles q: a sign bit, then 3 bits that stand for 0, 1, 2, 3, 4, 6, 8, 12       2^(e - 128) * value
 #define ROW_UNIT 32u
 #define BLOCK_NBYTES 17u
 

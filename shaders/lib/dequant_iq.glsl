@@ -1,5 +1,6 @@
-// I-quants; part of dequant.glsl. Four bits: codes for 16 unevenly spaced values. Below: entries of a codebook of 8 or
-// 4 values, one or two for each 8 elements, and signs, in blocks of 256 elements = 8 groups of 32.
+// I-quants; part of dequant.glsl. IQ4: codes of four bits stand for 16 unevenly spaced values. Fewer bits: 8 elements
+// are one codebook entry of 8 values, or two entries of 4 values, and their signs (IQ1: the sign of a shift). A block
+// has 256 elements = 8 groups of 32, but 32 in IQ4_NL.
 
 #if defined(TYPE_IQ4_NL) || defined(TYPE_IQ4_XS)
 // The values as bytes: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
@@ -31,7 +32,7 @@ vec4 iq2_values(uint entry, uint part) {
     return vec4(8u + 17u * code + (code >> 1));
 }
 
-// Bits of `signs` from `part` on that are set: negative values.
+// value, negated where a bit of `signs` is set, from bit `part` on.
 vec4 signed4(vec4 value, uint signs, uint part) {
     const uvec4 bits = (uvec4(signs >> part) >> uvec4(0, 1, 2, 3)) & 1u;
     return mix(value, -value, notEqual(bits, uvec4(0)));
@@ -49,7 +50,7 @@ uint eight_signs(uint seven) { return seven | (uint(bitCount(seven)) & 1u) << 7;
 vec4 decode4(uint b, uint k, uint part) { return f16_at(b) * vec4(values4(nibbles4(b + 2, k, part))); }
 
 #elif defined(TYPE_IQ4_XS)
-// half d; u16 h, bits 2g the high bits of group g's scale; u8 s[4], a nibble each its low ones; nibbles q[8]
+// half d; u16 h, bits 2g are the high bits of group g's scale; u8 s[4], nibble g the low bits; nibbles q[8]
 //                                                       d * (scale - 32) * values[q]
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 136u

@@ -1,6 +1,6 @@
 // K-quants: blocks of 256 elements in groups of 16 or 32 whose scales are codes themselves; part of dequant.glsl.
-// k = 128 i + 32 j + l counts thirds of an index below: i the half of the block, j the group in it, l the element.
-// scale_of and scale_min give the factor of the codes around element k, and what is subtracted from the product.
+// Below, element k of a block is 128 i + 32 j + l: i is the half of the block, j the 32 in it, l the element.
+// scale_of gives the factor of the code of element k; scale_min gives that, and what is subtracted from the product.
 
 #if defined(TYPE_Q2_K)
 // u8 s[16], scale low and min high, of 16 elements each; u8 q[64], bits 2j of byte 32 i + l; half d, m
@@ -39,10 +39,11 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q4_K) || defined(TYPE_Q5_K)
-// Q4_K: half d, m; u8 s[12]; u8 q[128], a nibble each: low of byte 32 (k / 64) + l for even groups, high for odd
+// Q4_K: half d, m; u8 s[12]; u8 q[128], a nibble each: low of byte 32 (k / 64) + l for even k / 32, high for odd
 // Q5_K: half d, m; u8 s[12]; u8 h[32], bit k / 32 of byte l is the code's fifth; u8 q[128]
-// s: eight scales and mins of 6 bits. Of groups 0..3 in the low bits of bytes 0..3 and 4..7; of groups 4..7 the low
-// 4 bits in the halves of bytes 8..11, the high 2 on top of bytes 0..3 and 4..7     d * scale * q - m * min
+// s: scale and min, 6 bits each, of the eight groups k / 32. Groups 0..3: the low 6 bits of bytes 0..3 (scale) and 4..7
+// (min). Groups 4..7: the low 4 bits are the low (scale) and high (min) nibble of bytes 8..11, the high 2 bits are the
+// top bits of bytes 0..3 (scale) and 4..7 (min)         d * scale * q - m * min
 #define ROW_UNIT 256u
 #ifdef TYPE_Q4_K
 #define BLOCK_NBYTES 144u
@@ -72,7 +73,7 @@ vec4 decode4(uint b, uint k, uint part) {
 }
 
 #elif defined(TYPE_Q6_K)
-// u8 q[128], a nibble each: of byte 64 i + k % 64, high for the second 64; u8 h[64], bits 2j of byte 32 i + l;
+// u8 q[128], a nibble each of byte 64 i + k % 64: low if k % 128 < 64, else high; u8 h[64], bits 2j of byte 32 i + l;
 // int8 scale[16]; half d                                d * scale * (q + 16 h - 32)
 #define ROW_UNIT 256u
 #define BLOCK_NBYTES 210u

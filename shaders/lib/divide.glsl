@@ -1,5 +1,5 @@
-// a / b rounded to nearest, ties to even, for positive normal a and b whose quotient is normal: drivers divide with
-// up to 2.5 units in the last place, and stored caches have to be the same on all of them.
+// a / b rounded to nearest, ties to even, for positive normal a and b whose quotient is normal. A driver's own division
+// may be 2.5 units in the last place off, and stored caches have to be the same on all drivers.
 float divide(float a, float b) {
     const uint a_bits = floatBitsToUint(a);
     const uint b_bits = floatBitsToUint(b);

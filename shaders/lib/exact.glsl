@@ -1,5 +1,6 @@
 // Functions that give the same bits on every driver: precise multiplies and adds, floor, integers and nothing else.
-// Drivers round their own exp, division and root differently, and no choice may hang on that. A few ulp off.
+// Drivers round their own exp, division and root differently, and no choice may depend on that.
+// Results are a few ulp off.
 
 // a * b + c, rounded twice.
 float exact_mad(float a, float b, float c) {
@@ -20,7 +21,7 @@ float exact_reciprocal(float x) {
     return y;
 }
 
-// 1 / sqrt(x) for x >= 0, a large number for 0: the same, from 3 % off.
+// 1 / sqrt(x) for x >= 0, a large number for 0: four steps of Newton's iteration, too, from 3 % off.
 float exact_inverse_sqrt(float x) {
     float y = uintBitsToFloat(0x5f375a86u - (floatBitsToUint(x) >> 1));
     for (uint i = 0; i < 4; ++i) y = exact_mul(y, exact_mad(exact_mul(-0.5, exact_mul(x, y)), y, 1.5));

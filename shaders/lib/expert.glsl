@@ -1,10 +1,10 @@
-// The matrix of an expert in a stack, and which pairs of row and used expert meet it. An expert holds the columns
-// starts[e]..starts[e + 1] of its feed-forward network: that many rows of `side` elements with AXIS 0 (gate, up), `side`
-// rows of that many elements with AXIS 1 (down). The including file declares AXIS and includes lib/dequant.glsl.
+// Where the matrix of an expert lies in a stack. Expert e has starts[e + 1] - starts[e] columns of its feed-forward
+// network here. With AXIS 0 (gate, up) each is a row of `side` elements; with AXIS 1 (down) the matrix has `side` rows
+// with an element for each. The including file declares AXIS and includes lib/dequant.glsl.
 
 struct Expert {
     uint n, k; // rows and elements in a row
-    uint before; // columns in front of it in this piece of the stack
+    uint before; // columns of the experts before it in this piece of the stack
 };
 
 Expert expert_of(uint begin, uint end, uint piece_begin) {
@@ -15,5 +15,6 @@ Expert expert_of(uint begin, uint end, uint piece_begin) {
 uint expert_row(Expert e, uint row) {
     return AXIS == 0
         ? row_start(e.before + row, e.k)
-        : row_start(side * (e.before / ROW_UNIT) + row * (e.k / ROW_UNIT), ROW_UNIT); // a row of rows this long
+        // counted in blocks, each a row of ROW_UNIT elements
+        : row_start(side * (e.before / ROW_UNIT) + row * (e.k / ROW_UNIT), ROW_UNIT);
 }

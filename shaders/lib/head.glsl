@@ -2,7 +2,7 @@
 
 float inverse_rms = 1.0;
 
-// The head of x that begins at word `base`, by the whole workgroup.
+// Sets inverse_rms to that of the head of x that begins at word `base`. The whole workgroup takes part.
 void measure(uint base) {
     float sum = 0.0;
     for (uint i = gl_LocalInvocationID.x; i < head_dim; i += LOCAL) {

@@ -11,8 +11,9 @@ int q8_sum16(uint sums, uint i) { return int(sums << (16 - (i & 16u))) >> 16; }
 
 int q8_sum32(uint sums) { return q8_sum16(sums, 0) + q8_sum16(sums, 16); }
 
-// A block's scale from the bits of its largest magnitude, which compare as magnitudes do, and NaN is the largest: NaN for
-// a block with NaN or inf, zero for one below 2.4e-35, whose d = max |x| / 127 has no normal reciprocal, else d.
+// A block's scale from `top`, the bits of its largest magnitude: bits compare as magnitudes do, with NaN above inf. The
+// scale is NaN for a block with NaN or inf, and zero if the largest magnitude is below 2.4e-35: d = max |x| / 127 would
+// come near 1e-37, below which exact_reciprocal does not work. Else the scale is d.
 bool q8_usable(uint top) { return top >= 0x06000000u && top < 0x7f800000u; }
 
 uint q8_scale(uint top, float d) { return top >= 0x7f800000u ? 0x7fc00000u : q8_usable(top) ? floatBitsToUint(d) : 0u; }

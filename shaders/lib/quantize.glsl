@@ -7,8 +7,8 @@
 shared uint q8_tops[Q8_QUADS * LOCAL];
 shared int q8_sums[Q8_QUADS * LOCAL];
 
-// Quad q of this thread is elements i + 4 * q * LOCAL and on of the row of n that begins at word `row` of y; what lies
-// at `end` and beyond is not written. Uniform control flow only.
+// Stores elements of a row of n that begins at word `row` of y: value[q] has the four from i + 4 * q * LOCAL on.
+// Elements from `end` on are not written. Uniform control flow only.
 void put_q8(vec4 value[Q8_QUADS], uint row, uint n, uint i, uint end) {
     const uint thread = gl_LocalInvocationID.x;
     const uint lane = thread % 8;

@@ -1,13 +1,13 @@
-// Weights of the formats whose codes fit in int8, 16 elements at a time, for dot products of integers; behind
-// dequant.glsl, whose block descriptions hold here, and q8.glsl.
+// Weights of the formats whose codes fit in int8, 16 elements at a time, for dot products of integers. Included after
+// dequant.glsl, which describes the blocks, and q8.glsl.
 //
 //     value = scale * (code - CODE_OFFSET) + low, low only with HAS_LOW
 //     Quants quants16(uint start, uint k, uint part)      elements k + part..k + part + 15 of a row
 //
-// k is a multiple of 32, part 0 or 16; where it is a constant, what two parts share is read and unpacked once. GROUP
-// elements share scale and low: 16 or 32. Codes are below CODE_END; those of SIGNED_CODES are in -CODE_END..CODE_END - 1.
-// With CODES_ONLY, for shaders that turn codes into floats, there are no dot products, and NO_CODES tells of formats
-// whose codes do not fit.
+// k is a multiple of 32, part is 0 or 16. If part is a constant, the compiler reads and unpacks once what both parts
+// share. GROUP elements, 16 or 32, share scale and low. Codes are in 0..CODE_END - 1, with SIGNED_CODES in
+// -CODE_END..CODE_END - 1. CODES_ONLY is for shaders that turn codes into floats: there are no dot products then, and
+// formats whose codes do not fit in int8 define NO_CODES.
 #ifndef CODES_ONLY
 #extension GL_EXT_spirv_intrinsics : require
 
@@ -26,7 +26,7 @@ struct Quants {
     float scale, low;
 };
 
-// 16 bytes from an address on, which is a multiple of 16 in blocks of such a size.
+// The 16 bytes from address `at` on. If blocks are multiples of 16 bytes, so is `at`.
 uvec4 u128_at(uint at) {
     const uint first = at >> 2;
     if (BLOCK_NBYTES % 16 == 0) return words4_at(first);
@@ -54,8 +54,9 @@ uvec4 transposed(uvec4 v) {
         pick(low, a.y >> 2, a.w));
 }
 
-// The bits of the values (two's complement) of 32 codes, whose bits are in the words of `q`: the values of values4,
-// as logic. Formulas of few instructions, found by search; to select every value from constants took thrice as many.
+// The values of values4 for 32 codes at once, as logic. Word j of `q` has bit j of every code; `low` has bits 0..3 of
+// the values (two's complement) in the same way, `high` bits 4..7. The formulas were found by search: selecting every
+// value from constants took three times as many instructions.
 void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #ifdef TYPE_MXFP4
     const uint both = q.x & q.z, negative = q.w & (q.x | q.y | q.z);
@@ -82,7 +83,7 @@ void value_bits(uvec4 q, out uvec4 low, out uvec4 high) {
 #endif
 }
 
-// The values that 16 nibbles stand for, those at bit `shift` (0 or 4) of bytes.
+// The values of 16 codes, which are the nibbles at bit `shift` (0 or 4) of the bytes of `words`.
 uvec4 looked_up(uvec4 words, uint shift) {
     uvec4 low, high;
     value_bits(transposed(words), low, high);
@@ -229,7 +230,7 @@ Quants quants16(uint start, uint k, uint part) {
 
 #ifndef CODES_ONLY
 
-// The elements k..k+GROUP-1 of a row, k a multiple of GROUP: those of a scale.
+// The elements k..k+GROUP-1 of a row, k a multiple of GROUP: they share a scale.
 struct Group {
     uvec4 codes[GROUP / 16];
     float scale, low;
@@ -245,10 +246,10 @@ Group group_at(uint start, uint k) {
     return group;
 }
 
-// The sum of the codes of x from element k of a block on, as many as in a group.
+// The sum of GROUP codes of x from element k on; x_sums are the two sums of its block.
 int group_sum(uint x_sums, uint k) { return GROUP == 32 ? q8_sum32(x_sums) : q8_sum16(x_sums, k); }
 
-// The sum of the products of a group without the scale of x, whose codes add up to `x_sum`.
+// The sum of a group's products with the codes of x, which add up to `x_sum`. The scale of x is left to the caller.
 float product(Group group, uvec4 x_codes[GROUP / 16], int x_sum) {
     int dots = dot16(group.codes[0], x_codes[0]);
     if (GROUP == 32) dots += dot16(group.codes[GROUP / 16 - 1], x_codes[GROUP / 16 - 1]);

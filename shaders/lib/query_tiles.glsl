@@ -1,11 +1,11 @@
-// The rows of a step that attn_prefill takes, in tiles of TQ rows of one run, found by walking the run table. After
-// lib/step.glsl; the including file declares TQ, HEAD_V, `y` and the push constants of attn_prefill.
+// The rows of a step that attn_prefill takes, in tiles of TQ rows of one run, found by walking the run table. Included
+// after lib/step.glsl; the including file declares TQ, HEAD_V, `y` and the push constants of attn_prefill.
 
 struct QueryTile {
     uint slot;
     uint first_row;
     uint first_pos;
-    uint n; // rows; 0 behind the last tile: rows from first_row on belong to no run
+    uint n; // rows; 0 after the last tile: the TQ rows from first_row on belong to no run
 };
 
 QueryTile find_query_tile(uint number) {

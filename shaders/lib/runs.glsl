@@ -1,7 +1,8 @@
-// Work on runs (rows of one sequence) in tiles of rows, and where their recurrent state is. After lib/step.glsl.
+// Work on runs (rows of one sequence) in tiles of rows, and where their recurrent state is. Include it
+// after lib/step.glsl.
 
 struct Tile {
-    uvec4 run; // slot, first_row, n_rows, first_pos; n_rows 0: behind the last tile
+    uvec4 run; // slot, first_row, n_rows, first_pos; n_rows 0: there is no such tile
     uint first; // row of the tile within the run
     uint n; // rows of the tile
 };

@@ -7,7 +7,7 @@ layout(constant_id = 0) const uint LOCAL = 64; // a power of two, at most 128 on
 
 const float NEG_LARGE = -1.0e30; // stands for -inf in maxima: finite, so that differences of two are not NaN
 
-// Counts above 65,535 workgroups are folded into y; the tail of the last fold is guarded by the op.
+// More than 65,535 workgroups are spread over x and y. There may be more of them than work: the op skips the surplus.
 uint group_index() { return gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x; }
 
 uint global_index() { return group_index() * LOCAL + gl_LocalInvocationID.x; }
