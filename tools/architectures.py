@@ -26,7 +26,7 @@ from vkbackend.tools.console import console, table, write_json
 from vkbackend.tools.measure.sketch import sketches
 
 TESTS = "tests/models/architectures/test_architectures.py"
-PROOFS = {  # by column; of test_architectures.py, and others by file
+PROOFS = {  # column -> its tests; a name without a file is in test_architectures.py
     "tensor parallel": (
         "test_oracles_on_numpy",
         "test_oracles_on_vulkan",
@@ -58,7 +58,7 @@ PROOFS = {  # by column; of test_architectures.py, and others by file
         "tests/vkbackend/ops/test_gdn_oracle.py::test_shaders",
     ),
 }
-DIMS = {  # by role
+DIMS = {  # role of a weight -> the dimension's name in the table
     "heads": "heads",
     "k_heads": "key heads",
     "ssm_heads": "ssm heads",
@@ -69,10 +69,10 @@ DIMS = {  # by role
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the table says of an architecture; `split_by`: what tensor parallelism shares out."""
+    """An architecture's row of the table. `split_by`: the dimensions that tensor parallelism splits."""
 
     name: str  # general.architecture
-    models: str  # that have it
+    models: str  # the models that have this architecture
     split_by: tuple[str, ...]
     layer_split: bool
     whole_slots: bool  # a state is saved as a whole, not by positions
@@ -86,7 +86,7 @@ class Row:
         return "whole slots" if self.whole_slots else "yes"
 
     def cells(self) -> dict[str, str]:
-        """By column."""
+        """The texts of the cells, by column."""
         return {
             "architecture": self.name,
             "models": self.models,
@@ -114,7 +114,7 @@ def row_of(name: str) -> Row:
         MODELS[name],
         split_by(name),
         layer_split=split_by_layers(model),
-        whole_slots=recurrent,  # the sequence so far left it: it cannot be cut at a position
+        whole_slots=recurrent,  # such a state sums up the whole sequence: it cannot be cut at a position
         control_vectors=any(spec.values is model.control[1] for spec in model.weights()),
         experts=model.n_used > 0,
         windows=any(kv.window > 0 for kv in map(kv_of, memories) if kv),
@@ -123,7 +123,7 @@ def row_of(name: str) -> Row:
 
 
 def plans_of(model: Model, split_mode: str = "tensor") -> list[Plan]:
-    """The plans of the model's layers on two devices, none where it is refused."""
+    """The plans of the model's layers on two devices; empty if they refuse this split mode."""
     types = {spec.name: "f32" for spec in model.weights()}
     try:
         return lay_out(model, types, 2, Options.of("a sketch", n_ctx=64, split_mode=split_mode)).plans

@@ -47,7 +47,7 @@ class Row:
     us_min: float
     us_max: float
     exact: bool
-    us_network: float | None = None  # of them for other hosts
+    us_network: float | None = None  # the part of `us` that the network to other hosts takes
 
     @property
     def gb_per_s(self) -> float:
@@ -111,7 +111,7 @@ def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
 
 
 def parse_size(text: str) -> int:
-    """ "4K", "32M" or a number: bytes, a multiple of 4; whole rows of the kernel's width above that."""
+    """ "4K", "32M" or a number: bytes, a multiple of 4. Above 16K a multiple of 16K: rows of 4,096 floats."""
     match = re.fullmatch(r"([0-9]{1,9})([KkMm]?)", text)
     nbytes = int(match[1]) << {"": 0, "k": 10, "m": 20}[match[2].lower()] if match else 0
     if not 4 <= nbytes <= 1 << 28 or nbytes % min(16_384, nbytes // 4 * 4):

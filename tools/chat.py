@@ -146,7 +146,7 @@ class Conversation:
             except InvalidArgument as error:
                 if single_turn or not sys.stdin.isatty():
                     raise
-                tell_notes([f"{error}; {FRESH}"], self.err)  # somebody is there to do so
+                tell_notes([f"{error}; {FRESH}"], self.err)  # a person at the terminal can start afresh
             if text and single_turn:
                 return
 
@@ -176,7 +176,7 @@ class Conversation:
         return f"{len(self.chat.messages)} messages are in {path!r}"
 
     def answer(self, ask: Callable[[], Generator[Chunk, None, None]]) -> None:
-        """Write the answer to what `ask` says, a line of its own."""
+        """Write the answer that `ask()` streams, and end its line."""
         chunks: list[Chunk] = []
         before = self.chat.n_left_out
         with closing(ask()) as stream, interrupts() as pressed:
@@ -222,7 +222,8 @@ def shown(thinks: bool, channels: bool = False) -> Callable[[str, bool], None]:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Ctrl-C fills the list, so that no step is broken off in its middle; the second one raises after all."""
+    """Within the block the first Ctrl-C only fills the list, so no step is cut short. The second one
+    raises."""
     pressed: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -58,7 +58,7 @@ NO_DEVICE = {
     "split",
     "merge",
     "completion",
-}  # what opens none
+}  # commands that open no device
 EPILOG = """\
 examples:
   vkbackend devices
@@ -88,7 +88,7 @@ docs/env_vars.md describes the environment variables. DEBUG=1 shows devices, pla
 
 
 def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser with all commands' names and the arguments of the `chosen` one alone; and that one's own."""
+    """(the parser of all commands, the parser of the command `chosen`). Only `chosen` gets its arguments."""
     parser = Parser(
         prog="vkbackend",
         description="Runs GGUF language models on one or several Vulkan devices of any vendors at once.",
@@ -119,15 +119,15 @@ def build_parser(chosen: str) -> tuple[argparse.ArgumentParser, argparse.Argumen
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The arguments, and the flag of each by its name; ends where one is unknown. argparse alone would take
-    -t for -ts, -fa for -f a, -hf for a wish for help: flags are written out, and a value is a word of its
-    own."""
+    """The arguments, and the flag that sets each, by the argument's name. An unknown flag ends the program:
+    argparse alone would read -t as -ts, -fa as -f a, and -hf as -h. So flags must be written in full, and a
+    value is a word of its own."""
     chosen = words[0] if words else ""
     parser, command = build_parser(chosen)
     if chosen and not chosen.startswith("-") and chosen not in COMMANDS:
         parser.error(unknown_command(chosen, COMMANDS))
     known = command._option_string_actions
-    behind: Sequence[str] = []  # the words of another command
+    behind: Sequence[str] = []  # the words after --: those of another command
     if command.get_default("words") is not None and "--" in words:
         words, behind = words[: words.index("--")], words[words.index("--") + 1 :]
     unknown = [word for word in words if re.fullmatch("-[A-Za-z][A-Za-z-]*", word) and word not in known]
@@ -150,7 +150,7 @@ def shows_tracebacks() -> bool:
 
 
 def told(error: VkbackendError, flags: Mapping[str, str]) -> str:
-    """The message, with the flag where it begins with the name of a parameter that the flag stands for."""
+    """The error's message. If it begins with a parameter's name, the parameter's flag takes that place."""
     from vkbackend.tools.console import printable
 
     text, name = str(error), error.argument if isinstance(error, InvalidArgument) else ""
@@ -162,7 +162,7 @@ def told(error: VkbackendError, flags: Mapping[str, str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # started with it closed
+        if getattr(sys, name) is None:  # the caller has closed this stream
             setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to end
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             runtime = runtime_of(args.runtime)
             if args.runtime:
-                os.environ[env.RUNTIME] = runtime  # wherever devices are opened, also for measuring
+                os.environ[env.RUNTIME] = runtime  # for all that opens devices, also to measure them
         code = args.run(args)
         sys.stdout.flush()
         return code or 0
@@ -202,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complete() -> None:
-    """Answer a shell and end. The word behind the command's own says whose flags are meant."""
+    """Answer a shell's question and end. The word after `vkbackend` names the command whose flags are
+    meant."""
     import argcomplete
 
     words = os.environ.get("COMP_LINE", "").split()

@@ -16,7 +16,7 @@ build_shims() {
     {
         apt-get update && (cd "$work" && apt-get source --download-only --tar-only mesa) || return 2
         tar -x -C "$work/mesa" --strip-components=1 -f "$work"/mesa_*.orig.tar.* || return 2
-        # Mesa builds this one along with its driver alone, which it is not needed for.
+        # Mesa builds NVIDIA's shim only together with NVK. The lines below build it without.
         cat >>"$work/mesa/src/drm-shim/meson.build" <<'MESON'
 shared_library('nouveau_noop_drm_shim', '../nouveau/drm-shim/nouveau_noop.c',
   include_directories: [inc_include, inc_src], dependencies: dep_drm_shim, gnu_symbol_visibility: 'hidden')

@@ -29,7 +29,7 @@ from rich.text import Text
 MIB = 1 << 20
 SHORT_WORD = 12  # characters
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-MANY_COLUMNS = 8  # stand closer together, to fit a terminal of 80
+MANY_COLUMNS = 8  # a table of more columns has less space between them, to fit a terminal of 80
 ANY_WIDTH = 10_000
 PIPE_WIDTH = 160  # columns where there is no terminal and no COLUMNS: enough for every table unwrapped
 
@@ -111,7 +111,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 def _narrow(table: _Table, excess: int) -> None:
     """Make the widest columns `excess` characters narrower in all, none narrower than its longest word.
 
-    Rich forgets these words while it shares a width out, and then leaves out what is too much."""
+    Rich ignores a column's min_width while it distributes the width, and then drops what does not fit."""
     texts = list(zip(table.names, *table.rows_of_cells, strict=True))
     widest = [max(map(cell_len, cells)) for cells in texts]
     least = [
@@ -181,7 +181,7 @@ def jsonable(value: Any) -> Any:
 
 
 def tell_notes(notes: Iterable[str], err: Console) -> None:
-    """What of a file is not used, a line each."""
+    """Notes for the user on stderr, a line each: such as what of a file is not used."""
     for line in notes:
         err.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -206,7 +206,7 @@ def byte_progress(
     out: Console, what: str, *, keep: bool = False, then: str = ""
 ) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for bytes; yields the function to call with (done, in all). With `keep` it stays; `then`
-    is what goes on when the last byte is there."""
+    replaces the text `what` after the last byte, while work goes on."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     with progress_bar(out, *columns, TransferSpeedColumn(), keep=keep) as bar:
         task = bar.add_task(printable(what), total=None)

@@ -119,8 +119,8 @@ take_driver() {
 
 unpack_lavapipe() { take_driver "$1" "$2" libvulkan_lvp.so 'lvp_icd*.json'; }
 
-# AMD's compiler, in the package that lavapipe comes from: of GPUs that are not there it only compiles, so it is none
-# of the drivers that tests run on (tools/measure/compilers.py).
+# RADV, AMD's driver, from the same package as lavapipe. Without an AMD GPU it only compiles, so no test runs
+# on it (tools/measure/compilers.py).
 unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 
 # SwiftShader has no package of its own; Debian's chromium carries it (in chromium-common since 150).

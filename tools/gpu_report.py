@@ -30,8 +30,9 @@ from vkbackend.tools.report.machine import machine
 from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.report.worker import DEVICES
 
-LOOK_S = 120.0  # for what devices there are
-WAITED = 0.8  # of a case's deadline, as VKBACKEND_TIMEOUT: a device that hangs tells so by itself
+LOOK_S = 120.0  # limit of the process that lists the devices
+WAITED = 0.8  # share of a case's deadline, given as VKBACKEND_TIMEOUT: a hang is then a typed error before
+# the deadline ends the process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if words and HOST in words:
         raise InvalidArgument("numpy is what devices are checked against; give one of `vkbackend devices`")
     report = Report(minutes, datetime.now(UTC).strftime("%Y-%m-%d"), machine())
-    report.save(folder)  # what cannot be written is told before the work
+    report.save(folder)  # a folder that cannot be written is told before the work begins
     with tempfile.TemporaryDirectory(prefix="vkbackend-report-") as scratch:
         _measure(report, parts, words, folder, Path(scratch))
     out = console()
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     report: Report, parts: Sequence[str], words: Sequence[str] | None, folder: Path, scratch: Path
 ) -> None:
-    """Every part on its groups of devices, `report` saved behind each."""
+    """Run every part on its groups of devices, and save `report` after each."""
     began, seconds, err = time.monotonic(), 60 * report.minutes, console(stderr=True)
     # A cache folder of its own: the report measures a first start, and leaves nothing behind.
     environment = {CACHE: str(scratch / "cache")}

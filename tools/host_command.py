@@ -1,4 +1,4 @@
-"""The process of host 0 where a command works in it: `vkbackend hosts run` and `hosts check` start it."""
+"""Host 0's own process, for commands that run inside it: `vkbackend hosts run` and `hosts check` start it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _end(error: VkbackendError) -> None:
-    """A host is lost: nothing that waits for it goes on."""
+    """End at once: a host is lost, and what waits for it would wait for ever."""
     print(f"vkbackend: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(2)
 

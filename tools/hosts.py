@@ -18,8 +18,8 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.hostfile import read_hostfile
 from vkbackend.models.engine.launch import GroupProcess
 
-CHILD = ("generate", "chat", "serve")  # the hosts are a child of these
-INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")  # these are host 0's process
+CHILD = ("generate", "chat", "serve")  # they run here and start the hosts as child processes
+INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")  # they run in the process of host 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("action", choices=("run", "check"), help="run a command, or check hosts and network")
     add("--hostfile", metavar="FILE", required=True, help="the hosts, a line for each, this machine first")
     add("-m", "--model", metavar="FILE", help="check: the model to advise on")
-    parser.set_defaults(words=[])  # those behind --
+    parser.set_defaults(words=[])  # the words after --
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if command in INSIDE:
         return _inside(args.hostfile, args.words)
-    read_hostfile(args.hostfile)  # what is wrong with it is said first
+    read_hostfile(args.hostfile)  # errors in the file are told before the model loads
     words = [command, "--hostfile", os.path.abspath(args.hostfile), *args.words[1:]]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "vkbackend", *words])
@@ -54,7 +54,7 @@ def _inside(hostfile: str, words: list[str]) -> int:
     """Run a command in the process of host 0, and wait for it."""
     group = GroupProcess(read_hostfile(hostfile))
     environment = group.environment()
-    if sys.stdout.isatty():  # host 0's process writes into a pipe
+    if sys.stdout.isatty():  # host 0's process writes into a pipe, so it cannot ask for the width
         environment["COLUMNS"] = str(shutil.get_terminal_size().columns)
     leads = ["vkbackend.tools.host_command", "--hostfile", os.path.abspath(hostfile), "--", *words]
     try:

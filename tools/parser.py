@@ -1,4 +1,4 @@
-"""The argument parser of the `vkbackend` command: what is wrong is one line, with what to type instead."""
+"""The argument parser of the `vkbackend` command: an error is one line that says what to type instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONVERSATION = {
 }
 FREE_TEXT = {"-p": "--prompt", "-sys": "--system-prompt", "-r": "--reverse-prompt"}
 
-# What there is none of, and what to do instead.
+# Flags of llama.cpp -> what does not exist here, and what to do instead: completes "there are no ...".
 MISSING = {
     "--lora": "adapters yet; merge it into the model",
     "-md": "draft models yet",
@@ -43,7 +43,7 @@ def bind_values(argv: Sequence[str]) -> list[str]:
 
 
 def conversation(words: Sequence[str]) -> list[str]:
-    """-cnv makes `chat` of `generate`, -no-cnv the other way round; the last one counts."""
+    """-cnv turns `generate` into `chat`, -no-cnv turns `chat` into `generate`; the last of them counts."""
     if not words or words[0] not in TALKS:
         return list(words)
     chosen = [CONVERSATION[word] for word in words if word in CONVERSATION]

@@ -46,8 +46,8 @@ from vkbackend.wire import wire_words
 
 AUTO = "auto"
 SHOWN_ITEMS = dict(zip(ITEMS, ITEMS, strict=True)) | {"mirrored": "mirrored again", "kv": "KV cache"}
-RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # dimensions that are shown where a layer has them
-DIMS = {  # of a plan, and what they are called
+RECURRENT = ("k_heads", "ssm_heads", "ssm_groups")  # dimensions that are shown only if a layer has them
+DIMS = {  # a dimension of a plan -> its name in the table
     "heads": "heads",
     "kv_heads": "kv heads",
     "k_heads": "key heads",
@@ -81,7 +81,7 @@ class Report:
     sizes: list[Held]
     reduces: list[Reduce]
     prediction: Prediction
-    misfit: str  # why the model does not fit, and what would; "" where it does
+    misfit: str  # why the model does not fit, and what to change; "" if it fits
     notes: tuple[str, ...] = ()  # what of the file is not used
 
     def per_device(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class Report:
 
 
 def report(args: argparse.Namespace) -> Report:
-    """Plan the model on the devices; raises what loading it there would raise, but for memory."""
+    """Plan the model on the devices. Raises what loading would raise, but too little memory is a `misfit`."""
     given = Keywords(devices=runner.places) if runner.group else Keywords()
     options = options_of(args, args.model, **given)
     runner.refuse_hostfile(options)
@@ -188,7 +188,8 @@ def shown_dims(layout: Layout) -> list[str]:
 
 
 def plan_rows(layout: Layout, devices: Sequence[Device]) -> list[list[str]]:
-    """Per run of equal layers and device: begin:end of every dimension; all experts' columns counted."""
+    """For each run of equal layers a row per device: begin:end of every dimension, or for experts the number
+    of their columns."""
     rows = []
     for name, plan in named_plans(layout):
         for d, device in enumerate(devices):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 N_CTX, N_SLOTS = 8192, 4
 KEY_VARIABLE = "VKBACKEND_API_KEY"
-NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")  # of every request for itself
+NOT_DEFAULTS = ("seed", "logits_processors", "logprobs", "stop_token_ids")  # only a request can set these
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -185,7 +185,7 @@ def config_of(args: argparse.Namespace, path: str) -> Config:
 
 
 def defaults_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of requests that give none: where the command line differs from the defaults."""
+    """Options for requests that do not give them: those of the command line that differ from the defaults."""
     sampling = sampling_of(args)
     given = asdict(sampling)
     found: dict[str, Any] = {

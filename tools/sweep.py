@@ -26,7 +26,7 @@ COLUMNS = ("model", "depth", "pp t/s", "tg t/s")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Rates behind `depth` tokens."""
+    """Rates after `depth` tokens."""
 
     model: str
     depth: int
@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace) -> Iterator[Point]:
                 timer.warm_up(Test(n_prompt, n_gen))
                 for depth in range(0, n_ctx - n_prompt - n_gen + 1, n_prompt):
                     err.print(f"{name}: depth {depth}", markup=False)
-                    # What lies in front is in the cache: the points before computed it.
+                    # The tokens before `depth` are in the cache: the earlier points computed them.
                     pp = n_prompt / timer.behind(depth, n_prompt, 0)
                     yield Point(name, depth, pp, n_gen / timer.behind(depth + n_prompt, 0, n_gen))
 

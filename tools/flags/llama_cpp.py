@@ -110,7 +110,8 @@ def settle(args: argparse.Namespace) -> None:
 
 
 def unescaped(text: str) -> str:
-    """Escapes as llama.cpp reads them; others stay as they are. Bytes \\xHH may make up characters."""
+    """Escapes as llama.cpp reads them; others stay as they are. Several bytes \\xHH may form one
+    character."""
 
     def read(match: re.Match[str]) -> str:
         if match[1]:

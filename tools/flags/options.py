@@ -25,7 +25,7 @@ def adder(parser: argparse.ArgumentParser, title: str, options: type = Options) 
 
 
 def options_of(args: argparse.Namespace, path: File, **changed: Unpack[Keywords]) -> Options:
-    """The options that a command's flags stand for, but for those `changed`."""
+    """The options that a command's flags stand for; those in `changed` replace the flags."""
     return Options.of(path, **{**fields_given(args, Options), **changed})
 
 

@@ -69,8 +69,9 @@ def refuse_hostfile(options: Options) -> None:
 
 
 def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords]) -> Runner:
-    """The model on the devices that the flags name, their options but for those `changed`; progress, shares
-    that were measured, and what of the file is not used, on stderr. Raises what loading raises."""
+    """Load the model on the devices that the flags name; options in `changed` replace the flags. Tells on
+    stderr the progress, the shares that were measured, and what of the file is not used. Raises what loading
+    raises."""
     err, path = console(stderr=True), gguf.paths[0]
     if group is not None:
         changed["devices"] = places
@@ -83,6 +84,6 @@ def open_runner(gguf: GGUF, args: argparse.Namespace, **changed: Unpack[Keywords
 
 
 def tell_runner(runner: Runner, err: Console) -> None:
-    """The shares that were measured, and what of the file is not used."""
+    """Tell on stderr the shares that were measured, and what of the file is not used."""
     names = [device.name for device in runner.mesh.devices]
     tell_notes([*(runner.prediction.lines(names) if runner.prediction else ()), *runner.notes], err)

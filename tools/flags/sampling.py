@@ -45,7 +45,7 @@ NUMBERS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
 
 
 class _Collect(argparse.Action):
-    """Every use adds a value; the first takes the place of the default."""
+    """Every use adds a value to a list; the first use replaces the default list."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
         before = getattr(namespace, self.dest)

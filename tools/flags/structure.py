@@ -10,7 +10,7 @@ from vkbackend.models.grammar.structure import KEYWORDS, MAX_NBYTES
 
 
 class _OfFile(argparse.Action):
-    """The text of a file, in place of the flag without -file."""
+    """Read a file and store its text as the flag's sibling would: --grammar-file FILE is --grammar TEXT."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` share: their flags, the model behind them, and what is told of it on stderr."""
+"""What `generate` and `chat` share: their flags, opening the model, and what they tell of it on stderr."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def own_context(path: str) -> int:
 
 
 def chosen_devices(options: Options) -> list[DeviceInfo | None]:
-    """The device behind each word, None for the host itself; those with a share of 0 are left out."""
+    """The device that each word names, None for the host; devices with a share of 0 are left out."""
     words = options.devices
     if words is None:
         return [present()[0]]
@@ -85,7 +85,7 @@ def chosen_devices(options: Options) -> list[DeviceInfo | None]:
 
 
 def open_model(args: argparse.Namespace, err: Console) -> tuple[LLM, list[DeviceInfo | None]]:
-    """The model on the devices that the flags name, and these; what of the file is not used is told."""
+    """(the model, its devices), as the flags say. Tells on stderr what of the file is not used."""
     path = demo_model() if args.model is None else args.model
     infos = chosen_devices(options_of(args, path))
     with byte_progress(err, "loading", keep=True, then="compiling shaders") as progress:

@@ -51,7 +51,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of some instructions."""
+    """What some instructions do, summed up."""
 
     vector: float
     matrix: int
@@ -116,7 +116,7 @@ class Block:
 
 
 def natural_loops(blocks: Sequence[Block], n_ops: int) -> Iterator[Sequence[int]]:
-    """Of every jump back: all that reaches it without passing the block it leads to."""
+    """The loop of every jump back: all blocks that reach the jump without passing its target."""
     by_index = {block.index: block for block in blocks}
     ends = {a.index: b.start for a, b in pairwise(blocks)} | {blocks[-1].index: n_ops} if blocks else {}
     for head in blocks:

@@ -65,7 +65,7 @@ def missing(gpu: Gpu) -> str:
 
 
 def version(gpu: Gpu) -> str:
-    """Of the package that its compiler comes from."""
+    """The version of the package that its compiler comes from."""
     return (FOLDER / gpu.driver / "version").read_text().strip()
 
 
@@ -92,7 +92,8 @@ def start_with_matrix_units(module: str, arguments: Sequence[str]) -> tuple[list
 
 
 def _with_driver(driver: str, module: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """A driver that comes with the libc it needs has a loader, which then starts Python."""
+    """(command, environment) with that driver alone. If it came with its own libc, that libc's loader starts
+    Python."""
     folder = FOLDER / driver
     loader = folder / "ld.so"
     own = [str(loader), "--argv0", sys.executable, "--library-path", str(folder)] if loader.exists() else []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOCAL_REDUCE_S = 34e-6  # of GPUs in one machine; what a reduce over hosts takes comes on top
+LOCAL_REDUCE_S = 34e-6  # an all-reduce of GPUs in one machine; an exchange between hosts comes on top
 
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """Of a host: bytes per second that its devices read together, bytes they can still hold (None: nobody
-    knows)."""
+    """A host: the bytes per second that its devices read together, and the bytes they can still hold (None:
+    unknown)."""
 
     rate: float
     free: int | None
@@ -19,7 +19,7 @@ class HostRates:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A way to place the model; seconds of a token, alone."""
+    """A way to place the model, and the seconds of a token for a request that is alone."""
 
     name: str
     seconds: float
@@ -29,8 +29,8 @@ class Placement:
 def placements(
     nbytes: int, n_layers: int, hosts: Sequence[HostRates], exchange_s: float, handover_s: float
 ) -> list[Placement]:
-    """What each takes that is possible: `nbytes` of weights are read for a token. An exchange moves a layer's
-    sum between all hosts, a handover the residual from one to the next."""
+    """The placements that are possible, with their times. A token reads `nbytes` of weights. An exchange
+    moves a layer's sum between all hosts, a handover the residual from one to the next."""
     every = sum(host.rate for host in hosts)
     found = [
         Placement("tensor", nbytes / every + 2 * n_layers * (LOCAL_REDUCE_S + exchange_s), 2 * n_layers),
@@ -44,8 +44,8 @@ def placements(
 
 
 def break_even_s(nbytes: int, n_layers: int, hosts: Sequence[HostRates]) -> float:
-    """An exchange shorter than this makes tensor parallelism over hosts answer sooner than one host after
-    another; negative: none does."""
+    """With exchanges shorter than this, tensor parallelism over hosts is faster than hosts in turn. Negative:
+    it never is."""
     every = sum(host.rate for host in hosts)
     alone = len(hosts) * nbytes / every
     return (alone - nbytes / every) / (2 * n_layers) - LOCAL_REDUCE_S

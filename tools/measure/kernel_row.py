@@ -11,7 +11,7 @@ from typing import Any
 from vkbackend.tools.measure.assembly import counts
 from vkbackend.tools.measure.dialects import listing
 
-# Of the statistics that the drivers tell, by our names. Cycles are the compilers' own estimates (RADV: the
+# Our name -> what the drivers call that statistic. Cycles are the compilers' own estimates (RADV: the
 # inverse throughput): they compare two kernels on one compiler, never two compilers.
 _STATISTICS: dict[str, dict[str, tuple[str, ...]]] = {
     "AMD": {
@@ -44,9 +44,9 @@ _ASSEMBLY = {"AMD": "Assembly", "Intel": "GEN Assembly", "NVIDIA": "NAK assembly
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Whole kernel: up to `scratch` (bytes of memory that registers go to). The hot loop: the rest, where
-    `vector` counts instructions of a subgroup's width. None: the driver does not tell, or in words
-    unknown here."""
+    """Fields up to `scratch` (bytes of memory for spilled registers) describe the whole kernel, those after
+    it the hot loop. `vector` counts instructions of a subgroup's width. None: the driver does not tell it, or
+    in words unknown here."""
 
     gpu: str
     kernel: str

@@ -30,7 +30,7 @@ class Theirs:
 
 # ---- what llama.cpp chooses ----
 
-# GPU -> (lanes of products with few rows, of those in floats on Intel), as its host code asks for.
+# GPU -> lanes of a subgroup in products with few rows, as its host code asks for. Intel: of those in floats.
 _LANES = {
     "NAVI21": 32,
     "NAVI31": 64,

@@ -23,7 +23,7 @@ BINDING, DESCRIPTOR_SET, UNIFORM = 33, 34, 2  # decorations, and the storage cla
 
 def bindings(code: bytes) -> dict[int, set[int]]:
     """Set -> its bindings. All of them count as storage buffers: compute shaders of language models have no
-    other, and a compiler that is only asked for code takes uniform blocks as such."""
+    other, and a compiler that only generates code accepts a uniform block as one."""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     if words[0] != MAGIC:
         raise VkbackendError("this is not SPIR-V: its first word is not 0x07230203")

@@ -114,8 +114,8 @@ class Values(Mapping[str, Any]):
 
 
 class Synthetic(GGUF):
-    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0", of its first `n_layer` layers and `n_vocab`
-    tokens alone where they are given; raises InvalidArgument for others."""
+    """The model `spec`, SHAPE:TYPE such as "llama-8b:Q4_0". `n_layer` and `n_vocab` keep only its first
+    layers and tokens. Raises InvalidArgument for an unknown shape or type."""
 
     mapped = False
 

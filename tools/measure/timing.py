@@ -125,7 +125,7 @@ def copy_rate(runner: Runner) -> float:
 
 
 def read_rate(paths: Sequence[Path]) -> float:
-    """Bytes per second of reading the files, the first 4 GiB of them, from front to back into one buffer."""
+    """Bytes per second of reading the files, 4 GiB at most, from front to back into one buffer."""
     buffer, n, began = memoryview(bytearray(READ_NBYTES)), 0, time.perf_counter()
     for path in paths:
         with open(path, "rb", buffering=0) as file:

@@ -29,7 +29,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """What is the user's or the machine's to mend ends the script with one line, exit code 1."""
+    """An error that the user or the machine caused ends the script with one line and exit code 1."""
     try:
         yield
     except (VkbackendError, OSError) as error:

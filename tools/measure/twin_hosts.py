@@ -24,7 +24,7 @@ def twin_runner(
     **options: Any,
 ) -> Iterator[Runner]:
     """A runner whose devices, written HOST/DEVICE, are spread over hosts; `models`: where each has the file,
-    if not at `path`. `runner.group.transports` are those of all."""
+    if not at `path`. `runner.group.transports` has all hosts' transports."""
     transports = TwinTransport.group(n_hosts)
     groups = [Group(transport, pulse=False) for transport in transports]
     groups[0].transports = transports  # type: ignore[attr-defined]

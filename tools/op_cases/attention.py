@@ -1,4 +1,4 @@
-"""Test cases of the ops of the KV cache and attention, as op_cases.py, whose lists include these."""
+"""Test cases of the ops of the KV cache and attention; the lists of cases.py include them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def matrices() -> list[Case]:
 
 
 def experts() -> list[Case]:
-    """Of every expert 512 columns over rows of 256, then tile edges, many experts, odd and real shapes."""
+    """llama.cpp's shapes (experts of 512 columns, rows of 256), tile edges, many experts, odd and real
+    shapes."""
     cases: list[Case] = []
     for n_expert, used, rows in product((4, 8), (1, 2, 4), (1, 4, 5, 17, 32, 129)):
         shape: Any = ("f16", ops.ROWS, 256, Equal((512,) * n_expert), rows, used)
@@ -62,7 +63,7 @@ def experts() -> list[Case]:
         ]
     for kind, rows in product(("q4_k", "iq2_xs", "f16"), (1, 15, 16, 17, 31, 32, 33, 47, 48, 49)):
         for case in (MatMulId, MatLaneId):
-            cases.append(case(kind, ops.ROWS, 256, Equal((256,) * 4), rows, 4))  # all rows to every expert
+            cases.append(case(kind, ops.ROWS, 256, Equal((256,) * 4), rows, 4))  # every row to all 4 experts
     for rows in (1, 5, 64, 300):
         for kind, side, n, n_expert in (("iq3_s", 512, 128, 512), ("q4_0", 128, 256, 1024)):
             cases.append(MatMulId(kind, ops.ROWS, side, Equal((n,) * n_expert), rows, 10))
@@ -70,7 +71,7 @@ def experts() -> list[Case]:
     cases.append(MatMulId("mxfp4", ops.ROWS, 2880, Equal((2880,) * 8), 8, 2, pieces=2))  # gpt-oss
     qwen3_30b = Equal((768,) * 128)
     cases += [MatVecId("q4_0", ops.ROWS, 2048, qwen3_30b, rows, 8) for rows in (1, 4)]
-    for rows in (16, 32, 64):  # beyond the largest half
+    for rows in (16, 32, 64):  # values beyond the largest F16 number
         cases.append(MatMulId("q4_k", ops.ROWS, 2048, Equal((512,) * 16), rows, 4, span=1e5))
         cases.append(MatMulId("q8_0", ops.ROWS, 2048, Equal((512,) * 8), rows, 2, span=1e5))
         cases.append(MatLaneId("q8_0", ops.ROWS, 2048, Equal((512,) * 8), rows, 2, span=1e5))
@@ -86,7 +87,8 @@ def experts() -> list[Case]:
 
 
 def attention() -> list[Case]:
-    """Head sizes of q and k beside those of v, q heads per kv head, three sequences, 75 rows, 1024 keys."""
+    """Pairs of head sizes (of q and k, of v), numbers of q heads per kv head, three sequences, prompts of up
+    to 75 rows, up to 1024 keys."""
     cases: list[Case] = [KvStore(kind, 96, 9, ((0, 0, 9),)) for kind in ops.CACHE_TYPES]
     for i, (head_k, head_v) in enumerate(
         ((72, 72), (192, 128), (320, 256), (576, 512), (128, 128), (64, 64))
@@ -121,5 +123,5 @@ def recurrent() -> list[Case]:
 
 
 def wide() -> list[Case]:
-    """All of them; those of ops.py are in op_cases.py."""
+    """All cases of this file."""
     return [*matrices(), *experts(), *attention(), *recurrent()]

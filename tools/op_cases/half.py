@@ -1,4 +1,4 @@
-"""Test cases of the ops in half precision, as op_cases.py, whose lists include these."""
+"""Test cases of the ops in half precision; the lists of cases.py include them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
 @dataclass(frozen=True)
 class PackF16(Case):
-    """Rows of all magnitudes whose halves come from no subnormal float, which a driver may flush; with
-    `special` of zeros, with NaN and inf, of the largest and least floats."""
+    """Rows of all magnitudes, without subnormal floats, which a driver may flush to 0. `special` adds rows of
+    zeros, with NaN, with inf, of the largest and of the smallest floats, and of ties."""
 
     tolerance: ClassVar[float] = 0.0
     k: int = 64
@@ -26,7 +26,7 @@ class PackF16(Case):
     def setup(self, rng: np.random.Generator) -> Setup:
         x = rng.uniform(-1, 1, (self.rows, self.k)).astype(np.float32)
         x *= np.exp2(rng.integers(-80, 100, (self.rows, 1))).astype(np.float32)
-        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # down to no half
+        x *= np.exp2(rng.integers(-30, 1, x.shape)).astype(np.float32)  # some too small for an F16
         if self.special:
             x[0], x[1, 5], x[2] = 0, np.nan, rng.uniform(-1e6, 1e6, self.k)
             x[2, 7], x[3], x[4] = -np.inf, 3.4e38, 2e-38
@@ -37,14 +37,15 @@ class PackF16(Case):
 
 @dataclass(frozen=True)
 class MatMulF16(MatMul):
-    """Sums of 16 products in halves err by 4e-7 of the products' squares: in rounding each of 16 sums by
-    u^2 / 6 = 4e-8 (u = 2^-11) of the j products in it. y, of few blocks, may be a tenth of them."""
+    """A sum of 16 products in F16 has a mean squared error of 4e-7 of the sum of the products' squares. Each
+    of its 16 partial sums is rounded, which costs u^2 / 6 = 4e-8 (u = 2^-11) of the squares added so far.
+    With few blocks y^2 may be a tenth of that sum: hence the tolerance of 4e-6."""
 
     op = ops.MATRIX_OPS["mat_mul_f16"]
     tolerance = 4e-6
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # small rows count as much
+        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # small rows weigh as much
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Test cases of the ops on heads of latent attention, as op_cases.py, whose lists include these."""
+"""Test cases of the ops on heads of latent attention; the lists of cases.py include them."""
 
 from __future__ import annotations
 

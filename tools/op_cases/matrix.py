@@ -1,4 +1,4 @@
-"""Cases of the products with one matrix; part of op_cases.py, see there."""
+"""Test cases of the products with one matrix; the lists of cases.py include them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            tensors[name].align = 256 if self.n % 2 == 0 else 4  # as in a model, and anywhere
+            tensors[name].align = 256 if self.n % 2 == 0 else 4  # as in a model, or the least allowed
 
         def record(r: Recorder, v: Views) -> None:
             how: dict[str, Any] = {"up": v["up"], "act": self.act} if self.act else {"bias": v.get("bias")}

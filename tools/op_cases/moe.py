@@ -1,5 +1,5 @@
-"""Test cases of the ops of a mixture of experts, as op_cases.py, whose lists include these. Long because all
-ops have their shapes here."""
+"""Test cases of the ops of a mixture of experts; the lists of cases.py include them. Long because the
+shapes of all these ops are here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test cases of the ops on 8-bit activations, as op_cases.py, whose lists include these."""
+"""Test cases of the ops on 8-bit activations; the lists of cases.py include them."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def quick() -> list[Case]:
 
 
 def one_of(kind: str) -> list[Case]:
-    """A product where the type has it; rows of three blocks begin at every alignment."""
+    """A product, if the type has one; rows of three blocks begin at every alignment."""
     return [MatDot(kind, 5, 3 * block_of(kind)[0])] if kind in TYPES else []
 
 
 def one_tiled(kind: str) -> list[Case]:
-    """As one_of, of the ops whose variants differ in nothing else: in the wide sweep."""
+    """Cases as in one_of, of ops whose variants differ in nothing but the type. For the wide sweep only."""
     if kind not in TYPES:
         return []
     k, widths = 3 * block_of(kind)[0], (3, 0, 2)

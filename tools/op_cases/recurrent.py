@@ -1,4 +1,4 @@
-"""Test cases of the ops of recurrent layers, as op_cases.py, whose lists include these."""
+"""Test cases of the ops of recurrent layers; the lists of cases.py include them."""
 
 from __future__ import annotations
 
@@ -119,15 +119,16 @@ class DeltaGates(Case):
         return Setup(tensors, record)
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        small = np.abs(array) < 1e-4  # of their own: a logarithm without care loses these
-        # A driver's exp may end at e^88, so a sigmoid below 1e-38 is any such number: 1e-30 more hides it.
+        small = np.abs(array) < 1e-4  # compared apart: a careless logarithm gets only these wrong
+        # A driver's exp may overflow above e^88: a sigmoid below 1e-38 is then any number as small. Adding
+        # 1e-30 hides the difference.
         return {f"{name} small": np.where(small, array + 1e-30, 0), name: np.where(small, 0, array)}
 
 
 @dataclass(frozen=True)
 class DeltaNet(Case):
-    """n_k key heads with `repeat` value heads each; `gap` values behind q, k and behind v of a row. Gates are
-    down to e^`least` per row."""
+    """n_k key heads with `repeat` value heads each; `gap` values lie between the rows of q, k and v. A row
+    multiplies the state by e^`least` at the least."""
 
     tolerance: ClassVar[float] = 1e-9
     n_k: int = 2
@@ -194,7 +195,7 @@ class DeltaChunk(DeltaNet):
 
 @dataclass(frozen=True)
 class DeltaScan(DeltaNet):
-    """Behind delta_chunk: together they give what DeltaNet gives."""
+    """delta_chunk and then delta_scan: together they compute what DeltaNet computes."""
 
     tolerance: ClassVar[float] = 1e-8
 

@@ -24,7 +24,7 @@ from vkbackend.wire import F16_BLOCK, wire_words
 
 @dataclass(frozen=True)
 class PackBf16(Case):
-    """Any bits, after those that decide: ties to even and odd, the largest float, inf, NaN of least payload,
+    """Random bits after chosen ones: ties to even and odd, the largest float, inf, NaN of least payload,
     subnormals, zeros of both signs."""
 
     tolerance: ClassVar[float] = 0.0
@@ -41,8 +41,9 @@ class PackBf16(Case):
 
 @dataclass(frozen=True)
 class PackHalves(Case):
-    """In each block numbers of 45 binades, more than are kept: first the smallest and the largest floats, inf
-    and NaN between them, later ties, a largest that rounds up, the border to zero, zeros alone at the end."""
+    """Blocks of numbers that span 45 powers of two, more than the wire keeps. The first block also has the
+    smallest and the largest floats, inf and NaN. The second has ties, a largest number that rounds up, and
+    numbers about the border to zero. The last is all zeros."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -60,7 +61,7 @@ class PackHalves(Case):
         bits[F16_BLOCK : F16_BLOCK + len(one)] = one[: max(0, self.n - F16_BLOCK)]
         if self.n > 2 * F16_BLOCK:
             bits[F16_BLOCK + len(one) : 2 * F16_BLOCK] &= (
-                0xBFFFFFFF  # below two, so that `one` has the largest
+                0xBFFFFFFF  # less than 2 in magnitude, so the block's largest number is in `one`
             )
             bits[self.n // F16_BLOCK * F16_BLOCK :] = 0x80000000
         tensors = {"x": Tensor((self.n,), "f32", bits)}

@@ -27,7 +27,8 @@ from vkbackend.tools.op_cases.setup import (
 
 @dataclass(frozen=True)
 class Embed(Case):
-    """`rows` of the bucket, `used` of them in the step, some ids beyond the table; `pieces` of the table."""
+    """A recording for `rows` rows, of which the step uses `used`; one id is beyond the table, which is cut
+    into `pieces` bindings."""
 
     tolerance: ClassVar[float] = 1e-12
     type: str = "f32"
@@ -198,9 +199,9 @@ class Xielu(Softcap):
 
 @dataclass(frozen=True)
 class TopK(Case):
-    """`values` different numbers, few for many ties, zeros of both signs, infinities, and NaN in a row with
-    `nan`; with `mapped` ids come from a table, with `allowed` a mask leaves that share of the places, and
-    none in the first row."""
+    """`values` different numbers (few give many ties), zeros of both signs, and infinities; `nan` puts a NaN
+    into the last row. With `mapped` the ids come from a table. With `allowed` < 1 a mask leaves that share of
+    each row, and nothing of the first."""
 
     tolerance: ClassVar[float] = 0.0
     n: int = 64
@@ -240,8 +241,8 @@ class TopK(Case):
 
 @dataclass(frozen=True)
 class LogSumExp(Case):
-    """Logits of a spread that a model has; `spread` of hundreds would overflow without the largest. Chunks of
-    -inf alone in the first row."""
+    """Logits as spread as a model's. A `spread` of hundreds overflows unless the largest logit is subtracted.
+    The first chunk of the first row is all -inf."""
 
     n: int = 64
     rows: int = 2

@@ -61,7 +61,7 @@ class Placed:
             places["step"] = 0, (STEP_WORDS,), "u32"
             at += 4 * STEP_WORDS
         for name, tensor in setup.tensors.items():
-            at = aligned(at, 16 if tensor.dtype == "f16s" else tensor.align)  # which is read by 16 bytes
+            at = aligned(at, 16 if tensor.dtype == "f16s" else tensor.align)  # f16s: read by 16 bytes
             places[name] = at, tensor.shape, tensor.dtype
             rows = int(np.prod(tensor.shape[:-1]))
             at += -(-rows * row_nbytes(tensor.dtype, tensor.shape[-1]) // 4) * 4 + 4 * GUARD_WORDS

@@ -1,4 +1,4 @@
-"""Test cases of the ops of state space layers, as op_cases.py, whose lists include these."""
+"""Test cases of the ops of state space layers; the lists of cases.py include them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from vkbackend.tools.op_cases.setup import Case, Setup, Tensor, Views, output, u
 
 @dataclass(frozen=True)
 class SsmScan(Case):
-    """Heads of p over states of n values; `group` heads read one B and C, the first head is number `first` of
-    all. Steps are from where softplus is e^x to where it is x; decays reach e^-`span`."""
+    """Heads of p over states of n values; `group` heads read the same B and C. The device's first head is
+    head `first` of the model. Steps reach from where softplus is e^x to where it is x, decays down to
+    e^-`span`."""
 
     n_heads: int = 4
     p: int = 16

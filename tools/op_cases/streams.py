@@ -1,5 +1,5 @@
-"""Test cases of the ops of several streams and of rows by their moments, as op_cases.py, whose lists include
-these."""
+"""Test cases of the ops of several streams and of rows by their moments; the lists of cases.py include
+them."""
 
 from __future__ import annotations
 

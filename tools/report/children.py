@@ -1,7 +1,7 @@
 """Running parts in processes of their own, case by case: what crashes or hangs costs one case.
 
-The time of all parts is dealt out by their shares; what one leaves is the next one's. A process that was
-started does one case at least, and a case that has begun may go on until its deadline.
+The time of all parts is dealt out by their shares; the time that a part leaves goes to the next. A process
+that was started does one case at least, and a case that has begun may go on until its deadline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vkbackend.tools.report.part import Group, Row
 
 WORKER = (sys.executable, "-m", "vkbackend.tools.report.worker")
 START_S = 120.0  # until a process has opened its device and named its cases
-KILL_S = 10.0  # a process that a driver holds longer than this is left behind
+KILL_S = 10.0  # a killed process that a driver still holds after this time is abandoned
 MAX_LOSSES = 8  # in one part on the same devices; then it is given up
 Tell = Callable[[str, int, int], None]  # the case that begins, how many are done, of how many
 
@@ -73,14 +73,14 @@ class Child:
         self._messages.put(None)
 
     def next(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message, None behind the last one. Raises TimeoutError."""
+        """The next message, None after the last. Raises TimeoutError."""
         try:
             return self._messages.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             raise TimeoutError from None
 
     def how_it_ended(self) -> str:
-        """Of a process that says no more: "" where all is well."""
+        """How a process that says no more has ended; "" if all is well."""
         code = self._process.wait(KILL_S)
         if not code:
             return ""
@@ -128,7 +128,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
 
 
 def _go_on(job: Job, outcome: Outcome, tell: Tell) -> bool:
-    """One process more; whether there is something left for another."""
+    """Start one more process; returns whether it left cases for another."""
     asked = {"part": job.part, "devices": job.devices, "done": outcome.done, "rows": outcome.rows}
     current, n_before = "", len(outcome.done)
     child = Child(asked, job.environment, job.folder)
@@ -176,7 +176,7 @@ def _note(outcome: Outcome, case: str, message: dict[str, Any]) -> None:
 
 
 def _fail(outcome: Outcome, case: str, why: str) -> None:
-    """A case that cost its process; none yet: the part cannot begin at all."""
+    """Note the case that cost its process. If no case had begun, the part cannot begin at all."""
     if case:
         outcome.done.append(case)
         outcome.failed.append((case, why))

@@ -1,4 +1,4 @@
-"""The two files of a report, one Markdown and one JSON, written anew behind every part.
+"""The two files of a report, one Markdown and one JSON, written anew after every part.
 
 Nothing in them names the host, its user or a path: texts of errors and drivers are searched for all three.
 """
@@ -27,7 +27,7 @@ from vkbackend.tools.report.parts import PARTS
 
 NAME = "gpu-report"
 SHORTEST = 3  # letters of a name that is searched for: shorter ones are parts of words
-# A slash that no word stands before, names and slashes behind it.
+# A path: a slash without a word before it, then names and slashes.
 _PATH = re.compile(r"(?<![\w.)/])~?(?:/[^\s/'\":,;()\[\]<>|]+){2,}/?")
 
 

@@ -12,12 +12,12 @@ from vkbackend.tools.console import size
 if TYPE_CHECKING:
     from vkbackend.vulkan.capabilities import DeviceInfo
 
-PRIVATE = ("uuid", "driver_uuid")  # a card's number is its owner's
+PRIVATE = ("uuid", "driver_uuid")  # the number of a card identifies its owner
 
 
 def chosen(words: tuple[str, ...] | None) -> list[dict[str, Any]]:
-    """The devices that `words` name; without any all GPUs, or what else there is. Raises InvalidArgument,
-    UnsupportedFeature."""
+    """The devices that `words` name; without words all GPUs, or if there is none all devices. Raises
+    InvalidArgument, UnsupportedFeature."""
     from vkbackend.tools.devices import present  # needs the Vulkan loader
     from vkbackend.vulkan.instance import select
 
@@ -37,7 +37,7 @@ def of_device(info: DeviceInfo) -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """Processor, memory and system."""
     found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
-    version = re.match(r"[\d.]*", platform.release())  # behind it are names that builders give
+    version = re.match(r"[\d.]*", platform.release())  # after it come names that the builder chose
     found["system"] = f"{platform.system()} {version and version[0]} {platform.machine()}"
     for name, path, key in (
         ("processor", "/proc/cpuinfo", "model name"),

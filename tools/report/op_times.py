@@ -26,7 +26,7 @@ RANKING = "ranking"
 
 
 class Tune(Part):
-    """The ranking is kept in the report's own cache folder: the parts behind this one run by it."""
+    """The ranking is kept in the report's own cache folder: later parts choose ops by it."""
 
     title = "Which op multiplies matrices fastest (`tune`)"
     share, deadline_s = 0.1, 60.0
@@ -66,7 +66,7 @@ SIDE, SOFTWARE_SIDE = 4096, 1024  # of a square matrix
 ROWS = {"one": 1, "few": 8, "many": 512}  # of x, by class
 SOFTWARE_ROWS = ROWS | {"many": 32}
 COLD_NBYTES = 512 << 20  # copies that take turns: more than any cache holds
-HEAP_SHARE = 8  # at most this part of a device's memory
+HEAP_SHARE = 8  # the copies take at most an eighth of a device's memory
 COPY = "copies within the memory"
 EXPERT_TYPES = ("q4_k",)
 
@@ -90,7 +90,7 @@ class Products(Part):
         ]
         for kind in EXPERT_TYPES:
             found += [*expert_cases(kind), *(case for case in quantized_cases(kind) if "Id" in repr(case))]
-        if not is_cpu:  # a processor takes minutes for a prompt behind 4,096 positions
+        if not is_cpu:  # a processor takes minutes for a prompt after 4,096 positions
             found += attention_cases()
         return {repr(case): case for case in found}
 

@@ -1,6 +1,6 @@
 """What a part of the report is: named cases on some devices, and rows of plain values as their results.
 
-A part lives in a process of its own (worker.py). When that dies, another goes on behind the case that killed
+A part lives in a process of its own (worker.py). When that dies, another goes on after the case that killed
 it; so a case needs nothing of those before it but `rows`, what the part found on these devices so far.
 """
 
@@ -24,7 +24,7 @@ class Part:
     """One part on one group of devices; subclasses have the cases."""
 
     title: ClassVar[str]
-    share: ClassVar[float]  # of the time of all parts; what earlier ones leave is added
+    share: ClassVar[float]  # share of the time of all parts; the time that earlier parts leave is added
     deadline_s: ClassVar[float]  # for a case; one that takes longer counts as a hang
     environment: ClassVar[Mapping[str, str]] = {}
 
@@ -34,7 +34,7 @@ class Part:
 
     @staticmethod
     def groups(devices: Sequence[str]) -> list[Group]:
-        """The devices that are measured together, one group behind another: here each by itself."""
+        """The devices that are measured together, one group after another. Here each device by itself."""
         return [(device,) for device in devices]
 
     @property

@@ -1,4 +1,4 @@
-"""Parts that run whole models: decode and prefill behind a long context, compiling, llama.cpp beside it."""
+"""Parts that run whole models: decode and prefill after a long context, compiling, llama.cpp beside it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vkbackend.tools.studies.bench_compile import compile_times
 MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)
 N_PROMPT, MOST_TOKENS, LEAST_TOKENS = 512, 64, 3
-ROOM = N_PROMPT + MOST_TOKENS + 64  # cells behind the deepest context
+ROOM = N_PROMPT + MOST_TOKENS + 64  # cells after the deepest context
 BOX_S = 2.0  # for the timed tokens of a case
 SLOW_PROMPT_S = 20.0  # a prompt that would take longer is timed with fewer tokens
 
@@ -75,7 +75,8 @@ class Rates(Part):
         return [row | ({"us/reduce": 1e6 * spent / n} if n else {})]
 
     def _opened_for(self, spec: str) -> Runner:
-        """The model with the deepest context, and if even none fits with the most layers, that does."""
+        """The model with the deepest context that fits. If none fits, with half its layers, a quarter, and so
+        on."""
         if self._runner is None or self._spec != spec:
             self.close()
             self._runner, self._depth, self._why = open_model(spec, self.devices)
@@ -112,7 +113,7 @@ def halved(spec: str) -> Iterator[int]:
 
 
 def prompt_length(timer: Timer, depth: int) -> int:
-    """512, or what a slow device is expected to read in 20 s: by the time of ever longer prompts."""
+    """512, or what a slow device should read in 20 s, judged by the times of longer and longer prompts."""
     n = 16
     while n < N_PROMPT:
         timer.behind(depth, n, 0)

@@ -21,7 +21,7 @@ from vkbackend.tools.report.part import LeftOut, Part
 from vkbackend.tools.report.parts import PARTS
 from vkbackend.tools.verify import is_lost
 
-DEVICES = "devices"  # the job that is no part: what devices there are
+DEVICES = "devices"  # a job that is no part: it lists the devices
 
 
 def tell(out: TextIO, **message: Any) -> None:
@@ -56,7 +56,7 @@ def work(part: Part, done: set[str], out: TextIO) -> None:
             told["lost"] = True
         tell(out, end=name, **told)
         if told.get("lost"):
-            os._exit(0)  # closing what does not answer would wait for it
+            os._exit(0)  # to close a device that does not answer would be to wait for it
     with suppress(VkbackendError):
         part.close()
 

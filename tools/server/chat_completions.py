@@ -52,7 +52,8 @@ def chat_options(service: Service, fields: Fields, llm: LLM) -> dict[str, Any]:
 
 
 def template_options(service: Service, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The template of the command line, and what it finds: a request's word counts before that."""
+    """The command line's template and the variables it gets; a request's variables override the command
+    line's."""
     found: dict[str, Any] = {"template_variables": dict(service.config.template_fields) | dict(variables)}
     return found if service.config.template is None else found | {"template": service.config.template}
 
@@ -182,7 +183,7 @@ class AskedChat:
         yield streams.DONE
 
     def _plain_head(self, head: dict[str, Any], index: int) -> bytes:
-        """An event up to its text, which most differ in alone: encoded once."""
+        """The bytes of an event before its text, encoded once: most events differ only in their text."""
         choice = {"index": index, "finish_reason": None, "logprobs": None, "delta": {"content": ""}}
         return streams.event(head | {"choices": [choice]}).removesuffix(b'""}}]}\n\n')
 

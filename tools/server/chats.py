@@ -120,7 +120,8 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of a call. What is no JSON object, as a grammar alone makes sure of, stands under a name."""
+        """The arguments of a call. Only a grammar makes sure of a JSON object: other text becomes
+        {"arguments": text}."""
         try:
             found = json.loads(self.text or "{}")
         except (ValueError, RecursionError):

@@ -103,7 +103,8 @@ class Asked:
         return None
 
     def _text(self, job: Job, chunk: Chunk) -> str:
-        """Of a chunk; the prompt's is what was sent, without what the model puts in front of it."""
+        """The text of a chunk. For the prompt it is the text that was sent, without tokens that the model
+        adds."""
         is_prompt = self.echo and chunk.token is None and chunk.finish_reason is None
         return job.text if is_prompt and job.text is not None else chunk.text
 
@@ -125,7 +126,7 @@ class Asked:
                 timings = {"timings": timings_of(tally)} if reason else {}
                 data = streams.event(self.head | {"choices": [choice]} | timings)
             if chunk.token is None and reason is None:
-                held += data  # the prompt: what is wrong with the rest can still be told by a status
+                held += data  # the prompt: until a token comes, an error can still be a status
                 continue
             yield held + data
             held = b""
@@ -135,7 +136,7 @@ class Asked:
         yield streams.DONE
 
     def _event_head(self, index: int) -> bytes:
-        """An event up to its text, which most differ in alone: encoded once."""
+        """The bytes of an event before its text, encoded once: most events differ only in their text."""
         choice = {"index": index, "logprobs": None, "finish_reason": None, "text": ""}
         return streams.event(self.head | {"choices": [choice]}).removesuffix(b'""}]}\n\n')
 

@@ -66,8 +66,8 @@ def read_keys(keys: Iterable[str], path: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`hosts` are names of this server beside addresses, localhost and the machine's own; `origins` those of
-    pages that may ask from elsewhere, "*" for all."""
+    """`hosts`: names that the server goes by, besides addresses, localhost and the machine's own name.
+    `origins`: those of other sites whose pages may ask, "*" for all."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from vkbackend.tools.server.generations import Tally, stop_met
 from vkbackend.tools.server.service import Json, Service
 
 MAX_BLOCKS = 10_000
-# Claude Code begins its system prompt with a block that differs in every request: nothing behind it would
+# Claude Code begins its system prompt with a block that differs in every request: nothing after it would
 # ever be found in the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "tool"}
@@ -118,7 +118,7 @@ def _assistant(message: Fields) -> list[dict[str, Any]]:
         if kind == "thinking":
             thoughts.append(block.text("thinking", ""))
         elif kind == "redacted_thinking":
-            continue  # another server's secret
+            continue  # encrypted by another server: nobody here can read it
         elif kind == "tool_use":
             given = block.inner("input")
             arguments = json.dumps(given.values if given else {}, ensure_ascii=False)
@@ -165,7 +165,7 @@ class AskedMessage:
         }  # fmt: skip
 
     def _usage(self, tally: Tally) -> dict[str, int]:
-        """Anthropic counts what was kept apart from what was computed."""
+        """Anthropic's API counts cached tokens separately from computed ones."""
         return {
             "input_tokens": tally.prompt_n - tally.cached_n, "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": tally.cached_n, "output_tokens": tally.n_tokens,

@@ -33,7 +33,8 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """What was asked and answered. `requests` counts by route and status; both are from short lists."""
+    """What was asked and answered. `requests` counts by route and status, both from short lists: few
+    counters."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     prompt_tokens: int = 0

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vkbackend.tools.server.limits import Limits
 
-MAX_BODIES = 4  # times the bound, until a body that is too large is cut off
+MAX_BODIES = 4  # a refused body is read on up to this many times the bound, then the connection ends
 ANSWERS = {
     408: b"HTTP/1.1 408 Request Timeout\r\n",
     431: b"HTTP/1.1 431 Request Header Fields Too Large\r\n",
@@ -89,8 +89,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A body that is refused is read on and thrown away, as a client that still sends would not see the
-        answer; but not for ever."""
+        """Read a refused body on and throw it away: a client does not look at the answer while it sends. Up
+        to MAX_BODIES times the bound."""
         self._n_body_bytes += len(body)
         if self._n_body_bytes > MAX_BODIES * self.bounds.body_nbytes:
             self.transport.abort()
@@ -99,7 +99,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._set_timer(None, None)
         super().on_message_complete()
-        self._in_headers = True  # of the next request, whose time begins with its first byte
+        self._in_headers = True  # those of the next request, whose time begins with its first byte
 
     # ---- what is written ----
 

@@ -140,7 +140,7 @@ class AskedResponse:
         self.service, self.llm, self.jobs = service, llm, jobs
         self._fields, self._most, self._created = fields, most, now()
         self.id = _id("resp")
-        self._ids: list[str] = []  # of the items
+        self._ids: list[str] = []  # ids of the output items
 
     @classmethod
     async def of(cls, service: Service, fields: Fields, llm: LLM) -> AskedResponse:

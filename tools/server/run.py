@@ -20,7 +20,7 @@ from vkbackend.tools.server.model import Model, Open
 from vkbackend.tools.server.protocol import protocol
 from vkbackend.tools.server.service import Config, Service
 
-LAST_EVENT_S = 5.0  # for error events to reach their clients, once the time to end is over
+LAST_EVENT_S = 5.0  # after `shutdown_s`: for the error events to reach their clients
 BACKLOG = 256
 
 log = logging.getLogger("vkbackend.serve")
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
         self._life.add_done_callback(self._ended)
 
     def _ended(self, life: asyncio.Task[None]) -> None:
-        """The model's life is over: as asked, or it could not be opened."""
+        """The task of the model is done: it was closed, or it could not be opened."""
         if not life.cancelled() and (error := life.exception()) is not None:
             self.failed = error
         self.should_exit = True
@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
                 len(service.running),
                 service.config.limits.shutdown_s,
             )
-        # What is not done then ends with an error event, as the model is closed below it.
+        # After `shutdown_s` the model closes, which ends the remaining streams with an error event.
         timer = asyncio.get_running_loop().call_later(service.config.limits.shutdown_s, service.model.close)
         await super().shutdown(sockets)
         timer.cancel()
@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """As uvicorn's, but a signal that was obeyed ends the program with 0."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # only that one hears of signals
+            yield  # Python runs signal handlers in the main thread only
             return
         before = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)

@@ -1,5 +1,5 @@
 """From the fields of a request to the options of a generation: OpenAI's names, and llama-server's samplers,
-which count in every API."""
+which every API takes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from vkbackend.tools.server.service import Service
 
 FOLDER = Path(__file__).parent / "page"
-# Said here: what Python guesses from a system's tables may be text/plain, which no browser runs.
+# Stated here: Python would guess from the system's tables, maybe text/plain, and no browser runs that.
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",

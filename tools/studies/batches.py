@@ -25,7 +25,7 @@ PROMPT = 64
 
 
 def decode(runner: Runner, n: int, depth: int) -> float:
-    """Seconds of a step of n sequences, each behind `depth` positions."""
+    """Seconds of a step of n sequences, each after `depth` positions."""
     runs = [Run(slot, slot, 1, depth) for slot in range(n)]
     return _timed(runner, [1 + i % 99 for i in range(n)], runs, list(range(n)))
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for n in SIZES:
                     took[n].append(decode(runner, n, depth))
                 prompts.append(prefill(runner))
-                if i == 1:  # what compiled
+                if i == 1:  # two rounds compiled and warmed up: forget their times
                     took, prompts = {n: [] for n in SIZES}, []
         finally:
             runner.close()

@@ -53,7 +53,7 @@ def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
 
 
 def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
-    """What the cases run that the device can, by the names of pipelines."""
+    """Pipeline's name -> a dispatch of it, for all that the cases run and the device can."""
     found = {}
     for case in chosen(pattern, "all"):
         if limits.features.issuperset(case.needs):

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def rows(compiler: Compiler, n: int) -> None:
-    """A greedy token of a whole row on the host, free and of a schema."""
+    """Time a greedy token from a whole row on the host, without a schema and with one."""
     logits = np.random.default_rng(0).normal(0, 3, n).astype(np.float32)
     free, bound = Sampler(SamplingParams(0.0, seed=1)), Sampler(SamplingParams(0.0, seed=1), True)
     bound.matcher = compiler.start(compiler.compile(KINDS["a schema"]).result())

@@ -55,7 +55,7 @@ def measure(path: str, n: int, sampling: dict[str, Any]) -> float:
     channel = Channel()
     keep = []
     for i in range(n):
-        # Whoever moved the parameters of sampling: the message names their type.
+        # SamplingParams is taken from messages.py, which has it in every checkout, whatever file defines it.
         kind: Any = messages.SamplingParams
         request = messages.Generate(i, (1, 2, 3), None, kind(seed=i, **sampling))
         mail: Any = SimpleQueue()

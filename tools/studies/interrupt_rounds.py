@@ -31,7 +31,7 @@ N_CTX, N_PROMPT, N_DECODE, N_CHECKED = 128, 96, 12, 6
 AGAIN = 0.3  # share of the rounds with a second interrupt,
 AGAIN_S = 0.003  # at most this long after the first
 BEYOND = 1.2  # the interrupt strikes within this many times what the call takes
-RELEASED_S = 30.0  # how long what was interrupted may take to be released
+RELEASED_S = 30.0  # limit for the release of what an interrupted call held
 
 
 class Striker:
@@ -61,9 +61,10 @@ class Striker:
             self.pending = False
 
     def strike(self, call: Callable[[], object], waits: list[float], as_signal: bool) -> int:
-        """Let interrupts strike `call`; returns how many raised: two at most, the second maybe behind it."""
+        """Let interrupts strike `call`; returns how many raised: at most two, the second maybe after the
+        call."""
         self.raised, self.pending, self.armed = 0, True, True
-        with suppress(KeyboardInterrupt):  # for a second one, in what follows the first
+        with suppress(KeyboardInterrupt):  # a second interrupt may strike while the first is handled
             try:
                 self._orders.put((waits, as_signal))
                 call()
@@ -77,12 +78,12 @@ class Striker:
     def _wait(self) -> None:
         while self.pending:
             time.sleep(0.0005)
-        time.sleep(0.0005)  # what is pending raises here at the latest
+        time.sleep(0.0005)  # a pending interrupt raises here at the latest
 
 
 class Rounds:
-    """A model that stays open and is asked for known tokens after every round; what a round is to open or
-    close is another one."""
+    """A model that stays open and is asked for known tokens after every round. A round that opens or closes a
+    model uses another one."""
 
     def __init__(self, path: str, devices: list[str], process: bool, folder: str) -> None:
         self._path = path

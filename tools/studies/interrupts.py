@@ -30,7 +30,7 @@ FAULTS = ("wrong", "error", "left", "hang", "crash")
 
 
 class Batch:
-    """A process with rounds first..first+count of one device; whether a line of it came in time."""
+    """A process that runs rounds first..first+count on one device; its lines are waited for with a limit."""
 
     def __init__(self, args: argparse.Namespace, devices: str, folder: str, first: int, count: int) -> None:
         words = args.model, devices, args.process, folder, args.seed, first, count
@@ -83,7 +83,7 @@ def study(args: argparse.Namespace, devices: str, folder: str) -> dict[str, Coun
             found[phase][fault] += 1
             sys.stderr.write(f"{devices} {phase}, round {at - 1}: {fault}, the process ended with {code}\n")
             if not any(count["rounds"] for count in found.values()):
-                break  # it does not even begin
+                break  # the process died before its first round
         bad = sum(count[name] for count in found.values() for name in FAULTS)
         sys.stderr.write(f"{devices}: {raised} of {args.count} interrupts, {bad} faults\n")
     return found

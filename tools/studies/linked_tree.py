@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def link(tree: Path) -> None:
-    """Make the tree anew."""
+    """Remove the tree and make it again."""
     shutil.rmtree(tree, ignore_errors=True)
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     for package, folder in folders.items():

@@ -30,7 +30,7 @@ from vkbackend.tools.measure.llama_cpp_shaders import built
 from vkbackend.tools.measure.turns import errors_told, table
 from vkbackend.tools.studies.count_instructions import rows_of
 
-# By the work, our ops that may serve it, the best first.
+# Work -> our ops that can do it, the best first.
 OURS = {
     "decode 1": ("mat_dot", "mat_wave"),
     "decode 8": ("mat_dot", "mat_wave"),
@@ -41,7 +41,7 @@ OURS = {
 
 
 def cases(work: str, kind: str) -> list[str]:
-    """The cases of bench-ops in which these run."""
+    """Patterns of the bench-ops cases in which the ops of `work` run."""
     if work == "attention 1":
         return [rf"AttnDecode\(.*4095.*'{kind}', type_v='{kind}'"]
     if work == "attention 512":
@@ -79,7 +79,8 @@ COLUMNS = (
 
 
 def serves(work: str, kind: str) -> bool:
-    """Whether a type is one of weights, or one that the cache may have in both programs and bench-ops has."""
+    """Whether the work exists in this type: all types of weights, for attention those of caches that both
+    programs and bench-ops have."""
     return not work.startswith("attention") or kind in ("f16", "q8_0")
 
 
@@ -108,7 +109,7 @@ def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path)
 
 
 def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
-    """Ours for that work: the largest tile of the op that comes first."""
+    """Our row for that work: the first op in OURS that has one, with its largest tile."""
     of, _, n_rows = work.partition(" ")
     for op in OURS[work]:
         named = [row for row in rows if row.kernel.startswith((f"{op}.", f"{op}-"))]

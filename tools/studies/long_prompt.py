@@ -25,8 +25,8 @@ UNDISTURBED = 200  # tokens of each before the prompt comes
 
 
 async def measure(llm: LLM, n_prompt: int) -> tuple[list[float], list[float], list[float], float]:
-    """Milliseconds between tokens before the prompt, beside it and behind it, and seconds until its first
-    token."""
+    """Milliseconds between tokens before the prompt, while it is read and after it, and seconds until its
+    first token."""
     rng = random.Random(7)
     gaps: list[float] = []
     over = asyncio.Event()
@@ -70,7 +70,7 @@ def main() -> None:
         n = whole_number("-p", args.n_prompt, 1, 1 << 17)
         devices = device_list("devices", args.device)
         with LLM(args.model, devices=devices, n_slots=N_DECODING + 1, n_ctx=2 * n) as llm:
-            asyncio.run(measure(llm, min(n, 600)))  # records the steps that there will be
+            asyncio.run(measure(llm, min(n, 600)))  # so that all steps are recorded before the measurement
             before, during, after, took = asyncio.run(measure(llm, n))
     rows = []
     for name, q in (("median", 0.5), ("p99", 0.99), ("most", 1.0)):

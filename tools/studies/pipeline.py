@@ -25,7 +25,7 @@ from vkbackend.tools.measure.turns import errors_told, table
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.twins.device import HostQueue, NullDevice
 
-N_TOKENS = 24  # of each sequence and turn, the first ones left out
+N_TOKENS = 24  # counted for each sequence and turn, after the first N_WARM
 N_WARM = 4
 
 
@@ -96,7 +96,7 @@ def compare(model: str, n: int, n_ubatch: int, rounds: int) -> tuple[float, floa
             for n_in_flight, rates in found.items():
                 _most(runner, n_in_flight)
                 one = rate(engine, n, 2 * turn + n_in_flight + 2)
-                if turn >= 0:  # before, steps are recorded
+                if turn >= 0:  # the turns before 0 record the steps
                     rates.append(one)
     return statistics.median(found[1]), statistics.median(found[2])
 

@@ -34,8 +34,8 @@ MODELS = ("llama-8b:Q4_K", "llama-70b:Q4_K", "qwen3-235b-a22b:Q4_K")
 COUNTS = (1, 2, 4, 8)
 MEMORY_GIB = (8, 16, 24)
 N_CTX, N_PROMPT = 131_072, 512
-ROOM_NBYTES = 1 << 40  # of each card here, so that all is laid out; what fits real ones is counted then
-MEASURED = Pace(400e9 / 4, 20e9 / 4)  # of a card that reads 400 GB/s, as known_speed.py trusts it
+ROOM_NBYTES = 1 << 40  # of each simulated card: every model fits; what real cards hold is computed later
+MEASURED = Pace(400e9 / 4, 20e9 / 4)  # for a card measured at 400 GB/s: known_speed.py counts on a quarter
 
 HOST = (
     *("model", "cards", "start s", "token s", "prompt s", "host MiB"),
@@ -57,7 +57,7 @@ class Found:
 
 
 def columns_of(memory: Sequence[int]) -> tuple[str, ...]:
-    """Of the second table, for cards of so many GiB."""
+    """The columns of the second table, for cards of `memory` GiB."""
     return *CARDS, *(f"context in {gib} GiB" for gib in memory)
 
 
@@ -74,7 +74,7 @@ def counts(step: Step) -> tuple[int, int]:
 
 
 def submissions(step: Step, pace: Pace) -> int:
-    """How many a device gets for a step, cut by that pace."""
+    """The number of submissions that a device gets for a step, which is cut to suit the pace."""
     recording = step.executables[0].recording
     whole = Recording(recording.name, [c for c in recording.commands if not isinstance(c, Cut)])
     cuts = sum(isinstance(c, Cut) for c in cut_long(whole, pace).commands)
@@ -82,14 +82,14 @@ def submissions(step: Step, pace: Pace) -> int:
 
 
 def context_in(memory_gib: int, fixed: int, kv: int) -> str:
-    """The context for which a card has room beside what is `fixed`, of one that takes `kv` for N_CTX."""
+    """The longest context that a card can hold beside `fixed` bytes, if N_CTX tokens take `kv` bytes."""
     room = memory_gib * (1 << 30) * (1 - RESERVE) - fixed
     n_ctx = min(N_CTX, int(room / kv * N_CTX)) // 1024
     return f"{n_ctx}k" if n_ctx > 0 else "-"
 
 
 def recorded(runner: Runner, n_rows: int, top_k: int) -> tuple[Step, float]:
-    """A step, and the processor's seconds that it took."""
+    """A step, and the CPU seconds that recording it took."""
     began = time.process_time()
     halves = n_rows > 1 and in_halves(runner.mesh.devices, runner.options)
     return runner.mesh.recorded_step(n_rows, 1, top_k, halves), time.process_time() - began
@@ -117,7 +117,7 @@ def measure(
     with variable(env.CACHE, "off"):  # nothing is known of these cards, and nothing to be measured
         runner = Runner(options, Hollow(spec), devices=devices)
         start_s = time.process_time() - began
-        token, token_s = recorded(runner, 1, 1)  # the largest token alone: a kind that no start records
+        token, token_s = recorded(runner, 1, 1)  # top_k = 1: no start records such a step
         prompt, prompt_s = recorded(runner, N_PROMPT, runner.max_top_k)
     host_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     first, last = pipelines(token), pipelines(prompt)
@@ -136,7 +136,7 @@ def measure(
 
 
 def in_a_process(spec: str, n: int, memory: Sequence[int], overrides: Sequence[tuple[str, str]]) -> Found:
-    """Host memory is that of this model alone."""
+    """In a process of its own, so that its host memory is that of this model alone."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(measure, spec, n, memory, overrides).result()

@@ -68,7 +68,7 @@ async def _ready(endpoint: Endpoint) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process's threads; one that ended takes its own along."""
+    """CPU seconds of a process's threads. Those of a thread that has ended are missing."""
     found = 0
     for path in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):

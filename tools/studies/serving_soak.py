@@ -131,7 +131,7 @@ class Soak:
             await asyncio.sleep(0.2)
 
     async def quiet(self) -> dict[str, Any]:
-        """What the engine has to do once nobody asks any more."""
+        """The engine's counters once nobody asks any more: what is still running."""
         end = time.monotonic() + QUIET_S
         while True:
             stats: dict[str, Any] = (await self.get("/stats"))[1].get("engine", {})

@@ -25,7 +25,7 @@ from vkbackend.wire import FORMATS
 def logits(
     gguf: Synthetic, tokens: list[int], cache: str, devices: tuple[str, ...], **how: Any
 ) -> np.ndarray:
-    """Of every token, float64."""
+    """The logits of every token, as float64."""
     n = len(tokens)
     options = Options.of(
         gguf.paths[0],
