@@ -30,8 +30,8 @@ LogProbs = npt.NDArray[np.float64]
 @dataclass(slots=True)
 class Score:
     """Sums over the tokens scored so far. With a base there are sums of differences from it, too: `rise` of
-    the negative log likelihood, `dp2` of the token's probability, squared. `klds` is the
-    divergence at every token. A 2 at the end of a name: squares."""
+    the negative log likelihood, `dp2` of the token's probability, squared. `klds` is the divergence at every
+    token. A 2 at the end of a name: squares."""
 
     n: int = 0
     nll: float = 0.0

@@ -1,4 +1,4 @@
-"""What a conversation is answered by: thought, content and tool calls, whole or as they come."""
+"""Answers of a conversation: thought, content and tool calls, whole or in pieces as they come."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vkbackend.models.tool_calls.source import Found, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model calls; `arguments` is JSON text, which only a grammar makes sure of."""
+    """A function that the model calls. `arguments` should be JSON text; only a grammar guarantees that."""
 
     id: str
     name: str
     arguments: str
 
 
-@dataclass(slots=True)  # as Chunk
+@dataclass(slots=True)  # not frozen, as Chunk
 class ChatChunk:
     """What a token brought. The last has `finish_reason`: "stop", "length" or "tool_calls". `chunk` has the
     token, the slot, logprobs and timings."""
@@ -62,8 +62,9 @@ class ChatCompletion:
 
 
 class AnswerReader:
-    """Tells the parts of an answer apart. `thinking`: it begins in a thought; without a format nothing is a
-    call; `single`: it ends with its first call (`is_over`); `channels`: it is Harmony."""
+    """Tells the parts of an answer apart. `thinking`: the answer begins in a thought. Without `format_`
+    nothing is a call. `single`: the answer ends with its first call (`is_over`). `channels`: it is in
+    Harmony."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class AnswerReader:
             else:
                 content += one
         if not self._begun and (self._thought or thought):
-            content = content.lstrip()  # what stands between a thought and the answer
+            content = content.lstrip()  # drop white space between a thought and the answer
         self._thought |= bool(thought)
         self._begun |= bool(content)
         self.called |= bool(calls)
@@ -109,7 +110,7 @@ class AnswerReader:
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
     def _parts(self, text: str, last: bool) -> Iterable[tuple[Found, bool]]:
-        """(content, thought or call, whether it is a thought)."""
+        """Pairs of a part (a content, a thought or a call) and whether it is a thought."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:

@@ -21,7 +21,7 @@ MAX_KEPT = 4  # prompt makers: each has a process for its template
 
 
 class PromptMakers:
-    """Those in use, by template."""
+    """The prompt makers in use, by template."""
 
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, str]) -> None:
         self._tokenizer, self._templates = tokenizer, templates
@@ -31,7 +31,7 @@ class PromptMakers:
     def of(self, options: ChatOptions) -> PromptMaker:
         key = options.template, bool(options.tools), options.parse_special
         made = self._kept.get(key)
-        if made is None:  # its process starts; others need not wait for that
+        if made is None:  # outside the lock: to start its process takes time
             made = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
         with self._lock:
             made = self._kept.setdefault(key, made)
@@ -49,7 +49,7 @@ class Chatting:
     generations: list[Generation]
     mailbox: Mailbox
     tokenizer: Tokenizer
-    eager: bool = False  # the engine goes on anyway
+    eager: bool = False  # the engine computes ahead anyway
 
     def stream(self) -> Generator[ChatChunk, None, None]:
         reader = self.request.reader()

@@ -124,7 +124,7 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
-        # Where a grammar is, the text would begin anew.
+        # With a grammar the context cannot slide: the new request would match the grammar from its start.
         slides = not any(options.get(name) for name in KEYWORDS)
         made: list[int] = []
         try:
@@ -152,7 +152,7 @@ class Chat:
             answer = "".join(chunk.text for chunk in chunks)
             tokenizer = self._prompts.tokenizer
             if made and made[-1] in tokenizer.stop_ids:
-                made.pop()  # the template writes what ends a message
+                made.pop()  # the template itself writes the token that ends a message
             self.messages = [*messages, said(answer, self.thinks, self.channels)]
             # Bytes of half a character, or a stop string, are in the tokens and not in the text.
             whole = tokenizer.decode(made, at_start=False) == answer
@@ -161,7 +161,8 @@ class Chat:
     # ---- what the context holds ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """The same for an answer of which `n_made` tokens are there; None where nothing older is left."""
+        """`_fitting` with more left out, for an answer that already has `n_made` tokens. None if no older
+        exchange can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
             return None
@@ -169,8 +170,9 @@ class Chat:
         return found if len(found[2]) + n_made < self._llm.n_ctx else None
 
     def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
-        """How many messages are left out so that the others have `most` tokens, their text, its ids. Half of
-        the context is made free at once: else every turn would compute the whole conversation anew."""
+        """How many messages are left out so that the others have at most `most` tokens; their text; its ids.
+        If some must go, so many go that half of the context is free: else every turn would compute the whole
+        conversation anew."""
         n_first = len(self._first)
         while True:
             seen = [*messages[:n_first], *messages[n_first + left_out :]]
@@ -182,23 +184,24 @@ class Chat:
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
     def _older(self, messages: list[Message], left_out: int) -> int | None:
-        """How many are left out where one more exchange is; None where the last message is the first."""
+        """How many messages are left out if one more exchange is. None: the last exchange is the only one
+        left."""
         n_first = len(self._first)
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        """Ids of a rendered conversation, those that the slot holds as they are."""
+        """Ids of a rendered conversation. If it continues the slot's text, the slot's own ids stay."""
         tok = self._prompts.tokenizer
         if self._text and prompt.text.startswith(self._text) and (new := prompt.behind(len(self._text))):
             rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
-            if rest and tok.is_marker(rest[0]):  # else it may belong to the same word
+            if rest and tok.is_marker(rest[0]):  # else the new text may continue the slot's last word
                 return self._ids + rest
         return self._prompts.ids(prompt)
 
 
 def said(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """An answer as templates take it: a thought stands by itself, under the names of Qwen and of gpt-oss."""
+    """An answer as templates take it. A thought has its own fields, with the names of Qwen and of gpt-oss."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

@@ -22,7 +22,7 @@ The functions:
 
 
 def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """A list of messages: dicts with a role, a content (a text, text parts, None) and what else they have.
+    """A list of messages: dicts with a role, a content (a text, text parts, None) and any further keys.
     Raises InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
     found = [_message(f"{name}[{i}]", one) for i, one in enumerate(given)]
@@ -44,7 +44,7 @@ def _message(name: str, value: Any) -> dict[str, Any]:
 
 
 def _content(name: str, value: Any) -> str:
-    """Its text: parts joined as lines; images, sound and files are refused."""
+    """The text of a content: parts are joined as lines; images, sound and files are refused."""
     if value is None or isinstance(value, str):
         return value or ""
     texts = []
@@ -76,8 +76,8 @@ def _call(name: str, value: Any) -> dict[str, Any]:
 def for_template(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], maker: PromptMaker
 ) -> list[Message]:
-    """As the template reads them: answers of tools bear their function's name, arguments are what it writes
-    as JSON; where it knows no tools, those are told in words."""
+    """The messages as the template reads them. Results of tools get their function's name, and arguments of
+    calls the form that the template expects. If the template knows no tools, they are described in words."""
     found, names = list[Message](), dict[str, str]()
     for message in messages:
         made = dict(message)

@@ -28,7 +28,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Chats(ABC):
-    """What answers conversations, of a model with a tokenizer."""
+    """The methods that answer conversations, for a class with these attributes of a model."""
 
     chat_templates: Mapping[str, str]
     n_slots: int

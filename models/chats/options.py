@@ -71,7 +71,7 @@ def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _check_shape(name: str, schema: Any) -> None:
-    """Raises InvalidArgument where a keyword of a JSON Schema has no value of its kind."""
+    """Raises InvalidArgument if a keyword of a JSON Schema has a value of a wrong type."""
     if not isinstance(schema, Mapping):
         if not isinstance(schema, bool):
             raise refused(name, schema, "expected a JSON Schema")
@@ -145,5 +145,5 @@ class ChatOptions(GenerateOptions):
         return cls(**given)
 
     def plain(self) -> dict[str, Any]:
-        """The keywords of `LLM.generate` among them."""
+        """Those of the options that are keywords of `LLM.generate`."""
         return {one.name: getattr(self, one.name) for one in fields(GenerateOptions)}

@@ -1,5 +1,5 @@
-"""From a conversation to the tokens of a prompt: the template, its special tokens, text that only looks like
-them."""
+"""From a conversation to the tokens of a prompt: the template, its special tokens, and text of messages that
+only looks like special tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
 
 class PromptMaker:
-    """`template`: a jinja source or the name of one of the `templates` of the model (None: the default one,
-    with `tools` the one for tools; ChatML where it has none, which `notes` say). What looks like special
-    tokens in messages is plain text, unless `parse_special`.
+    """Makes prompts with one template. `template`: a jinja source, or the name of one of the model's
+    `templates`. None: the one for tools if `tools`, else the default one; ChatML if the model has none, and
+    `notes` say so. What looks like special tokens in messages is plain text, unless `parse_special`.
 
     Raises InvalidArgument for a template that is not valid.
     """
@@ -57,13 +57,13 @@ class PromptMaker:
         return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Raises what rendering raises (ChatTemplate.render)."""
+        """The text of a conversation. Raises what ChatTemplate.render raises."""
         if self._parse_special:
             return Prompt(self._template.render(messages, **variables))
         return self._protection.prompt(messages, variables)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """With the BOS that the model wants and a template may leave out."""
+        """The ids of a prompt. A BOS that the model wants is added if the template left it out."""
         tok = self.tokenizer
         ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
@@ -72,8 +72,8 @@ class PromptMaker:
 
     @cached_property
     def text_arguments(self) -> bool:
-        """Whether the template wants a call's arguments as JSON text: it does not write them as JSON by
-        itself."""
+        """Whether the template wants a call's arguments as JSON text, because it does not write a dict as
+        JSON by itself."""
         call = {"name": "f", "arguments": {"probed": [1]}}
         asked = {"role": "user", "content": "x"}
         messages: list[Message] = [asked, {"role": "assistant", "content": "", "tool_calls": [

@@ -1,4 +1,4 @@
-"""A conversation to answer: its prompt, the grammar that its tools and its schema ask for, and who reads the
+"""A conversation to answer: its prompt, the grammar that its tools and its schema need, and the reader of the
 answer."""
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ SPACE = r"/[ \n]{0,4}/"  # what stands between a thought and what follows it
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`ids`: the prompt; `keywords`: of LLM.generate; `shown`: control tokens that the reader needs; `text`:
-    of the prompt. `protected`: whether text that looks like special tokens could be told from those."""
+    """`ids` and `text`: the prompt. `keywords`: those of LLM.generate. `shown`: control tokens whose text the
+    reader needs. `protected`: whether text that looks like special tokens could be told from real ones.
+    `single`: the answer ends with its first call."""
 
     ids: list[int]
     keywords: dict[str, Any]
@@ -89,8 +90,8 @@ def _forced(
 def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
-    """An answer of that form behind a thought, or calls in its place. Grammars of the caller's are taken as
-    they are, for the whole text."""
+    """The keywords for an answer of that form after a thought, or for calls in its place. A grammar of the
+    caller's (Lark, GBNF) holds for the whole text and stays as it is: no keywords change."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}
@@ -119,7 +120,7 @@ def _special(maker: PromptMaker) -> dict[str, int]:
 
 
 def _opener(maker: PromptMaker) -> str | None:
-    """What the model begins a thought with by itself."""
+    """The marker with which the model begins a thought by itself; None: unknown."""
     if maker.tool_format is GPT_OSS:
         return "<|channel|>analysis<|message|>"
     return next((mark for mark in THOUGHTS if mark in maker.source), None)
@@ -130,8 +131,8 @@ def _thought(maker: PromptMaker, thinking: bool) -> str:
 
 
 def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
-    """The rules of a thought: any text up to its end, and where the prompt has not begun it, its
-    beginning."""
+    """The rules of a thought: any text up to its end marker, with its first marker in front unless the prompt
+    has begun the thought."""
     opener, special = _opener(maker), _special(maker)
     if not thinking and opener is None:
         return []

@@ -69,8 +69,8 @@ class Mailbox:
                 progress(*news)
 
     def ask(self, make: Callable[[int], Request], *, eager: bool = False) -> Answers:
-        """Post the request that `make` builds from its id; the answers can be iterated once.
-        With `eager` the engine computes all of them unasked; else it computes each when it is asked for."""
+        """Post the request that `make` builds from its id; the answers can be iterated once. With `eager` the
+        engine computes all of them unasked; else it computes each when it is asked for."""
         return Answers(self, *self.make(make), eager)
 
     def make(self, make: Callable[[int], Request]) -> tuple[int, Request]:

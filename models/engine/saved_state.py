@@ -145,8 +145,8 @@ def load(
     content: SlotContent,
     place: Callable[[int, int], dict[int, int]] | None = None,
 ) -> None:
-    """Put a saved range of positions into a slot and update its `content`. `place(first, last)`
-    makes room for it, once the file is known to fit. It returns, by window, the first position with room.
+    """Put a saved range of positions into a slot and update its `content`. `place(first, last)` makes room
+    for it, once the file is known to fit. It returns, by window, the first position with room.
 
     A range that begins at 0 replaces what is there; any other must continue what the slot holds. Raises
     StateError for a file that is damaged or does not fit, and the slot keeps what it had. If a device

@@ -1,9 +1,9 @@
 """Parses the header of one GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
 
-The header is read and the file mapped behind it, for its tensors: a page that is gone when a map is read, as
-of a file that is cut short meanwhile, ends the process. Values stay undecoded. Every count is checked against
-a limit and against what is left of the file before it is used, so a damaged file ends in `GGUFError`, quickly
-and in no more memory than MAX_HEADER.
+The header is read with `pread`, and only then the file is mapped, for its tensors: if a file is cut short, to
+read a page of the map that is gone ends the process, while a short read is an error. Values stay undecoded.
+Every count is checked against a limit and against what is left of the file before it is used, so a damaged
+file ends in `GGUFError`, quickly and in no more memory than MAX_HEADER.
 """
 
 import itertools
@@ -86,7 +86,7 @@ class Value:
 
 
 class _Cursor:
-    """A position in the header of a file; what is read next is checked before it is read."""
+    """A position in the header of a file. Each read first checks that the bytes are there."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
@@ -124,7 +124,7 @@ class _Cursor:
         return int(value)
 
     def count(self, code: str, what: str, limit: int, min_bytes: int) -> int:
-        """A number of things of at least `min_bytes` each that are to follow."""
+        """Read how many items follow, each of at least `min_bytes`."""
         n = self.number(code, what)
         if n > limit:
             raise self.error(f"{what} is {n}, at most {limit} are accepted; the file is damaged")

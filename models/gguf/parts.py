@@ -1,4 +1,5 @@
-"""A GGUF model as several files and as one: what llama.cpp's gguf-split does, tensors byte for byte."""
+"""Splits a GGUF model into several files and joins them, as llama.cpp's gguf-split does. Tensors stay the
+same byte for byte."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ Progress = Callable[[int, int], None]  # bytes written, bytes in all
 def cut(
     tensors: Iterable[TensorInfo], *, max_tensors: int = 0, max_nbytes: int = 0, first_without: bool = False
 ) -> list[list[TensorInfo]]:
-    """The tensors of each part, in their order: at most `max_tensors` or, without it, `max_nbytes`; a tensor
-    above that is a part of its own. With `first_without` the first part has metadata alone."""
+    """The tensors of each part, in their order: at most `max_tensors` or, without it, `max_nbytes`. A
+    larger tensor is a part of its own. With `first_without` the first part has only metadata."""
     parts: list[list[TensorInfo]] = [[]]
     nbytes = 0
     for info in tensors:
@@ -55,8 +56,8 @@ def split_gguf(
     progress: Progress | None = None,
 ) -> list[Path]:
     """Write the model as a file for each of `parts` (see `cut`); the first has the metadata. Returns their
-    paths. Raises InvalidArgument where one is a file of the source, GGUFError where one cannot be written;
-    then none is."""
+    paths. Raises InvalidArgument if a path is a file of the source. Raises GGUFError if a file cannot be
+    written; then none of them is."""
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
     own = _whole(source)
     files = []
@@ -72,8 +73,8 @@ def split_gguf(
 
 
 def merge_gguf(source: GGUF, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Write the model as one file. Raises InvalidArgument where `path` is a file of the source, GGUFError
-    where it cannot be written; it is then as before."""
+    """Write the model as one file. Raises InvalidArgument if `path` is a file of the source, GGUFError if
+    it cannot be written; after an error it is as before."""
     _write(source, [(Path(path), _whole(source), list(source.tensors.values()))], progress)
 
 

@@ -113,7 +113,7 @@ class GGUF:
     """
 
     mapped = True  # tensors are views of mapped files
-    stated: Mapping[str, Any] = MappingProxyType({})  # values that hold in place of the file's, by key
+    stated: Mapping[str, Any] = MappingProxyType({})  # by key, values that replace the file's
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -170,7 +170,7 @@ class GGUF:
         """All bytes of a part of the model, read only, a view of the mapping."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
-    # ---- typed reads: the value, the default where the key is absent, else GGUFError ----
+    # ---- typed reads: the value, or the default if the key is absent; else GGUFError ----
 
     def get(self, key: str, default: Any = REQUIRED) -> Any:
         """The value as stored."""

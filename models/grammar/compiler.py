@@ -30,7 +30,7 @@ MAX_SAID = 600  # characters of the library's message
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token, those that stand for no text of their own, and those that end one."""
+    """The bytes of every token; the tokens that stand for no text; the tokens that end a text."""
 
     pieces: tuple[bytes, ...]
     special_ids: tuple[int, ...]
@@ -38,8 +38,8 @@ class Vocabulary:
 
 
 class Matcher:
-    """Where one answer is in its grammar. `words`: a bit for every token that may come next, the lowest of a
-    word first; `find` sets them."""
+    """The state of one answer in its grammar. `words`: a bit per token, set if the token may come next; the
+    lowest bit of a word is the first token. `find` computes them."""
 
     def __init__(self, found: LLMatcher, n_vocab: int) -> None:
         self._found, self.words = found, np.zeros(mask_words(n_vocab), np.uint32)
@@ -50,20 +50,20 @@ class Matcher:
         return bool(self._found.is_stopped())
 
     def find(self) -> None:
-        """Where that takes more than it may, there are none, and `stuck` says why."""
+        """Compute `words`. If that exceeds its limits, no bit is set, and `stuck` says why."""
         self._found.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._found.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
-        """The ids of the tokens that may come next, ascending. Raises VkbackendError where there are none."""
+        """The ids of the tokens that may come next, ascending. Raises VkbackendError if there are none."""
         ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
         if not len(ids):
             raise self.stuck()
         return ids
 
     def take(self, token: int) -> None:
-        """Go on by a token that was allowed. Raises VkbackendError."""
+        """Go on with a token that was allowed. Raises VkbackendError."""
         if not self._found.consume_token(token):
             raise self.stuck()
 
@@ -73,11 +73,11 @@ class Matcher:
 
 
 class Compiler:
-    """For one vocabulary. `compile` may be called from one thread."""
+    """Compiles grammars for one vocabulary. Only one thread may call `compile`."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = vocabulary.stop_ids
-        # llguidance wants a token that ends a text: where there is none, one behind the vocabulary.
+        # llguidance wants a token that ends a text. If there is none, a new id after the vocabulary is it.
         self._stop_ids = ends or (len(vocabulary.pieces),)
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
@@ -85,15 +85,15 @@ class Compiler:
         self._probe = Probe()
         self._jobs: SimpleQueue[tuple[Structure, Future[LLMatcher]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._tokenizer: LLTokenizer | None = None  # of the thread
+        self._tokenizer: LLTokenizer | None = None  # made and used by the thread
         self._kept: OrderedDict[Structure, Future[LLMatcher]] = OrderedDict()
 
     def start(self, compiled: LLMatcher) -> Matcher:
-        """A matcher of its own for a request."""
+        """A new matcher, for one request."""
         return Matcher(compiled.deep_copy(), self._n_tokens)
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
-        """What matchers start from, or InvalidArgument."""
+        """A future of the compiled grammar, which matchers start from; or of InvalidArgument."""
         found = self._kept.get(structure)
         if found is None:
             found = self._kept[structure] = Future()
@@ -129,7 +129,8 @@ class Compiler:
         grammar = LLMatcher.grammar_from_lark(lark)
         found = LLMatcher(self._of_vocabulary(), grammar, log_level=0, limits=limits)
         if not found.is_error():
-            found.compute_bitmask()  # the first is the slowest
+            # The first mask is the slowest. If it fails, the grammar is refused here.
+            found.compute_bitmask()
         if found.is_error():
             raise refused(structure.kind, structure.text, _said(found.get_error()))
         return found

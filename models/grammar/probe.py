@@ -14,14 +14,15 @@ from typing import IO, Any
 
 from vkbackend.errors import VkbackendError
 
-COMPILE_S = 5.0  # that a grammar may take; schemas of tools take milliseconds
+COMPILE_S = 5.0  # the time that a grammar may take; schemas of tools take milliseconds
 MEMORY = 1 << 30  # bytes; a process that has read nothing takes 30 MB
 START_S = 30.0
-# Items of the parser and fuel of the lexer for one mask. Grammars made to be slow took 0.4 s with so many,
-# once, and then failed; with the library's 50,000 items 3 s.
+# Items of the parser and fuel of the lexer for one mask. With these limits, grammars made to be slow took
+# 0.4 s for one mask and then failed; with the library's 50,000 items they took 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
-# The whole program: lines of hex in, "ok" out; a grammar that is none is told by the compiler itself.
+# The whole program: lines of hex in, "ok" out. It says ok to an invalid grammar, too: the compiler reports
+# that one itself.
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
@@ -41,14 +42,14 @@ for line in sys.stdin:
 
 
 class Probe:
-    """The process, started anew where it ended; callers take turns."""
+    """The process, which is started again if it has ended. Callers take turns."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
     def passes(self, lark: str) -> bool:
-        """Whether a grammar stays within the limits. Raises VkbackendError where no process starts."""
+        """Whether a grammar stays within the limits. Raises VkbackendError if no process starts."""
         with self._lock:
             process = self._started()
             assert process.stdin is not None
@@ -77,7 +78,7 @@ class Probe:
         return self._process
 
     def close(self) -> None:
-        """End it, also while it compiles: who waits for it then is told no."""
+        """End the process, even while it compiles: a call of `passes` that waits for it returns False."""
         if (process := self._process) is not None:
             process.kill()
 

@@ -1,5 +1,5 @@
-"""What the text of an answer must be: a JSON value of a schema, any JSON object, a regular expression or a
-grammar. It has the checks of a caller's values, and translates all of them to one language.
+"""What the text of an answer must match: a JSON Schema, any JSON object, a regular expression or a grammar.
+This module checks the values that a caller gives, and translates all of them to one language.
 
 That language is llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
 """
@@ -20,8 +20,8 @@ MAX_DEPTH = 64  # of a schema
 # One space, or a line break and an indent, where JSON allows white space. More would let a model write white
 # space for ever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# Any token that goes on with a valid text is allowed, not only the one way to cut it that is found first: the
-# model chooses the one that it was trained on.
+# A valid text can be cut into tokens in several ways. All of them are allowed, not only the first that is
+# found, so the model can write the one that it was trained on.
 PREAMBLE = '%llguidance {"no_forcing": true}\n'
 
 KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")
@@ -37,7 +37,7 @@ class Structure:
     text: str
 
     def lark(self) -> str:
-        """Raises InvalidArgument for a GBNF that is none."""
+        """The same in llguidance's Lark. Raises InvalidArgument for text that is not GBNF."""
         if self.kind == "json_schema":
             return f"{PREAMBLE}start: {json_rule(self.text)}"
         if self.kind == "regex":
@@ -53,7 +53,7 @@ def regex_to_lark(regex: str) -> str:
 
 
 def json_rule(schema: str) -> str:
-    """The Lark expression for JSON of a schema, which is text of this module's own making."""
+    """The Lark expression for JSON of a schema, whose text `schema_text` made: it is valid JSON."""
     found = json.loads(schema)
     if isinstance(found, bool):
         found = {} if found else {"enum": []}
@@ -134,7 +134,8 @@ def _is_deep(value: Any) -> bool:
 def structure_of(
     json_schema: str | None, json_object: bool, regex: str | None, lark: str | None, grammar: str | None
 ) -> Structure | None:
-    """The one that is given. Raises InvalidArgument for several, UnsupportedFeature without llguidance."""
+    """The structure that is given, if any. Raises InvalidArgument for several, UnsupportedFeature without
+    llguidance."""
     any_object = '{"type":"object"}' if json_object else None
     given: list[tuple[str, Kind, str | None]] = [
         ("json_schema", "json_schema", json_schema), ("json_object", "json_schema", any_object),

@@ -1,8 +1,10 @@
-"""Which K and V caches a model needs: whose heads lie where, how many cells a slot has, in which memory.
+"""Which K and V caches a model needs: which device has which heads, how many cells a slot has, in which
+memory.
 
-A layer with a window needs window + micro-batch - 1 cells of a slot, which hold all that the rows of one step
-may see (the oldest row sees `window` positions back from its own, the newest is a micro-batch further on),
-and as blocks begin where they like, one block more. A layer with an owner has no cache of its own.
+In a layer with a window, a slot needs window + micro-batch - 1 cells, for all that the rows of one step may
+see: the first row sees `window` positions, its own included, and the last row is micro-batch - 1 further on.
+These positions need not begin at a block's first cell, so the slot has one block more. A layer with an owner
+(which reads another layer's cache) has no cache of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class CachePlan:
     arrays: tuple[tuple[str, int, str], ...]
     heads: Ranges  # kv heads per device
     width: int  # blocks of CELL_BLOCK cells that a slot's positions take
-    ring: int  # those that a slot needs at once
+    ring: int  # how many of these blocks a slot needs at once
     n_blocks: int  # of all slots
     n_slots: int
     home: Home
@@ -41,7 +43,8 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Positions that a row sees; 0: all, also where the context is no longer than the window's blocks."""
+        """Positions that a row sees. 0: all of them, as in a context that is not longer than the window's
+        blocks."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -55,7 +58,8 @@ def plan_caches(
 ) -> list[CachePlan]:
     """The caches of all layers that have their own, in the order of layers.
 
-    Raises InvalidArgument for a type whose blocks a head is not a multiple of: splits fall between heads.
+    Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits fall between
+    heads.
     """
     return [
         CachePlan(
@@ -92,7 +96,7 @@ def blocks_per_slot(window: int, options: Options) -> int:
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Blocks of a cache that all slots share. Raises InvalidArgument where one sequence may need more."""
+    """Blocks of a cache that all slots share. Raises InvalidArgument if one sequence may need more."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most
@@ -105,7 +109,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """The layers, of which an owner's heads come in units that the quant blocks of its sharers allow too."""
+    """The layers. The owner of a shared cache gets the larger quant block of its own and of the layers that
+    share it, so that its heads can be split in units that fit all of them."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and spec.owner is not None:
@@ -126,7 +131,8 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """The plans, in which q heads of a layer lie where the layer whose cache they read has its kv heads."""
+    """The plans. A layer that reads another layer's cache has its q heads on the devices with these kv
+    heads."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.owner])})
         if isinstance(spec, KVSpec) and spec.owner is not None

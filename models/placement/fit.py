@@ -30,8 +30,8 @@ Sizes = Callable[[Options], list[Held]]  # what each device holds of a layout un
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one physical device, or the host, may hold for us now, bytes; `members` are the logical devices
-    that share it, `homes` what of theirs lies in it."""
+    """How many bytes one physical device, or the host, may hold for us now. `members` are the logical devices
+    that share it; `homes` are the kinds of their memory that lie in it."""
 
     name: str
     nbytes: int
@@ -62,7 +62,8 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """The budget for what the devices of each host keep in its memory, where it says what is free."""
+    """A budget per host, for what its devices keep in its memory. A host that does not say what is free has
+    none."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -77,7 +78,7 @@ def host_budgets(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_free_nbytes() -> int | None:
-    """What the host could still give without swapping (Linux: MemAvailable); None where it does not say."""
+    """How much memory the host could still give without swapping (Linux: MemAvailable); None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             found = next((line for line in lines if line.startswith("MemAvailable:")), "")
@@ -87,7 +88,7 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """What each device holds under changed options; what `steps` need stays as it is."""
+    """A function: what each device holds under changed options. What `steps` need does not change."""
 
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -97,7 +98,7 @@ def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device]
 
 
 def shortfall(sizes: Sequence[Held], budgets: Sequence[Budget]) -> Budget | None:
-    """The first budget that what is to lie there exceeds, or None."""
+    """The first budget that is exceeded, or None."""
     return next((b for b in budgets if sum(b.held(sizes).values()) > b.nbytes), None)
 
 
@@ -139,8 +140,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """The options with as many layers on the devices as fit them; none where not even one does. So the host
-    has to hold the least: whether it can is another question."""
+    """The options with as many layers on the devices as fit there, or none. So the host has to hold the
+    least; whether that fits is not checked here."""
     most = n_layer + 1  # the output counts as one
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
@@ -186,8 +187,8 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest multiple of `least` up to `most` that fits, where a smaller one fits whenever a larger one
-    does; 0 where none does."""
+    """The largest multiple of `least` up to `most` that fits, or 0. It is searched by bisection: if a number
+    fits, smaller ones must, too."""
     low, high = 0, most // least + 1  # in units of `least`: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2

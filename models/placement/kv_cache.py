@@ -1,8 +1,9 @@
 """The KV cache: cells addressed through tables, so that a slot's positions may lie anywhere.
 
 cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers that need equally many
-blocks of a slot share a table. It starts so that slot s has a stretch of its own, a ring that keeps the
-newest positions where that is shorter than the context; the engine's prefix cache deals blocks out instead.
+blocks of a slot share a table. At first every slot has blocks of its own in a row. If these hold less than
+the context, they are a ring that keeps the newest positions. The engine's prefix cache replaces these
+entries: it gives any block to any slot.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class CellTable:
         slots = np.arange(plan.n_slots, dtype=np.uint32)[:, None]
         self.table = (slots * plan.ring + index) % np.uint32(plan.n_blocks)
         self.cells = mesh.constant(f"cells.{plan.ring}", self.table)
-        self._changed: dict[int, tuple[int, int]] = {}  # by slot: the entries from one index up to another
+        self._changed: dict[int, tuple[int, int]] = {}  # by slot: first and end index of changed entries
 
     @property
     def capacity(self) -> int:
-        """Positions of a slot that are there at once, wherever they begin."""
+        """How many positions a slot can hold at once, wherever in a block they begin."""
         return (self.ring - (self.ring < self.table.shape[1])) * CELL_BLOCK
 
     def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
@@ -57,8 +58,8 @@ class CellTable:
 
 
 class KVCache:
-    """K and V caches of every layer, `own` those of the layers that have some; `layers` are what each reads:
-    a sharing layer its owner's, a recurrent one its state."""
+    """K and V caches. `own`: the caches of the layers that have some. `layers`: what each layer reads, which
+    is its own cache, its owner's, or a recurrent state."""
 
     def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
@@ -87,7 +88,8 @@ class KVCache:
 
     @property
     def groups(self) -> list[CellTable | None]:
-        """The table of the layers that see all positions, if there are such, and those of windows."""
+        """First the table of the layers that see all positions (None without such layers), then those with
+        windows."""
         windows = [table for table in self.tables.values() if table.window]
         return [next((table for table in self.tables.values() if not table.window), None), *windows]
 

@@ -35,9 +35,9 @@ class Layout:
     output_plan: Plan
     loads: list[Load]
     caches: list[CachePlan]
-    cache_owners: list[int | None]  # of each layer: whose caches it reads, None for its own
+    cache_owners: list[int | None]  # by layer: the layer whose cache it reads; None: its own
     states: list[StatePlan]
-    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # who works on a layer, by scope
+    active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by scope: devices at work
 
     def memories(self) -> list[CachePlan | StatePlan]:
         """All that a slot's sequence fills."""
@@ -85,7 +85,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 def memories(
     layout: Layout, own: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
-    """What every layer reads, of the caches and states of the layers that have some."""
+    """By layer, what it reads: its own cache, its owner's, or its state."""
     found: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
@@ -124,7 +124,7 @@ def _plans(layers: Sequence[Layer], n_vocab: int, n: int, options: Options) -> t
 def _plans_of_hosts(
     layers: Sequence[Layer], n_vocab: int, n: int, options: Options
 ) -> tuple[list[Plan], Plan]:
-    """Neighbouring layers on a host each, in slices on its devices; the output is one layer more."""
+    """Each host gets neighbouring layers, split over its devices. The output counts as one layer."""
     hosts, shares = options.hosts or ("",) * n, normalise(options.shares, n)
     parts = {
         one: tuple(s if host == one else 0.0 for host, s in zip(hosts, shares, strict=True)) for one in hosts
@@ -165,8 +165,8 @@ def _override(
     layers: Sequence[Layer],
     n: int,
 ) -> tuple[dict[str, Home], list[Plan], Plan]:
-    """Homes of the tensors that patterns place on the host, and plans in which others' dimensions went to
-    a device.
+    """Homes of the tensors that patterns place on the host, and the plans, changed for the tensors that
+    patterns place on a device.
 
     A pattern with a device index moves the whole dimension of the layer that the tensor is split along
     (all of its attention, all of its FFN), because its other tensors must be cut alike.

@@ -3,8 +3,8 @@
 The sizes are made of the pieces that the loader, the caches and the mesh ask for, padded as the allocator
 pads them, so that they equal its counters. What is in the sum: the model's weights, copies of them (mirrored,
 or replicated where devices share KV heads), caches, tables (where experts begin, where cells lie, codebooks),
-scratch, staging, and padding. Weights that devices of the host read in the file (`mapped`) count for each of
-them as if they were its own, although their pages are the page cache's.
+scratch, staging, and padding. Weights that software devices read in the mapped file (`mapped`) count for each
+device, although their pages are the page cache's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """Bytes on one device: `homes` as allocated, by where they lie; `items` the same by what they are.
+    """Bytes on one device: `homes`: as allocated, by where they lie. `items`: the same bytes by what they are
+    for.
 
     Host pages that all devices read (`shared`: whole tables) count for the first one.
     """
@@ -48,9 +49,10 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """What each device holds once the layout is loaded and prepared; of devices only what they are is read.
+    """What each device holds once the layout is loaded and prepared. Nothing is allocated: only properties of
+    the devices are read.
 
-    Copies of weights count as `weights` in `items`; `itemised` says which they are.
+    `items` counts all copies of weights as `weights`; `itemised` tells them apart.
     """
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
@@ -77,7 +79,7 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
         if len(load.shape) == 3:
             held.add("weights", "tables", 4 * (load.shape[0] + 1))
     if device.has_codebooks:
-        from vkbackend.codebooks import entries, owner_of  # needs the Vulkan loader
+        from vkbackend.codebooks import entries, owner_of  # imports the Vulkan loader
 
         for name in {owner for load in own if (owner := owner_of(load.dtype))}:
             held.add("weights", "tables", entries(name).nbytes)
@@ -103,8 +105,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Tables of which one copy serves all devices that can import it and do not read them in the file; the
-    others have copies."""
+    """Shared tables. One copy serves all devices that can import its pages; a device that cannot has a copy
+    of its own. Devices that read the table in the mapped file need neither."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
         sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
@@ -123,8 +125,9 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
     """The sum of what all devices hold, by ITEMS, and `held`, the sum.
 
-    `model` are all weights once (a tied lm_head is one of its own), `mirrored` what more there is of tensors
-    that every device has whole, `replicated` of those of which devices share a part.
+    `model`: all weights, each counted once (a tied lm_head is a weight of its own). `mirrored`: further
+    copies of tensors that every device has whole. `replicated`: the same for tensors that are split, of which
+    several devices hold the same part.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))

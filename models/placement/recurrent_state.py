@@ -1,9 +1,10 @@
 """Recurrent state beside the KV cache: per layer a few arrays of cells, and which cell holds which position
 of which slot.
 
-A state stands for a whole sequence, so it cannot be cut at a position. To go back, a slot keeps snapshots:
-the step that follows one reads its cell and writes another, so keeping a state costs no copy. A step of
-several rows, and the first of a single row behind it, keep the state before them; the oldest makes room.
+A state stands for a whole sequence, so it cannot be cut at a position. To go back, a slot keeps snapshots. To
+keep a state, the next step reads its cell and writes another cell, so a snapshot costs no copy. The state is
+kept before every step of several rows, and before the first step of one row after that. The oldest snapshot
+makes room.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The state of one layer: its arrays as `StateSpec`, the units of each device by dimension, cells of all
+    """The state of one layer: its arrays (`spec`), each device's units by dimension, the cells of all
     slots."""
 
     layer: int
@@ -43,7 +44,7 @@ class StatePlan:
         return found
 
     def names(self) -> list[str]:
-        """Of the arrays, as the model calls them."""
+        """The arrays' names, as the model has them."""
         return [name.removeprefix("state_").rpartition("_l")[0] for name, _, _ in self.arrays()]
 
     def nbytes(self, device: int) -> list[int]:
@@ -91,20 +92,20 @@ class SlotStates:
         # Cells by position, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # whether the last step had several rows
-        self._lent: dict[int, tuple[int, int]] = {}  # by slot: a position, and whose cell has its state
+        self._lent: dict[int, tuple[int, int]] = {}  # by slot: a position, and the cell with the state there
         self.spare: Callable[[], int | None] = lambda: (
             None
-        )  # a cell that was taken from here, if there is one
+        )  # gives back a cell that was taken from here, or None
 
     def resume_at(self, slot: int, position: int) -> int:
-        """The last position up to `position` from which the slot can go on; 0 where it must begin anew."""
+        """The last position up to `position` from which the slot can go on; 0: it must begin anew."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """The cell of the state after `position` positions, one that `resume_at` names."""
+        """The cell of the state after `position` positions, for a position that `resume_at` returned."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -112,7 +113,7 @@ class SlotStates:
         return self._snapshots[slot][position]
 
     def advance(self, run: Run) -> tuple[int, int]:
-        """The cells that a run reads and writes; what it leaves is known from then on."""
+        """The cells that a run reads and writes. From now on the slot counts as standing at the run's end."""
         slot, at = run.slot, run.first_pos
         kept = self._snapshots[slot]
         lent_at, lent = self._lent.pop(slot, (-1, -1))
@@ -138,7 +139,8 @@ class SlotStates:
         return read, self._cells[slot]
 
     def put(self, slot: int, position: int) -> int:
-        """The cell in which the state after `position` positions will be put from outside."""
+        """The cell for a state after `position` positions that the caller will write, such as a loaded
+        one."""
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
@@ -146,8 +148,8 @@ class SlotStates:
     # ---- states that stand for a beginning, whoever made them ----
 
     def take(self, slot: int, position: int) -> int | None:
-        """The cell of a slot's snapshot, which is the caller's from now on; None where there is no such
-        one."""
+        """The cell of a slot's snapshot at `position`, which the caller owns from now on; None if there is
+        none."""
         return self._snapshots[slot].pop(position, None)
 
     def give_back(self, cell: int) -> None:
@@ -166,7 +168,7 @@ class SlotStates:
         self._positions[slot], self._was_long[slot] = 0, False
 
     def _drop(self, slot: int, position: int) -> None:
-        """Forget the snapshots behind a position: another sequence goes on from there."""
+        """Forget the snapshots after a position: another sequence goes on from there."""
         kept = self._snapshots[slot]
         for at in [at for at in kept if at > position]:
             self._free.append(kept.pop(at))

@@ -1,4 +1,4 @@
-"""A file's tensors against what its model reads: strictly, but as files really are.
+"""Compares a file's tensors with what its model reads: strictly, with allowance for how files really are.
 
 Every weight must be there with its shape and a supported type; a tensor that nothing reads is an error, save
 those of layers that predict tokens further ahead (nextn), which are left out with a note.
@@ -36,7 +36,8 @@ class FileSource:
         return widened(own, info.type) if spec.widened else own
 
     def file(self, name: str) -> tuple[np.ndarray, int]:
-        """(bytes of the mapped file, where in it a weight lies that has an `offset_in_file`)."""
+        """(bytes of the mapped file, offset of the weight in it); the weight must have an
+        `offset_in_file`."""
         spec = self._specs[name]
         info, offset = spec.tensor(self._gguf), offset_in_file(self._gguf, spec)
         assert info is not None and offset is not None
@@ -44,8 +45,8 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """The byte of its file, a whole word, from which a weight lies as devices read it; None where it does
-    not."""
+    """The offset in the file, a multiple of 4, of a weight that is stored there as devices read it. None:
+    devices need it in another form, or the offset is no multiple of 4."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None
@@ -93,7 +94,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
 
 
 def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
-    """Tensors of the layers behind the first n_layer, which predict tokens further ahead: not read."""
+    """Tensors of the layers after the first n_layer, which predict tokens further ahead: not read."""
     if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []
     behind = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))

@@ -1,1 +1,1 @@
-"""From logits to the next token: what may be asked for, the samplers, and the choice over many rows."""
+"""From logits to the next token: the parameters, the samplers, and the choice for many rows at once."""

@@ -1,7 +1,7 @@
-"""The texts that DRY's repetitions do not reach across, as sequences of tokens of one vocabulary.
+"""DRY's sequence breakers (texts at which a repetition ends) as sequences of tokens of one vocabulary.
 
-As in llama.cpp (src/llama-sampler.cpp) a text is found wherever tokens may hold it: within one, or begun at
-the end of one token and completed by those that follow.
+As in llama.cpp (src/llama-sampler.cpp) a text may lie within one token, or begin at the end of one token and
+go on in those that follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def breaker_tokens(
                 found[(token,)] = None
                 continue
             for held in range(1, min(len(raw), len(piece) + 1)):
-                # Any place where the text may begin counts if the piece ends before the text does.
+                # The piece ends with the first `held` bytes of the text: other tokens hold the rest.
                 if piece.endswith(raw[:held]):
                     if held not in tails:
                         rest = raw[held:].decode(errors="ignore")

@@ -29,7 +29,7 @@ class Candidates:
         return float(self.scores[0] if self.ordered else self.scores.max())
 
     def weights(self) -> np.ndarray:
-        """Probabilities up to a factor: exp of what is missing to the best score."""
+        """Probabilities up to a factor: exp(score - best score)."""
         return np.exp(self.scores - self.peak)
 
     def probabilities(self) -> np.ndarray:
@@ -37,7 +37,7 @@ class Candidates:
         return weights / weights.sum()
 
     def keep(self, which: slice | np.ndarray) -> None:
-        """Keep some places, in their order."""
+        """Keep the candidates at some places, in their order."""
         self.ids, self.scores, self.whole = self.ids[which], self.scores[which], False
 
     def order(self) -> None:
@@ -53,7 +53,7 @@ class Candidates:
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(places, which): the places of those of the `tokens` that are candidates, and which these are."""
+        """(places, which): the places of the `tokens` that are candidates, and their indices in `tokens`."""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()

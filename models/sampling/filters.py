@@ -63,12 +63,14 @@ def top_n_sigma(c: Candidates, n: float) -> None:
 
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
-    """With a chance of `probability`, leave out all but the least likely of those that have `threshold` or
-    more ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
+    """With a chance of `probability`, take the tokens whose probability is at least `threshold`, and leave
+    out all of them but the least likely ("exclude top choices", p-e-w,
+    github.com/oobabooga/text-generation-webui/pull/6335)."""
     if len(c) < 2 or random.random() > probability:
         return
     c.order()
-    n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))  # one that is forbidden is none
+    # A forbidden token, with probability 0, does not count.
+    n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))
     c.keep(slice(max(n_above - 1, 0), None))
 
 
@@ -86,8 +88,8 @@ def temperature(c: Candidates, t: float) -> None:
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
-    """The temperature goes from t - spread where one token is sure to t + spread where all are equally
-    likely, with the entropy over its maximum, to the power of `exponent` (kalomaze, llama.cpp pull request
+    """The temperature is t - spread if one token is sure, and t + spread if all are equally likely. Between
+    these it follows (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp pull request
     4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread

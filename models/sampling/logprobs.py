@@ -18,7 +18,7 @@ class Logprobs:
 
 
 def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
-    """Of one row of logits [n_vocab]: log softmax = logit - log sum exp."""
+    """The log probabilities of one row of logits [n_vocab]: log softmax = logit - log sum exp."""
     scores = logits.astype(np.float64)
     ids = best(scores, min(n_top, len(scores))) if n_top else np.empty(0, np.int64)
     peak = scores.max()
@@ -28,8 +28,8 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """The same of the best tokens of a row, best first, `token` among them; log_sum: log sum exp of the
-    row."""
+    """The same from only the best tokens of a row, best first, with `token` among them. log_sum: log sum exp
+    of the whole row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)

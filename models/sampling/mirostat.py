@@ -15,7 +15,8 @@ N_ESTIMATED = 100  # most likely tokens from which version 1 estimates Zipf's ex
 
 
 class Mirostat:
-    """`mu`, the surprise up to which tokens are taken, follows what was drawn at the rate `eta`."""
+    """Tokens up to a surprise of `mu` are taken. After each token, `mu` moves by `eta` times the difference
+    between the target `tau` and the surprise that was drawn."""
 
     def __init__(self, version: int, tau: float, eta: float) -> None:
         self.version, self.tau, self.eta, self.mu = version, tau, eta, 2 * tau
@@ -41,8 +42,8 @@ class Mirostat:
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 
     def _n_by_exponent(self, c: Candidates) -> int:
-        """Version 1: the k that gives the surprise mu where probabilities fall as rank ** -s, with s fitted
-        to the most likely tokens."""
+        """Version 1: the k that gives the surprise mu if probabilities fall as rank ** -s; s is fitted to the
+        most likely tokens."""
         q = c.probabilities()
         q = q[best(q, min(N_ESTIMATED, len(q)))]
         q = q[q > 0]

@@ -145,7 +145,7 @@ def _samplers(name: str, value: Any) -> tuple[str, ...]:
     given = value.split(";") if isinstance(value, str) else items(name, value, "expected names of samplers")
     found = []
     for one in given:
-        word = str(one).strip().lower().replace("-", "_")  # what is no text has no sampler's name, either
+        word = str(one).strip().lower().replace("-", "_")  # other types: unknown names
         word = _OTHER_NAMES.get(word, word)
         if word == "":
             continue
@@ -221,7 +221,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    # ---- what of it is at work ----
+    # ---- what these values mean together ----
 
     @property
     def greedy(self) -> bool:
@@ -240,8 +240,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The samplers that change anything, in order. Where the likeliest token is taken in the end, the
-        filters behind the last penalty are left out: they keep it."""
+        """The samplers that change anything, in order. If the most likely token is taken in the end, the
+        filters after the last penalty are left out, because they keep that token."""
         if self.mirostat:
             return ("temperature",)
         works = {
@@ -258,8 +258,8 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """How many of the likeliest tokens decide the choice, beside those that are lowered; 0 where all of
-        them may."""
+        """How many of the most likely tokens decide the choice, not counting tokens that are lowered; 0:
+        any token may."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
@@ -275,8 +275,9 @@ class SamplingParams:
 
     @property
     def n_candidates(self) -> int:
-        """The same whatever the tokens so far, those included that are lowered. One that is may fall out of
-        the best k and let another in."""
+        """How many of the model's most likely tokens suffice for any history. Tokens that `logit_bias` or
+        `min_tokens` lowers are added: each may fall out of the best k and let another token in. 0: whole rows
+        are needed."""
         if {"penalties", "dry"} & set(self.chain):
             return 0  # `Sampler.n_candidates` knows the tokens
         lowered = {token for token, _ in self.logit_bias}

@@ -12,8 +12,8 @@ import numpy as np
 
 from vkbackend.models.sampling.candidates import Candidates
 
-MAX_TAIL = 20  # tokens of a breaker behind its first one
-_MAX_LOG = 88.7228391  # of the largest float32: an exponent beyond it adds nothing
+MAX_TAIL = 20  # tokens of a breaker after its first
+_MAX_LOG = 88.7228391  # log of the largest float32: beyond it a longer repetition counts no more
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]  # first token of a breaker -> what may follow it
 
@@ -24,9 +24,9 @@ def recent(history: Sequence[int], n: int) -> Sequence[int]:
 
 
 def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float) -> None:
-    """For a token that stands n times in the window: its logit divided by `repeat` where it is positive, else
-    multiplied with it (Keskar et al. 2019, arXiv:1909.05858), then less n * frequency + presence (OpenAI's
-    API reference)."""
+    """For a token that stands n times in the window: divide its logit by `repeat` if the logit is positive,
+    else multiply (Keskar et al. 2019, arXiv:1909.05858); then subtract n * frequency + presence (OpenAI's API
+    reference)."""
     if not window:
         return
     tokens, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
@@ -64,7 +64,7 @@ def dry_penalties(
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> int:
-    """Tokens behind the last breaker; where there are `enough` it looks no further."""
+    """How many tokens follow the last breaker. The search stops when there are `enough`."""
     n = len(window)
     for i in range(min(n, enough + MAX_TAIL + 1) if breakers else 0):
         matching = [
@@ -78,7 +78,7 @@ def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> in
 
 
 def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """[i] for all but the last place: how many tokens that end there are those that end the whole, at most
+    """For each place i but the last: how many tokens up to i are the same as the last tokens of all; at most
     `longest`."""
     n = len(tokens)
     lengths = np.zeros(n - 1, np.int64)

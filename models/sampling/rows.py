@@ -1,7 +1,7 @@
 """The next token of many sequences at once: the choices of `Sampler`, computed together for all rows.
 
-Each row draws from its own generator and every sum runs in one row, from the best candidate down, so a choice
-is the same to the last bit whoever shares the step.
+Each row draws from its own generator, and every sum stays within a row and starts at the best candidate. So a
+choice is the same to the last bit, whichever other rows share the step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling.sampler import Sampler
 
-# Rows from which arrays of all of them are faster: 45 us and 2.3 us a row against 12 us a row
-# (tools/studies/sampling.py).
+# From so many rows on, one array of all rows is faster: 45 us plus 2.3 us a row, against 12 us a row one by
+# one (tools/studies/sampling.py).
 TOGETHER = 5
 
 Choice = int | VkbackendError
@@ -32,8 +32,8 @@ def choose_rows(
     """The next token of each row, or what is wrong with that row alone.
 
     ids [n, k] and float32 logits [n, k]: candidates, best first, at least as many as any sampler's
-    `n_candidates`. Without ids the logits are whole rows [n, n_vocab]. log_sums float64 [n]: of whole rows,
-    where a sampler tells logprobs of candidates.
+    `n_candidates`. Without ids the logits are whole rows [n, n_vocab]. log_sums float64 [n]: log sum exp of
+    the whole rows, needed if a sampler returns logprobs of candidates.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
@@ -72,8 +72,8 @@ def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids and logits, both [n, k], of the best k of each row of float32 [n, n_vocab], the best first, the
     lower id first on ties. There is no NaN."""
     k = min(k, logits.shape[1])
-    # A number per token that orders both: the bits of its logit, which order as integers once those of
-    # negative ones are turned, then its id from the last on.
+    # One integer per token orders by logit, then by id. The high half has the bits of the logit; they order
+    # as integers once the bits of negative logits are inverted. The low half has n_vocab - 1 - id.
     bits = (logits + np.float32(0)).view(np.int32)  # 0 for -0
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     rank |= np.arange(logits.shape[1] - 1, -1, -1)

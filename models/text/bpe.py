@@ -1,6 +1,6 @@
-"""BPE with ranked merges, in the `tokenizers` library: over bytes behind a pre-tokenizer, or over characters.
+"""BPE with ranked merges, in the `tokenizers` library: over bytes after a pre-tokenizer, or over characters.
 
-Over characters: lines, as Gemma 4's, or lower-case words, as of `tokenizer.ggml.model` "whitespace".
+BPE over characters takes whole lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace").
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
     return Scheme(
         encode,
         spell_spaced,
-        # whatever the file says, with `always_bos`: Gemma 4's first ones got it wrong
+        # With `always_bos` the file's flag does not count: the first files of Gemma 4 had it wrong.
         add_bos=bos is not None if lines.always_bos else vocabulary.flag("add_bos_token", False),
         add_eos=vocabulary.flag("add_eos_token", False),
         bos=bos,
@@ -98,7 +98,8 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     """`tokenizer.ggml.model` "whitespace": words without the white space between them."""
-    # Characters that are no tokens are left out, but nothing merges over them: they are an empty token first.
+    # Characters that are no tokens are left out. At first they become an empty token (the unknown one), so
+    # that nothing merges across them.
     backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)
@@ -128,11 +129,11 @@ def _backend(
     byte_fallback: bool = False,
     unk_token: str | None = None,
 ) -> Backend:
-    # A merge that is there twice has the rank of its first place; the library would take its last one.
+    # A merge that is listed twice has the rank of its first place; the library would take the last.
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        # The library says of halves that they are no tokens, but panics where the whole is none.
+        # The library raises an error for a half that is no token, but panics if the joined text is none.
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(
@@ -142,7 +143,7 @@ def _backend(
             byte_fallback=byte_fallback,
             unk_token=unk_token,
         )
-    except Exception as e:  # that is the type that the library raises
+    except Exception as e:  # the library raises a bare Exception
         wrong = next(merge for merge in merges if not _joins(merge, ids))
         raise GGUFError(
             f"{vocabulary.path}: merge {wrong!r} does not join two tokens into a third one"

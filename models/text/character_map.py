@@ -1,7 +1,7 @@
-"""The map of characters of a SentencePiece vocabulary: it replaces the longest text that it has at a place.
+"""The character map of a SentencePiece vocabulary: at each place it replaces the longest text that it knows.
 
-It is a double array over UTF-8 bytes (Kanda 2018, XOR instead of addition): 32 bits a node, with the byte
-that leads there, whether a replacement ends there, and where its children are.
+It is a double array over UTF-8 bytes (Kanda 2018, XOR instead of addition): each node has 32 bits, for
+the byte that leads to it, whether a replaced text ends at it, and the place of its children.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 
 from vkbackend.errors import GGUFError
 
-_LABEL = 1 << 31 | 0xFF  # a node that holds a place in the texts has the highest bit, so it has no label
+# A node that holds a place in the texts has the highest bit set, so no byte equals its label.
+_LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
@@ -46,7 +47,8 @@ class CharacterMap:
         return b"".join([*out, raw[copied:]]).decode(errors="replace")
 
     def _longest(self, raw: bytes, at: int) -> tuple[int, int]:
-        """The length of the longest text at a place that is replaced (0: none), and where its text begins."""
+        """The length of the longest text that is replaced at a place (0: none), and where its replacement
+        begins."""
         nodes, n_nodes = self._nodes, len(self._nodes)
         length = where = 0
         node = _children(nodes[0])

@@ -18,7 +18,7 @@ from vkbackend.models.text.tokenizer import MAX_TEXT
 
 MAX_SOURCE = 1 << 20  # characters; the longest of known models have some 20,000
 
-Message = Mapping[str, Any]  # "role" ("system", "user", "assistant", "tool"), "content" and what else it has
+Message = Mapping[str, Any]  # "role" ("system", "user", "assistant", "tool"), "content", further keys
 
 CHATML = """\
 {%- for message in messages -%}
@@ -36,8 +36,9 @@ _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueD
 
 
 def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
-    """The source to use, and what is to be told of it: that of the name `given`, or `given` itself; else the
-    model's, the one for tools where there are some; ChatML where it has none."""
+    """The source to use, and notes on it. `given` is the name of a template, or a source itself. Without it
+    the model's template is used: the one for tools, with `tools` and if there is one, else the default one;
+    ChatML if the model has none."""
     if given is not None:
         return templates.get(given, given), []
     for name in ("tool_use", "default") if tools else ("default",):
@@ -53,8 +54,8 @@ class ChatTemplate:
     """A compiled template; equal ones share a process. `bos` and `eos` are the texts of these tokens, which
     it may write out.
 
-    Raises InvalidArgument: too long, no valid template, or one that takes more time or memory than it may;
-    Timeout and VkbackendError where no process for it can be started.
+    Raises InvalidArgument for a template that is too long, not valid, or takes more time or memory than it
+    may; Timeout and VkbackendError if no process for it can be started.
     """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
@@ -73,12 +74,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The text that asks for the answer to `messages`; without `add_generation_prompt` that of the
-        messages alone, with `continue_final_message` up to the end of the last one's content, to go on with
-        it. `variables` are what else the template finds by their names, such as `tools` and `documents`.
+        """The text that asks for the answer to `messages`. Without `add_generation_prompt` it is the text of
+        the messages only. With `continue_final_message` it ends with the last message's content, for the
+        model to go on with. `variables`: further variables of the template, such as `tools` and `documents`.
 
-        Raises InvalidArgument where the template refuses them, fails, reaches a limit or makes more text than
-        a tokenizer takes; Timeout.
+        Raises InvalidArgument if the template refuses the messages, fails, reaches a limit, or makes more
+        text than a tokenizer takes; Timeout.
         """
         found = [with_thought(message) for message in messages]
         if continue_final_message:
@@ -98,7 +99,7 @@ def with_thought(message: Message) -> Message:
 
 
 def tagged(message: Message) -> tuple[Message, str]:
-    """With a tag behind the text of the content, or of the last part of it that has one; and that text."""
+    """The message with a tag after its text (the content, or its last part that has text), and that text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + TAG}, content

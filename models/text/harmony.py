@@ -21,8 +21,8 @@ _HEADERS = ("<|", " to=", "to=", "assistant")  # what a header begins with
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a message's text; `recipient`: of a call, such as functions.f; `begins`: the message's first
-    piece, maybe empty."""
+    """A piece of a message's text. `recipient`: the function that a call is for, such as functions.f.
+    `begins`: this is the message's first piece, maybe empty."""
 
     text: str
     is_thought: bool
@@ -31,7 +31,7 @@ class Part:
 
 
 class HarmonyReader:
-    """An answer behind `<|start|>assistant`. Text without any header is an answer."""
+    """Reads an answer that follows `<|start|>assistant`. Text without any header counts as the answer."""
 
     def __init__(self) -> None:
         self._held, self._in_header, self._plain = "", True, True
@@ -47,7 +47,7 @@ class HarmonyReader:
         return out
 
     def _header(self, out: list[Part], last: bool) -> bool:
-        """Read up to <|message|>; whether there is more to do."""
+        """Read up to <|message|>. False: more text is needed."""
         if self._plain:  # the first one: a model may write no header at all
             begun = any(self._held.startswith(mark) for mark in _HEADERS)
             may = any(mark.startswith(self._held) for mark in _HEADERS)
@@ -66,7 +66,7 @@ class HarmonyReader:
         self._recipient = recipient[1] if recipient and recipient[1] != "assistant" else ""
         self._thought = channel is not None and channel[1] == "analysis"
         if self._recipient and not self._recipient.startswith("functions."):
-            self._recipient, self._thought = "", True  # a tool that the model brings along
+            self._recipient, self._thought = "", True  # a tool built into the model, such as python
         self._in_header = self._plain = False
         out.append(Part("", self._thought, self._recipient, begins=True))
         return True

@@ -1,7 +1,7 @@
 """Prompts that ask for what stands between two texts: fill in the middle, with a model's own tokens for it.
 
-The layout is llama-server's `/infill`: files of the project, the name of the file, the text before, the one
-behind.
+The layout is that of llama-server's `/infill`: files of the project, the name of the file, the text before
+the gap, the text after it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.text.tokenizer import Tokenizer
 
-PROJECT, FILE_NAME = "myproject", "filename"  # what llama.cpp writes where nobody says
-_SNIPPET = "\n\n--- snippet ---\n\n"  # between files where no token separates them
+PROJECT, FILE_NAME = "myproject", "filename"  # what llama.cpp writes if no name is given
+_SNIPPET = "\n\n--- snippet ---\n\n"  # between files, if the vocabulary has no token for that
 _NEEDED = ("pre", "suf", "mid")
 
 
@@ -26,8 +26,8 @@ def infill_prompt(
 ) -> list[int]:
     """Ids of the prompt; special tokens in the texts count as text.
 
-    files: other files of the project, text by name. suffix_first: the text behind stands before the other one
-    (llama.cpp's `--spm-infill`). Raises UnsupportedModel where the vocabulary lacks a token that it takes.
+    files: other files of the project, text by name. suffix_first: the suffix stands before the prefix
+    (llama.cpp's `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks one of the tokens.
     """
     fim = tokenizer.fim_ids
     if missing := [name for name in _NEEDED if name not in fim]:

@@ -1,4 +1,5 @@
-"""The table behind `tokenizer.ggml.pre`: how a BPE vocabulary's training cut text into words before merging.
+"""The table of the names in `tokenizer.ggml.pre`: how a BPE vocabulary's training cut text into words before
+merging.
 
 A pre-tokenizer is a list of regular expressions in Oniguruma's syntax, applied one after the other: each cuts
 every piece into its matches and the text between them. The names are those that GGUF converters write; the
@@ -44,7 +45,7 @@ def _cased(suffix: str, digits: str, but: str = "") -> str:
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _TEKKEN = _cased("", r"\p{N}") + _CASED_END
 _GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
-# Han apart from all else; here the model's own engine does fold case.
+# Han characters stay apart from others. (?i:...) is right here: the model's own engine folds case, too.
 _KIMI = (
     r"\p{Han}+|"
     + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")
@@ -87,13 +88,13 @@ _YOUTU = (
 # Digits in groups of three that are counted from the right. The models' expressions look ahead to the end of
 # the digits at each group; these are the same cuts, in linear time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
-# \d{1,3}(?=(?:\d{3})*\b): none where a letter follows the digits
+# The same cuts as \d{1,3}(?=(?:\d{3})*\b), which makes none if a letter follows the digits.
 _AYA_DIGITS = (
     r"(?<!\d)\d++\b",
     r"\A\d{1,2}(?=(?:\d{3})++\z)",
     r"(?:\A(?=\d++\z)|(?<=\d)\G)\d{3}",
 )
-# (?=(\d{3})+(?!\d)): cuts before groups, not behind the last one
+# The same cuts as (?=(\d{3})+(?!\d)): before groups, not after the last group.
 _SUPERBPE_DIGITS = (
     r"\p{N}+",
     r"(?<=\A|\D|\A\d|\D\d|\A\d\d|\D\d\d)(?=(?:\d{3})++(?!\d))",
@@ -103,7 +104,8 @@ _SUPERBPE_DIGITS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`ignore_merges`: a word that is a token as a whole is taken without merging. `add_bos`: the default."""
+    """`ignore_merges`: a whole word that is a token is taken without merging. `add_bos`: the default if the
+    file does not say."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False

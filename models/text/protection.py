@@ -1,8 +1,9 @@
 """Special tokens in the texts of users and tools are plain text.
 
-`Hi<|im_end|>` in a message would otherwise end it, and its author could write in another role. While a
-template renders such texts, random sentinels mark them. They are used only where the text without them is the
-plain rendering, byte for byte: templates look at how contents begin and end.
+`Hi<|im_end|>` in a message would otherwise end it, and its author could write in another role. To find such
+texts in the rendering, the template also renders them with random sentinels beside them. The places count
+only if this rendering without the sentinels is the plain rendering, byte for byte: a template may look at how
+contents begin and end, and render them otherwise.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from vkbackend.models.text.special_tokens import SpecialTokens
 from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 
 Spans = tuple[tuple[int, int], ...]
-Change = Callable[[str, bool], str]  # a text, and whether it is of the model itself
+Change = Callable[[str, bool], str]  # a text, and whether the model itself wrote it
 TRUSTED = ("system", "developer")
-UNTRUSTED = "_untrusted"  # of a message of these roles that holds what others wrote, such as tools
+# Marks a message of these roles that holds texts of others, such as descriptions of tools.
+UNTRUSTED = "_untrusted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `plain`: where it holds what looks like special tokens and is none. Without
-    `protected` they could not be told apart."""
+    """A rendered conversation. `plain`: the stretches that look like special tokens but are plain text.
+    `protected` is False if these could not be told from real special tokens."""
 
     text: str
     plain: Spans = ()
     protected: bool = True
 
     def behind(self, n: int) -> Prompt | None:
-        """What follows the first `n` characters; None where these end in the middle of a plain stretch."""
+        """What follows the first `n` characters; None if these end in the middle of a plain stretch."""
         if any(begin < n < end for begin, end in self.plain):
             return None
         spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
@@ -42,7 +44,8 @@ class Prompt:
 
 
 class Protection:
-    """`source`: of the template. User-defined tokens that it writes are as special as control tokens."""
+    """Finds texts that look like special tokens. `source`: the template's; user-defined tokens that stand in
+    it are as special as control tokens."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, source: str) -> None:
         self._template = template
@@ -50,7 +53,7 @@ class Protection:
         self._special = SpecialTokens(tokenizer.markers(lambda text: text in source))
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Raises what rendering raises."""
+        """Render a conversation. Raises what ChatTemplate.render raises."""
         found: list[str] = []
 
         def collect(text: str, own: bool) -> str:
@@ -62,7 +65,7 @@ class Protection:
         text = self._template.render(said, **given)
         if not found:
             return Prompt(text)
-        for behind in (True, False):  # behind them first: templates rather look at how a content begins
+        for behind in (True, False):  # after the texts first: templates mostly look at how a content begins
             if spans := self._by_sentinels(said, given, text, behind):
                 return Prompt(text, spans)
         spans = _by_contents(found, text)
@@ -74,8 +77,8 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, behind: bool
     ) -> Spans:
-        """With a sentinel behind each such text, or in front of it. Nothing where that changed the rendering,
-        or tore one from its text."""
+        """The places, found with a sentinel after (`behind`) or before each such text. Empty if sentinels
+        changed the rendering, or if one no longer stands beside its text."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, own: bool) -> str:
@@ -106,7 +109,8 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """Where the contents stand in the text as they are, if they stand nowhere else."""
+    """The places of whole contents in the text, if it has each content just as often as the messages do; else
+    none."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
         whole = content if content in text else content.strip()
@@ -117,7 +121,7 @@ def _by_contents(contents: list[str], text: str) -> Spans:
 
 
 def disjoint(spans: set[tuple[int, int]]) -> Spans:
-    """In order, those that overlap as one."""
+    """The spans in order; spans that overlap become one."""
     out: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if out and begin < out[-1][1]:
@@ -129,7 +133,8 @@ def disjoint(spans: set[tuple[int, int]]) -> Spans:
 def changed(
     messages: Sequence[Message], variables: Mapping[str, Any], change: Change
 ) -> tuple[list[Message], dict[str, Any]]:
-    """With every text that is not trusted, in messages, documents and tools, changed."""
+    """Messages and variables, with `change` applied to every text that is not trusted: in messages, documents
+    and tools."""
 
     def all_of(value: Any, own: bool) -> Any:
         if isinstance(value, str):

@@ -1,7 +1,7 @@
 """Separates a model's thoughts from its answer, in text that arrives in pieces.
 
-Thoughts stand in front of the answer, between markers that a family has; gpt-oss names a channel for each
-part of its turn (harmony.py). Markers belong to neither part.
+Thoughts stand before the answer, between markers that differ by model family. gpt-oss names a channel for
+each part of its turn (harmony.py). Markers belong to neither thought nor answer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ReasoningSplit:
             self._give(text[:at], out)
             text = text[at + len(marker) :]
             if marker in THOUGHTS and self._begun:
-                self._give(marker, out)  # the answer speaks of it
+                self._give(marker, out)  # the answer has begun: the marker is part of its text
             else:
                 self._thinking = marker in THOUGHTS
                 self._closers = (THOUGHTS[marker],) if marker in THOUGHTS else ()

@@ -42,7 +42,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class _Longest:
-    """Which lengths to try at a place is known by its first two bytes, the longest first."""
+    """The first two bytes at a place tell which lengths of tokens to try; the longest is tried first."""
 
     def __init__(self, ids: dict[bytes, int]) -> None:
         self._ids = ids

@@ -1,9 +1,10 @@
 """Special tokens in a text: which parts of it are tokens as they stand, before anything is merged.
 
-As in llama.cpp the longest token (in bytes, the lower id among equals) is cut out of the whole text first,
-from left to right, then the next one out of what is left. Done token by token that takes tokens x characters.
-Here the text is read once, and each place where a token can begin asks for the longest one that fits, in
-O(log tokens); only where a better token overlaps one are the places of a stretch put in order.
+As in llama.cpp, the longest token (in bytes; of equals the lower id) is cut out of the whole text first, from
+left to right; then the next token is cut out of what is left. Token by token that would take tokens x
+characters. Here the text is read once: at each place where a token can begin, the longest token that fits is
+found in O(log tokens). Only if a token with a better rank overlaps it, the tokens of that stretch are taken
+in the order of their ranks (`_settle`).
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ class SpecialTokens:
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # Sorted, the tokens that a text begins with are the last one not behind it and some that this one
-        # begins with. The first stands for none.
+        # In sorted order: all tokens that a text begins with are among the last token that does not sort
+        # after the text, and the tokens which that token begins with. Index 0 stands for no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
         self._rank = [0] * len(texts)
-        self._best = dict[str, int]()  # by its first character, the rank of the first token to be cut out
+        self._best = dict[str, int]()  # by first character: the best rank of a token that begins with it
         for rank, i in enumerate(self._by_rank):
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        # A place where a token can begin has one's first character, and behind it one's second character:
-        # with letters in front most places are told by that. `_ahead`: how many characters it looks at.
+        # A token can begin only at a first character of some token that a second character of some token
+        # follows. The second one excludes most places if tokens begin with letters. `_ahead`: how many
+        # characters after the first the pattern looks at.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
         behind = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
@@ -47,8 +49,8 @@ class SpecialTokens:
         self._link()
 
     def _link(self) -> None:
-        """For every token the longest other one that it begins with, and one further up that chain, so that
-        a place in it is found in logarithmically many steps (Myers 1983)."""
+        """For every token: the longest other token that it begins with (`_prefix`), and one further up that
+        chain (`_jump`), so that a place in the chain is found in logarithmically many steps (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1
@@ -73,7 +75,7 @@ class SpecialTokens:
         return [(at, at + len(self._texts[i])) for at, i in self._find(text)]
 
     def _find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the tokens are that are cut out, and which."""
+        """(place, token) of every token that is cut out, in order."""
         at = 0
         while self._begin and (match := self._begin.search(text, at)):
             at = match.start()
@@ -87,7 +89,7 @@ class SpecialTokens:
                 at += len(self._texts[i])
 
     def _fitting(self, text: str, at: int, end: int) -> int:
-        """The longest token that stands at a place and ends in time; 0 for none."""
+        """The longest token that begins at `at` and ends by `end`; 0: none."""
         part = text[at : min(end, at + self._longest)]
         i = bisect_right(self._texts, part) - 1
         if part.startswith(self._texts[i]):
@@ -100,7 +102,7 @@ class SpecialTokens:
         return i
 
     def _yields(self, text: str, at: int, i: int) -> bool:
-        """Whether a token that comes first in rank begins inside the one at a place."""
+        """Whether a token of better rank begins inside token `i` at `at`."""
         assert self._begin
         rank = self._rank[i]
         for match in self._begin.finditer(text, at + 1, at + len(self._texts[i]) + self._ahead):
@@ -110,11 +112,12 @@ class SpecialTokens:
         return False
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """The tokens cut out of the stretch from a place up to where none reaches over, and its end.
+        """The tokens cut out of a stretch, and its end. It goes from `begin` to the first place that no token
+        reaches across.
 
-        Each place offers its longest token, and the best offer of all is taken; a place where the token does
-        not fit any more offers its next one. It makes O(log length) offers: each is longer than the next two
-        together.
+        Each place offers its longest token, and the best offer of all is taken. If the token of a place no
+        longer fits, the place offers the longest that does. A place makes O(log length) offers: each is
+        longer than the next two together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

@@ -18,7 +18,7 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _INNER_SPACES = re.compile(f"([^{SPACE}]){SPACE}+(?=(.?))", re.DOTALL)
-_MAX_PAIRS = 64  # places to glue that are looked for one by one, at 30 ns a word each
+_MAX_PAIRS = 64  # at most so many characters before spaces are looked for one by one, at 30 ns a word each
 # 16,384 words take 4 MB. 65,536 were no faster on 2 MB of English, and 8,192 were a tenth slower.
 _CACHED_WORDS, _CACHED_CHARS = 1 << 14, 64
 
@@ -39,7 +39,8 @@ class SpmMerger:
         return out
 
     def _merge(self, word: str) -> list[int]:
-        """O(n log n): a heap of candidate pairs; one that a merge has outdated no longer matches its text."""
+        """O(n log n): a heap of candidate pairs. A pair that a merge has outdated is skipped, because its
+        symbols no longer make its text."""
         ids, scores = self._ids, self._scores
         symbols, n = list(word), len(word)  # a merged symbol is kept at its first character's place
         after, before = list(range(1, n + 1)), list(range(-1, n - 1))
@@ -72,8 +73,9 @@ class SpmMerger:
 
 
 def _word_pattern(texts: Iterable[str]) -> str:
-    """Text is cut before a run of spaces, except where some token holds these spaces and what stands around
-    them: the character before, and the one behind if the token goes on. Gemma has a few such tokens."""
+    """A pattern of the words that are merged one by one. Text is cut before a run of spaces, unless some
+    token holds such spaces with the character before them, and, if the token goes on, the character after
+    them. Gemma has a few such tokens."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:

@@ -1,4 +1,4 @@
-"""Stop strings in text that comes in pieces: nothing that may belong to one is given out too early."""
+"""Stop strings in text that comes in pieces: text that may belong to a stop string is held back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class StopText:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """What is certain now: the text up to a stop string (`found`), all of it at the `last` piece. One
-        that begins earlier counts, although a shorter one is complete first."""
+        """Add a piece; returns what is certain now: the text up to a stop string (then `found`), and all of
+        it at the `last` piece. The stop string that begins first counts, even if a shorter one is complete
+        earlier."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
         n_held = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)

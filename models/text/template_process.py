@@ -1,8 +1,8 @@
 """A chat template in a process of its own (template_worker.py), which can be ended: templates come with model
 files, and 119 characters of one can crash an interpreter.
 
-The process stays while the template is used, and another one replaces it where it ended. It is started as a
-program, never forked from here, and has nothing of ours but one socket. Every wait has a deadline.
+The process stays while the template is used; if it ends, another one replaces it. It is started as a program,
+never forked from this process, and shares nothing with it but one socket. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
-# As `python -m`, and for packages that are not where an interpreter looks by itself. Its own folders come
-# first: a module beside the program may bear the name of one that the process needs.
+# As `python -m`, but our sys.path is added, for packages in other folders. It is added at the end: a module
+# beside the program may have the name of a module that the worker needs.
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
 MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer takes
-CPU_S, WALL_S = 5, 30.0  # of one request; the longest known templates compile in 0.1 s
+CPU_S, WALL_S = 5, 30.0  # for one request; the longest known templates compile in 0.1 s
 START_S = 60.0  # 0.2 s on two cores
 END_S = 5.0  # until a process that was killed is gone
 ANOTHER = "give another one with --chat-template-file (in Python `template`)"
@@ -55,8 +55,8 @@ class Ended(Exception):
 class TemplateProcess:
     """`source` compiled. Several threads may render; they take turns.
 
-    Raises InvalidArgument for a template that is not valid, does not take a conversation, or reaches a limit,
-    Timeout and VkbackendError where the system does not give it a process.
+    Raises InvalidArgument for a template that is not valid, does not take a conversation, or reaches a limit;
+    Timeout and VkbackendError if no process can be started.
     """
 
     def __init__(self, source: str, bos: str, eos: str, most: int) -> None:
@@ -75,14 +75,16 @@ class TemplateProcess:
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
-        """The text of a conversation; None compiles the template, where that is to be done."""
+        """The text of a conversation. With None for the messages, only a worker is started, if there is none;
+        it compiles the template."""
         if self._pid != os.getpid():  # forked: the process and whoever holds the lock are the parent's
             self._renew()
         lock = self._lock
         try:
             if not lock.acquire(timeout=WALL_S):
                 raise Timeout(f"the chat template was busy with other requests for {WALL_S:.0f} s; try again")
-            worker, self._worker = self._worker, None  # an interrupt ends it, with what it might still say
+            # Taken out: an interrupt then drops the worker, and with it any answer still to come.
+            worker, self._worker = self._worker, None
             if worker is None or not worker.idle():
                 worker = _Worker()
                 worker.ask(self._template, 0)
@@ -96,7 +98,7 @@ class TemplateProcess:
         finally:
             try:
                 lock.release()
-            except RuntimeError:  # not taken; the lock knows, where an interrupt may have come before a note
+            except RuntimeError:  # not taken. A flag could be wrong: an interrupt may come before it is set
                 pass
 
 
@@ -130,7 +132,7 @@ class _Worker:
             ) from None
 
     def idle(self) -> bool:
-        """Whether it waits for a request: it is there and says nothing."""
+        """Whether the process waits for a request: it is alive and has sent nothing. Else it is killed."""
         try:
             self._socket.setblocking(False)
             self._socket.recv(1)
@@ -150,8 +152,8 @@ class _Worker:
         return self._last[1]
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
-        """Send a request behind the `kept` first of the last messages; returns how many characters of the
-        last text the answer begins with, and what follows."""
+        """Send a request whose messages follow the first `kept` of the last ones. Returns how many characters
+        of the last text the new text begins with, and the rest of it."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -176,8 +178,8 @@ class _Worker:
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Send a frame and return the next one: what is expected, or why it is not there. Whatever goes wrong
-        ends the process: what it might still say would answer another request."""
+        """Send a frame and return the answer: a frame of the `expected` kind, or a refusal. Any failure ends
+        the process, because a late answer would be taken for that of another request."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -215,12 +217,13 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Whether a message is the one that the process has; other values than texts may have changed since."""
+    """Whether the process has this message. Only messages of texts count: other values may have changed
+    since."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 
 
 def _end(process: subprocess.Popen[bytes], ours: socket.socket, pid: int) -> None:
-    """End the process; one that was forked from us lets go of it."""
+    """End the worker. In a process that was forked from its parent, only let go of it."""
     ours.close()
     if pid != os.getpid():
         process.returncode = 0  # not ours to wait for

@@ -1,9 +1,9 @@
 """The process that compiles a chat template and renders it, under limits; template_process.py is its other
 side.
 
-A program with a socket as its stdin, with which it ends: the first request is a template, all others are
-conversations. It imports jinja2 and little else, so that it starts soon and its limit of memory is left to
-the template.
+The program has a socket as its stdin, and ends when that is closed. The first request is a template, all
+others are conversations. It imports jinja2 and little else, so that it starts fast, and leaves most of its
+memory limit to the template.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vkbackend.models.text.prefix import n_common
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
-READ_S = 60  # to answer and to read the next request: what is left of this one's time must not end it
+READ_S = 60  # CPU time to answer and to read the next request, whatever the template has used up
 MAX_MEMORY = 512 << 20  # bytes of address space; 25 MB of it are the interpreter and jinja2
 SOCKET = 0
 
@@ -34,7 +34,7 @@ NOTHING = {"tools": None, "documents": None}
 
 
 class Refused(Exception):
-    """Why there is no text; `by_template`: it says so itself."""
+    """Why there is no text. `by_template`: the template itself refused."""
 
     def __init__(self, why: str, by_template: bool = False) -> None:
         super().__init__(why)
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what the model said, for training: its body alone counts here."""
+    """`{% generation %}` marks what the model said, for training. Here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
@@ -61,7 +61,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Hugging Face's arguments in their order, and no escapes for HTML as jinja2 has them."""
+    """Takes Hugging Face's arguments in their order, and writes no escapes for HTML, as jinja2's filter
+    would."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -93,8 +94,9 @@ def compiled(source: str, bos: str, eos: str) -> Template:
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
     """The text of at most `most` characters.
 
-    Where there are no tools or documents they are None, as in Hugging Face's; templates that loop over them
-    all the same (Hermes 2 and 3, Command R+) find them undefined, as in llama.cpp.
+    Tools or documents that are not given are None, as with Hugging Face. If the template fails then, because
+    it loops over them anyway (Hermes 2 and 3, Command R+), it is rendered again with them undefined, as in
+    llama.cpp.
     """
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
@@ -136,19 +138,19 @@ def first_line(error: BaseException) -> str:
 
 
 def limit(what: int, most: int) -> None:
-    """Where the system allows less, that stays."""
+    """Set a limit of the process. A lower limit of the system stays."""
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def limit_cpu(seconds: float) -> None:
-    """From now on; SIGXCPU ends the process, also inside a long call."""
+    """Limit the CPU time from now on. After it SIGXCPU ends the process, even inside a long call."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
 
 
 def receive(n_bytes: int) -> bytearray:
-    """Exactly so many bytes; ends the process where nobody sends them any more."""
+    """Read exactly so many bytes; end the process if the other side has closed the socket."""
     found = bytearray()
     while len(found) < n_bytes:
         piece = os.read(SOCKET, n_bytes - len(found))
@@ -167,9 +169,9 @@ def send(kind: int, text: str, kept: int = 0) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the caller decides
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # programs pass on what they ignore or block
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits the signals that its parent blocks
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MAX_MEMORY)
     try:

@@ -1,8 +1,8 @@
 """Text to token ids and back, from the vocabulary a GGUF file carries.
 
-`tokenizer.ggml.model` names the kind, and a file per kind says how it cuts a text: spm.py, bpe.py and those
-beside them. What all have in common is here: special tokens in the text, and decoding, which is incremental.
-Knows no model, no network.
+`tokenizer.ggml.model` names the kind. Each kind has a module that cuts text into tokens: spm.py, bpe.py,
+rwkv.py, unigram.py, wordpiece.py. What all kinds have in common is here: special tokens in the text, and
+incremental decoding. This module knows no model and no network.
 """
 
 import codecs
@@ -22,7 +22,7 @@ from vkbackend.models.text.unigram import unigram
 from vkbackend.models.text.vocabulary import Vocabulary
 from vkbackend.models.text.wordpiece import wordpiece
 
-MAX_TEXT = 1 << 22  # characters; the regular expression engine gives up, untidily, at 10,000,000 steps back
+MAX_TEXT = 1 << 22  # characters; the regular expression engine fails after 10,000,000 steps of backtracking
 _KINDS = {  # tokenizer.ggml.model
     "llama": ("SPM", spm),
     "gpt2": ("BPE", bpe),
@@ -35,8 +35,8 @@ _KINDS = {  # tokenizer.ggml.model
 
 
 class Tokenizer:
-    """A vocabulary with its rules. `stop_ids` are the tokens that end a generation, `fim_ids` those of
-    prompts that ask for the middle of a text, by short names (infill.py); `bos_id` may be None."""
+    """A vocabulary with its rules. `stop_ids`: the tokens that end a generation. `fim_ids`: by short name,
+    the tokens for prompts that ask for the middle of a text (infill.py). `bos_id` may be None."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
@@ -74,7 +74,8 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> "Tokenizer":
-        """Raises UnsupportedModel (none, or one of another kind), GGUFError (malformed vocabulary)."""
+        """The tokenizer of a file. Raises UnsupportedModel (it has none, or an unknown kind), GGUFError
+        (malformed vocabulary)."""
         return cls(gguf)
 
     def _cutters(self, path: Path) -> tuple[SpecialTokens, SpecialTokens]:
@@ -96,11 +97,11 @@ class Tokenizer:
         parse_special: bool = False,
         plain: Sequence[tuple[int, int]] = (),
     ) -> list[int]:
-        """Ids of a text; `add_special`: with BOS and EOS where the model wants them.
+        """Ids of a text. `add_special`: with BOS and EOS if the model wants them.
 
-        User-defined tokens are always taken from the text, control tokens only with `parse_special`, none in
-        the stretches `plain`, which are in order. Lone surrogates become U+FFFD. Raises InvalidArgument (no
-        str, longer than MAX_TEXT).
+        User-defined tokens in the text always become tokens, control tokens only with `parse_special`. In the
+        stretches `plain` (begin, end), given in order, neither do. Lone surrogates become U+FFFD. Raises
+        InvalidArgument (no str, longer than MAX_TEXT).
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"the text is a {type(text).__name__}, expected a str")
@@ -139,7 +140,8 @@ class Tokenizer:
         return out
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """Control and unknown tokens, and those user-defined ones whose texts are `wanted`."""
+        """(text, id) of control and unknown tokens, and of the user-defined tokens whose texts are
+        `wanted`."""
         found = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
         return [(text, i) for text, i in found if self.is_special(i) or wanted(text)]
 
@@ -163,7 +165,7 @@ class Tokenizer:
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_marker(self, token_id: int) -> bool:
-        """Whether it is taken from a text before anything is merged, whatever stands beside it."""
+        """Whether a token is cut out of a text before anything is merged, whatever stands beside it."""
         return self._types[token_id] in MARKERS
 
     def piece(self, token_id: int) -> bytes:
@@ -193,7 +195,7 @@ class Tokenizer:
 
 
 def whole_characters(text: str) -> str:
-    """Halves of surrogate pairs joined, lone ones as U+FFFD."""
+    """The text with the halves of surrogate pairs joined; lone halves become U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

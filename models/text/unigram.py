@@ -1,7 +1,7 @@
 """Unigram (`tokenizer.ggml.model` "t5"): the tokens whose scores have the highest sum, in the `tokenizers`
 library.
 
-Text is rewritten first by the map of characters that the file carries, and its spaces by the file's flags.
+First the file's character map rewrites the text, and the file's flags say what becomes of spaces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def unigram(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     found = [i for i in vocabulary.ids.values() if types[i] in _IN_TEXT and i != unknown]
     ids = [unknown, *found]
     pieces = [(vocabulary.tokens[i], 0.0 if types[i] == TokenType.USER_DEFINED else scores[i]) for i in found]
-    # no text has an empty piece, so that the unknown token is never spelt
+    # the unknown token is an empty piece here: no text can spell it
     backend = Backend(models.Unigram([("", 0.0), *pieces], 0, False))
     rewrite = CharacterMap(gguf.get("tokenizer.ggml.precompiled_charsmap", b""), vocabulary.path)
     prefix = vocabulary.flag("add_space_prefix", False)

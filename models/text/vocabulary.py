@@ -1,7 +1,7 @@
 """The tokens of a GGUF file, checked: texts, ids, types, and the tokens that keys of the file name.
 
-What cuts a text into them is a `Scheme`, made by the file of its kind: spm.py, bpe.py and those beside
-them. Knows none of them.
+A `Scheme` cuts a text into tokens. The module of each kind makes one (spm.py, bpe.py and others); this module
+knows none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How text becomes ids. `spell` turns the text of a normal token into bytes; flags and tokens are the
-    file's, or the defaults of the kind. `close`: what ends a text with `add_eos`, where that is not `eos`."""
+    file's, or the defaults of the kind. `close`: the token that `add_eos` puts at the end of a text, if it is
+    not `eos`."""
 
     encode: Callable[[str], list[int]]
     spell: Callable[[str], bytes]
@@ -34,7 +35,7 @@ class Scheme:
 
 
 class Vocabulary:
-    """`ids` lacks tokens with empty texts."""
+    """The tokens. `ids` (by text) lacks tokens with empty texts."""
 
     def __init__(self, gguf: GGUF) -> None:
         self.path = gguf.paths[0]
@@ -82,7 +83,7 @@ class Vocabulary:
         return self._gguf.boolean(f"tokenizer.ggml.{name}", default)
 
     def byte_ids(self, unknown: int | None) -> list[int]:
-        """What stands for each byte of a character that is no token."""
+        """By byte value, the token that stands for a byte of a character that is no token itself."""
         byte_ids = [self.ids.get(f"<0x{b:02X}>", unknown) for b in range(256)]
         known = [i for i in byte_ids if i is not None]
         if len(known) < 256:

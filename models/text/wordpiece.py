@@ -1,7 +1,7 @@
 """WordPiece (`tokenizer.ggml.model` "bert"): the longest tokens that a word begins with, one after the other.
 
-It runs in the `tokenizers` library, with BERT's own normalizer. In a GGUF file a token that begins a word has
-U+2581 in front, where BERT's vocabulary marks those that go on one.
+It runs in the `tokenizers` library, with BERT's own normalizer. In a GGUF file U+2581 marks a token that
+begins a word; BERT's vocabulary instead marks, with ##, a token that continues one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vkbackend.models.text.token_roles import TokenType
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _ON = "##"
-_LONGEST_WORD = 100  # characters, as in BERT: the search takes the square of them
+_LONGEST_WORD = 100  # characters, as in BERT: the time of the search grows with their square
 
 
 def wordpiece(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:

@@ -1,2 +1,2 @@
-"""Tool calls: how families of models write them, read from text that comes in pieces, and forced by a
-grammar."""
+"""Tool calls: how families of models write them, how they are read from text that comes in pieces, and how a
+grammar forces them."""

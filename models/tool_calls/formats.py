@@ -1,5 +1,5 @@
-"""How families of models write a tool call, each read by a few lines. Which one a model has follows from its
-chat template, as it writes the calls of earlier turns."""
+"""How families of models write a tool call; a few lines read each format. The chat template of a model tells
+its format, because the template writes the calls of earlier turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from vkbackend.models.tool_calls.source import Found, Trying
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`openers`: what a call or a row of calls begins with; `read` takes it from there, and tells whether it
-    was one. `inner`: further markers that may be control tokens. `at_start`: an answer that begins with "{"
-    may be one, too. `described`: in words, where a template knows no tools."""
+    """`openers`: what a call or a row of calls begins with. `read` reads on from there, and returns whether
+    it was a call. `inner`: further markers that may be control tokens. `at_start`: an answer that begins with
+    "{" may be a call, too. `described`: the prompt describes the tools in words, because the template knows
+    none."""
 
     name: str
     openers: tuple[str, ...]
@@ -44,7 +45,7 @@ def _hermes(r: ToolReader) -> Trying:
 
 
 def _json_answer(r: ToolReader) -> Trying:
-    """The answer is a call: one of a tool that there is, maybe several behind each other."""
+    """The whole answer is a call of a known tool, or several such calls in a row."""
     yield from r.source.begins("<|python_tag|>")
     n = r.n_calls
     while (yield from r.call_object(r.tools)):
@@ -57,7 +58,7 @@ def _json_answer(r: ToolReader) -> Trying:
 
 
 def _lenient(r: ToolReader) -> Trying:
-    """Of a template that says nothing of how calls are written: JSON, maybe between markers."""
+    """For a template that does not say how calls are written: JSON, maybe between markers."""
     if r.source.text.startswith("<tool_call>"):
         return (yield from _hermes(r))
     return (yield from _json_answer(r))
@@ -152,7 +153,8 @@ def _deepseek(r: ToolReader) -> Trying:
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """What a written argument stands for: text where the schema wants a string, else JSON, else text."""
+    """The value of a written argument: the text if the schema wants a string; else the text as JSON; else, if
+    it is not JSON, the text."""
     kinds, word = kinds_of(schema), text.strip()
     if "null" in kinds and word.lower() in ("null", "none"):
         return None
@@ -174,7 +176,8 @@ _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The types of JSON that a schema names, of its values and alternatives too; none where it names none."""
+    """The JSON types that a schema names, those of its listed values and alternatives included; may be
+    empty."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])
@@ -194,7 +197,8 @@ def _schema(r: ToolReader, name: str, argument: str) -> Any:
 
 
 def resolved(schema: Any, whole: Any) -> Any:
-    """What a $ref within the schema of the tool stands for; others as they are."""
+    """The schema that a $ref within the tool's schema stands for; a schema without $ref is returned as it
+    is."""
     for _ in range(8):
         where = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(where, str) or not where.startswith("#/"):
@@ -207,7 +211,7 @@ def resolved(schema: Any, whole: Any) -> Any:
 
 
 def _coder(opener: str, closer: str) -> Callable[[ToolReader], Trying]:
-    """Functions with a parameter each on lines of its own, between markers that may be left out."""
+    """A reader of functions, each parameter on lines of its own, between markers that may be missing."""
 
     def read(r: ToolReader) -> Trying:
         yield from r.source.begins(opener)
@@ -272,7 +276,7 @@ def _gemma(r: ToolReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """Its value, None for none: keys and texts may stand without quotes."""
+    """The value of Gemma's object, whose keys and texts may stand without quotes; None if it is not valid."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -316,7 +320,7 @@ KIMI = ToolFormat(
     ("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
      "<|tool_call_end|>"),
 )  # fmt: skip
-GPT_OSS = ToolFormat("gpt-oss", (), None)  # messages of their own: models/text/harmony.py reads them
+GPT_OSS = ToolFormat("gpt-oss", (), None)  # calls are messages, read by models/text/harmony.py
 GEMMA = ToolFormat("gemma 4", ("<|tool_call>",), _gemma, ("<tool_call|>", '<|"|>'))
 FUNCTION_GEMMA = ToolFormat(
     "functiongemma", ("<start_function_call>",), _gemma, ("<end_function_call>", "<escape>")
@@ -324,7 +328,7 @@ FUNCTION_GEMMA = ToolFormat(
 DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek, (CALLS_END, CALL, CALL_END, SEPARATOR))
 GENERIC = ToolFormat("generic", (), _json_answer, at_start=True, described=True)
 
-# The first whose texts all stand in a template.
+# A template has the first format all of whose texts stand in it.
 SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "functions."), GPT_OSS),
     (("<|tool_calls_section_begin|>",), KIMI),
@@ -347,5 +351,6 @@ FORMATS = (*dict.fromkeys(found for _, found in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """How a model with this chat template calls tools: in plain JSON where that says nothing of tools."""
+    """How a model with this chat template calls tools; in plain JSON if the template has nothing about
+    tools."""
     return next((found for signs, found in SIGNS if all(sign in template for sign in signs)), GENERIC)

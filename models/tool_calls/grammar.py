@@ -16,15 +16,15 @@ Special = Callable[[str], int | None]  # the control token of a text
 
 
 class CallGrammar:
-    """Rules for calls of `tools`, schemas of the arguments by name; `special` tells which markers are control
-    tokens: those stand for no text."""
+    """Rules for calls of `tools`: schemas of the arguments, by the name of the function. `special` tells
+    which markers are control tokens, which a grammar must name by id, because they stand for no text."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any], special: Special) -> None:
         self._format, self._tools, self._special = format_, tools, special
         self._rules: list[str] = []
 
     def lark(self, *, several: bool) -> str:
-        """Rules of which `calls` is the first: one call, or with `several` one or more."""
+        """The rules; the first, `calls`, is one call, or with `several` one or more."""
         call = self._rule(" | ".join([self._rule(self._call(name)) for name in self._tools]))
         return "\n".join([f"calls: {self._row(call, several)}", *self._rules])
 
@@ -121,7 +121,7 @@ class CallGrammar:
         return [(key, one, key in required) for key, one in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Arguments one by one, texts as they stand."""
+        """Arguments one by one. Texts stand without quotes or escapes."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -131,7 +131,7 @@ class CallGrammar:
         return " ".join([*parts, literals(end, self._special)])
 
     def _value_by_key(self, name: str, schema: Any, closer: str) -> str:
-        """A text up to what closes it, where the schema wants one; else JSON."""
+        """If the schema wants a string, any text up to the closing marker; else JSON."""
         schema = resolved(schema, self._schema(name))
         kinds, end = kinds_of(schema), self._mark(closer)
         values = _values(schema)
@@ -144,7 +144,7 @@ class CallGrammar:
         return f'({text} | "null" {end})' if "null" in kinds else text
 
     def _json(self, name: str, schema: Any) -> str:
-        """JSON of a part of a tool's schema, with what that may refer to."""
+        """JSON of a part of a tool's schema, with the definitions that the part may refer to."""
         whole = self._schema(name)
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return json_rule(json.dumps({**shared, **schema} if isinstance(schema, dict) else schema))
@@ -158,8 +158,8 @@ class CallGrammar:
         return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
     def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
-        """Strings between quotes of their own; rows, objects and alternatives down to `depth` levels. Raises
-        InvalidArgument for what this format cannot be held to."""
+        """A value in Gemma's form: strings between the marker `quote`; arrays, objects and alternatives down
+        to `depth` levels. Raises InvalidArgument for deeper ones."""
         schema = resolved(schema, self._schema(name))
         mark, inner = self._mark(quote), depth - 1
         if not isinstance(schema, dict) or depth < 0:
@@ -197,11 +197,11 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Pairs with commas between them, in order; only those that must be given have to be."""
+    """Pairs with commas between them, in order. (pair, needed): a pair that is not needed may be missing."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
-        # What follows one that is given, and what begins where none was.
+        # `this`: this pair comes first. `rest`: a later pair does.
         after = "".join(f' ("," {one})' + ("" if must else "?") for one, must in pairs[i + 1 :])
         this = f"{pair}{after}"
         rest = this if needed else f"({this}" + (f" | {rest})" if rest else ")" + ("" if any_needed else "?"))
@@ -210,7 +210,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """What alone a schema allows, where it lists that."""
+    """The values that a schema lists (const, enum) as the only ones; None if it lists none."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema.get("enum") or None
@@ -221,7 +221,7 @@ def _is_bounded(schema: Any) -> bool:
 
 
 def _text_of(schema: dict[str, Any]) -> str:
-    """A text of that pattern and length, as it stands."""
+    """A text without quotes that matches the schema's pattern, or has its length."""
     if pattern := schema.get("pattern"):
         whole = ("" if pattern.startswith("^") else "(?s:.*)") + pattern.removeprefix("^").removesuffix("$")
         return "/" + regex_to_lark(whole + ("" if pattern.endswith("$") else "(?s:.*)")) + "/"
@@ -244,7 +244,8 @@ def literals(text: str, special: Special) -> str:
 def text_up_to(name: str, mark: str, special: Special) -> str:
     """A rule of that name: any text, and the marker that ends it."""
     token = special(mark)
-    if token is not None:  # not spelled out in the text either: who reads it sees no difference
+    if token is not None:
+        # Nor may the text spell the marker: the reader of the text could not tell it from the token.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
     return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: /(?s:.*)/"

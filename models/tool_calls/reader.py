@@ -1,4 +1,4 @@
-"""Tells tool calls from the text around them, as both come."""
+"""Separates tool calls from the text around them, in text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def new_id() -> str:
 
 
 class ToolReader:
-    """`tools`: schemas of the arguments by the names of the functions. White space around calls is no
-    content; what only begins like a call is."""
+    """`tools`: schemas of the arguments, by the names of the functions. White space around calls is dropped;
+    text that only begins like a call is content."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any]) -> None:
         self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
@@ -36,7 +36,7 @@ class ToolReader:
         self._is_over = False
 
     def push(self, piece: str, *, last: bool = False) -> list[Found]:
-        """What is certain now."""
+        """Add a piece of text; returns what is certain now."""
         self.source.text += piece
         self.source.ended |= last
         found: list[Found] = []
@@ -55,7 +55,7 @@ class ToolReader:
 
     def _read(self) -> Reading:
         source, openers = self.source, self._format.openers
-        space = ""  # behind the content so far: part of it once more comes
+        space = ""  # white space after the content so far: given out once more content follows
         while source.text or not source.ended:
             hits = [(at, -len(mark)) for mark in openers if (at := source.text.find(mark)) >= 0]
             if not self._begun and self._format.at_start and source.text.lstrip()[:1] == "{":
@@ -89,7 +89,7 @@ class ToolReader:
         return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
 
     def arguments(self) -> Reading:
-        """Stream the JSON object that stands next as the arguments of the last call; {} where none does."""
+        """Stream the JSON object that comes next as the arguments of the last call; {} if none comes."""
         yield from self.source.skip_space()
         if not self.source.text.startswith("{"):
             yield ToolDelta(self.n_calls - 1, arguments="{}")
@@ -107,18 +107,18 @@ class ToolReader:
             yield None
 
     def whole(self, name: str, arguments: Any, id_: str | None = None) -> Reading:
-        """A call that is known at once."""
+        """A call whose name and arguments are known at once."""
         yield self.begin(name, id_)
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         yield ToolDelta(self.n_calls - 1, arguments=text)
         self.n_done = self.n_calls
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
-        """{"name": ..., "arguments" or "parameters": {...}}, in whatever order; whether it is one, of one of
-        the `names`."""
+        """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it is such an
+        object, with one of the `names` (None: any)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
-            # A name that is not there by now is behind the arguments, or nowhere.
+            # After MAX_HEAD characters without a head, the name follows the arguments, or is missing.
             head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
             if head and (name := _decoded(head[1])) is not None:
                 if names is not None and name not in names:

@@ -1,5 +1,5 @@
-"""Text that comes in pieces, and readers of it: generators that yield what they found, or None where they
-need more."""
+"""Text that comes in pieces, and its readers: generators that yield what they found, or None if they need
+more text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Trying = Generator[Found | None, None, bool]
 
 
 class Source:
-    """`text`: what has come and is not read yet; `ended`: nothing more will; `taken`: what was read since it
-    was cleared."""
+    """`text`: has come, and is not read yet. `ended`: no more text comes. `taken`: what was read since
+    `taken` was last cleared."""
 
     def __init__(self) -> None:
         self.text, self.taken, self.ended = "", "", False
@@ -46,7 +46,7 @@ class Source:
             yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
-        """Take one of the marks, the longest first; None where the text goes on otherwise."""
+        """Take the longest mark that the text begins with; None if it begins with none."""
         while True:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
@@ -56,7 +56,7 @@ class Source:
             yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
-        """Take the text up to the first of the marks, and that; up to the end where none comes."""
+        """Take the text up to the first of the marks, and the mark; all text and "" if no mark comes."""
         while True:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
@@ -79,7 +79,7 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """The place behind its end in this piece, None where it goes on."""
+        """How many characters of this piece belong to it, if it ends here; else None."""
         at = self._skip
         while True:
             found = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
