@@ -54,9 +54,10 @@ def _experts_op(limits: Limits, x_type: str, dtype: str, *, grouped: bool) -> Ex
 def experts_operand_type(
     limits: Limits, n_rows: int, dtype: str, groups: Groups | None = None, *, whole_rows: bool = True
 ) -> str:
-    """The type in which x goes to experts of type `dtype`: f16s where that many rows go to other matrices on
-    matrix units (rows not written whole have no scale), q8 where there are instructions for it or rows go so
-    to other matrices, else f32."""
+    """The type in which x goes to experts of type `dtype`. It is f16s if so many rows would go to a matrix of
+    that type on matrix units, in groups that fit the units, and if rows are written whole: others have no
+    scale. It is q8 if there are q8 ops for experts, and the device has instructions for them or rows go as q8
+    to a matrix, too. Else it is f32."""
     op = MATRIX_OPS[mat_op(limits, n_rows, dtype)]
     if groups and whole_rows and "matrix_units" in op.needs and groups.tile % limits.matrix_units.n == 0:
         return op.x_type
@@ -65,12 +66,13 @@ def experts_operand_type(
 
 
 def tile_size(limits: Limits, n_pairs: int, n_experts: int) -> int:
-    """Pairs in a tile where they should be grouped by expert; 0 where they are too few to share experts."""
+    """How many pairs of row and expert a tile has. 0: do not group pairs by expert, they are too few to share
+    an expert's weights."""
     if n_pairs < 2 * n_experts:
         return 0
     if fast_lanes(limits):
         return LANE_TILE
-    if limits.is_cpu:  # where barriers cost more than reading an expert again
+    if limits.is_cpu:  # barriers cost more there than reading an expert again
         return 0
     return 16 if n_pairs < 16 * n_experts else 32
 

@@ -1,12 +1,18 @@
 """Matrix ops on a stack of experts: an `ExpertsOp` per shader, entered in table.py.
 
-w of any weight type holds the experts one behind another, `starts` u32 [n_experts + 1] the prefix sums of
-their columns. axis=ROWS (gate, up): w [columns, k], expert e is its rows starts[e]..starts[e + 1]; y
-[n_rows, n_used, y_stride], y_stride at least the most columns of an expert, elements beyond e's are not
-written. axis=COLUMNS (down): w [n, columns] in bytes, expert e is [n, starts[e + 1] - starts[e]] behind those
-before it (whole blocks); y [n_rows, n_used, n], zeros where e has no columns. x is [n_rows, x_stride] for all
-used experts, or [n_rows, n_used, x_stride]; ids u32 [n_rows, n_used]. A stack that exceeds one binding comes
-in pieces: w then holds experts first..first + count, and pairs of other experts are left to the other pieces.
+w, of any weight type, holds the experts one after another. A device has some FFN columns of each expert:
+`starts` u32 [n_experts + 1] are the prefix sums of how many.
+
+axis=ROWS (gate, up): w is [columns, k], and expert e is its rows starts[e]..starts[e + 1]. y is [n_rows,
+n_used, y_stride], with y_stride at least the most columns of an expert; elements beyond e's columns are not
+written.
+
+axis=COLUMNS (down): w has the bytes of [n, columns], and expert e is a matrix [n, starts[e + 1] - starts[e]]
+of whole blocks that follows those of the experts before. y is [n_rows, n_used, n], zeros if e has no columns.
+
+x is [n_rows, x_stride] for all used experts, or [n_rows, n_used, x_stride]; ids u32 [n_rows, n_used]. A stack
+that exceeds one binding comes in pieces: w then holds experts first..first + count, and pairs of other
+experts are left to the other pieces.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target
 from vkbackend.ops.units import subgroups, unit_consts
 
-ROWS, COLUMNS = 0, 1  # which side of an expert is its own number of columns: gate and up, or down
+ROWS, COLUMNS = 0, 1  # the axis of its FFN columns in an expert's matrix: 0 in gate and up, 1 in down
 LANE_TILE = MAX_VEC_ROWS  # pairs that a thread of mat_lane_id takes
 
 # How an op goes through the pairs of row and used expert: one by one as the ids have them; in groups, whose
@@ -49,14 +55,15 @@ def tile_count(n_pairs: int, n_experts: int, tile: int) -> int:
 class ExpertsOp:
     """y[r, u] = W_e x[r] (or x[r, u]) for e = ids[r, u], by the shader `name`, with all that is known of it.
 
-    A shader of EITHER has the specialization constant GROUPED, and where it has no groups the ids instead.
+    A shader of EITHER has the specialization constant GROUPED. Without groups its bindings `order` and
+    `tiles` are the ids.
     """
 
     name: str
-    grid: Callable[[Limits, Size], Grid]  # of the most rows and columns of an expert, and the pairs of a tile
+    grid: Callable[[Limits, Size], Grid]  # for the largest expert's rows and columns, and the pairs of a tile
     consts: str  # its specialization constants between LOCAL and AXIS, as the grid names them
     pairs: str  # SINGLE, GROUPED or EITHER
-    suits: Predicate  # devices that run it before the entries behind it
+    suits: Predicate  # devices that prefer it to the entries after it
     x_type: str = "f32"
     needs: tuple[str, ...] = ()  # optional features
 
@@ -90,7 +97,7 @@ class ExpertsOp:
         first: int = 0,
         count: int | None = None,
     ) -> None:
-        """`pairs` are the groups, or the ids, as the shader takes them; the rest above."""
+        """`pairs`: the groups or the ids, whichever the shader takes. The module says what the others are."""
         spec, limits = self.spec, target.limits
         (n_rows, n_used, y_stride), x_stride, x_per_used = y.shape, x.shape[-1], len(x.shape) == 3
         n_experts = starts.shape[0] - 1

@@ -22,7 +22,7 @@ from vkbackend.recording import Command, Copy, Dispatch, Exchange, Recording
 
 
 def fuse(recording: Recording, limits: Limits) -> Recording:
-    """The recording with fewer dispatches, which leave the same behind."""
+    """The recording with fewer dispatches, and the same results."""
     fusing = _Fusing(recording, limits)
     for at, command in enumerate(recording.commands):
         if isinstance(command, Dispatch):
@@ -32,7 +32,8 @@ def fuse(recording: Recording, limits: Limits) -> Recording:
 
 
 class _Fusing:
-    """The commands, None where one went into a later one, and which of them touch each value."""
+    """The commands of a recording, with None in place of each that was fused into another, and the indices of
+    the commands that touch each value."""
 
     def __init__(self, recording: Recording, limits: Limits) -> None:
         self.limits = limits
@@ -55,8 +56,9 @@ class _Fusing:
         return views | dict(d.push) | dict(d.consts) | {"op": d.op, "step": d.step, "label": d.label}
 
     def maker(self, at: int, name: str, ops: tuple[str, ...], others_later: bool = False) -> int | None:
-        """Where one of these ops makes what dispatch `at` reads as `name`, and could as well do it at `at`;
-        nobody else reads it, or with `others_later` not before."""
+        """The index of the dispatch that makes what dispatch `at` reads as `name`, if it is one of `ops` and
+        could run at `at` as well. No other command may use the value; with `others_later`, commands after
+        `at` may. None: there is no such dispatch."""
         value: View = self.named(at)[name]
         first, *others = sorted(self.touched.get(value.buffer, ())) or [at]
         made = self.commands[first]
@@ -72,11 +74,11 @@ class _Fusing:
         return first if moves and self._segments[first] == self._segments[at] else None
 
     def recorder(self, at: int) -> Recorder:
-        """What records the fused dispatch, of the label of that at `at`."""
+        """A recorder for the fused dispatch, under the label of dispatch `at`."""
         return Recorder(Recording("fused"), self.limits, self.named(at)["label"])
 
     def replace(self, at: int, made: list[int], fused: Recording) -> None:
-        """Let the one dispatch of `fused` take the place of that at `at` and of the makers."""
+        """Put the one dispatch of `fused` in place of the one at `at`, and remove those of `made`."""
         [self.commands[at]] = fused.commands
         for i in made:
             gone, self.commands[i] = self.commands[i], None
@@ -92,7 +94,7 @@ def _norm_of(norm: dict[str, Any]) -> HeadNorm:
 
 
 def _norm_rope(f: _Fusing, at: int) -> None:
-    """rope of a head norm."""
+    """Fuse a head norm into the rope that reads it."""
     r = f.named(at)
     if r["NORM"] or (i := f.maker(at, "x", ("rms_norm",))) is None:
         return
@@ -105,7 +107,7 @@ def _norm_rope(f: _Fusing, at: int) -> None:
 
 
 def _rope_store(f: _Fusing, at: int) -> None:
-    """kv_store of rope, or of a head norm."""
+    """Fuse a rope or a head norm into the kv_store that reads it."""
     s = f.named(at)
     if s["NORM"] or s["n_rot"] or block_of(s["cache"].dtype)[0] > 1:
         return
@@ -123,8 +125,8 @@ def _rope_store(f: _Fusing, at: int) -> None:
 
 
 def _gated_product(f: _Fusing, at: int) -> None:
-    """glu of the products of one x with two matrices, which one binding can show: neighbours have a row of
-    each."""
+    """Fuse two products into the glu that reads both, if they multiply the same x, and one binding can span
+    both matrices. The shader then makes a row of each side by side."""
     g = f.named(at)
     i, j = (f.maker(at, name, _PRODUCTS) for name in ("gate", "up"))
     if i is None or j is None:
@@ -135,7 +137,7 @@ def _gated_product(f: _Fusing, at: int) -> None:
     plain = not any(c["has_bias"] or c["act"] or c["y_stride"] != c["n"] for c in (gate, up))
     if not (same and plain and w.buffer is v.buffer and (w.shape, w.dtype) == (v.shape, v.dtype)):
         return
-    # What is bound begins at an aligned offset, up to ALIGN bytes before w.
+    # A binding begins at an aligned offset, up to ALIGN bytes before w.
     if not 0 < v.offset - w.offset or v.end - w.offset > f.limits.max_storage_range - ALIGN:
         return
     op = MATRIX_OPS[gate["op"]]
@@ -147,7 +149,8 @@ def _gated_product(f: _Fusing, at: int) -> None:
 
 
 def _norm_of_sum(f: _Fusing, at: int) -> None:
-    """rms_norm of a sum, which others may read later: the tail of a reduce with one partial."""
+    """Fuse an add into the rms_norm that reads the sum, as an add_partials with one partial. Later commands
+    may read the sum, too."""
     n = f.named(at)
     i = f.maker(at, "x", ("add",), others_later=True) if n["HAS_W"] else None
     if i is None:
@@ -170,7 +173,8 @@ def _norm_of_sum(f: _Fusing, at: int) -> None:
 
 
 def _quantized_norm(f: _Fusing, at: int) -> None:
-    """quantize_q8 of a norm, done where the norm is: others may read its residual before."""
+    """Fuse quantize_q8 into the norm whose result it reads. The fused dispatch stays at the norm's place,
+    because commands between the two may read the residual that the norm writes."""
     if (i := f.maker(at, "x", ("rms_norm", "add_partials"))) is None:
         return
     norm, q = f.commands[i], f.named(at)

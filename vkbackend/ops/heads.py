@@ -32,8 +32,8 @@ class HeadOps(Target):
         )
 
     def concat(self, a: View, b: View, y: View) -> None:
-        """y [n, n_a + n_b] = rows of a [n, n_a], each followed by that of b [n, n_b], or runs of them by the
-        same one where b has a part as many."""
+        """y [n, n_a + n_b] = each row of a [n, n_a], followed by a row of b [n / times, n_b]. `times`
+        neighbours in a take the same row of b; it is 1 if b has as many rows as a."""
         (n_rows, n_a), (n_b_rows, n_b) = a.shape, b.shape
         assert a.dtype == b.dtype == "f32" and n_rows % n_b_rows == 0, (a, b)
         assert rows_of(y, n_a + n_b) == n_rows, (a, b, y)

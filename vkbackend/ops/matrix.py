@@ -1,7 +1,8 @@
-"""What a product with one matrix is: a `MatrixOp` per shader, all of one signature, entered in table.py.
+"""Products with one matrix: a `MatrixOp` describes a shader for them. All have one signature, and table.py
+lists them.
 
 They differ in the type of x that they read, in the devices and rows of x that they suit, and in how they cut
-the product into workgroups: the grids below, and those of matrix units in units.py.
+the product into workgroups: by the grids below, or those of matrix units in units.py.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from vkbackend.ops.elementwise import ACTS
 from vkbackend.ops.spec import OpSpec, op_spec
 from vkbackend.ops.target import Target, floor_pow2, rows_of
 
-MAX_VEC_ROWS = 8  # rows of x up to which mat_vec serves, and that a thread of mat_lane takes
+MAX_VEC_ROWS = 8  # the most rows of x for mat_vec, and for one thread of mat_lane
 BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
-ROW_CLASSES = {"one": 1, "few": MAX_VEC_ROWS, "many": 1 << 31}  # of rows of x, and the most rows in each
+ROW_CLASSES = {"one": 1, "few": MAX_VEC_ROWS, "many": 1 << 31}  # class -> the most rows of x in it
 FEW, MANY = ("one", "few"), ("many",)
 
 
 class Size(NamedTuple):
-    """Of a product: rows of w, elements in each, rows of x."""
+    """The size of a product: n rows of w, k elements in each row, n_rows rows of x."""
 
     n: int
     k: int
@@ -55,7 +56,7 @@ class MatrixOp:
         str  # its specialization constants behind LOCAL, as the grid names them; FOURS, WIDE: see __call__
     )
     rows: tuple[str, ...]  # the classes of rows of x that it serves
-    suits: Predicate  # devices that run it before the entries behind it, where nothing is measured
+    suits: Predicate  # devices that prefer it to the entries after it, if nothing is measured
     x_type: str = "f32"
     needs: tuple[str, ...] = ()  # optional features
     gates: Predicate | None = None  # devices where it takes gate, up and glu at once; None: the shader cannot
@@ -82,8 +83,8 @@ class MatrixOp:
         """w [n, k] of a weight type, x [n_rows, k] of `x_type`, bias f32 [n].
 
         Row r of y starts at element r * y_stride (default n), so a slice of a wider row can be written. With
-        `up`, a matrix like w and behind it in the same buffer, y is act(w x) * (up x) as glu makes it, and
-        there is no bias; the shader then has the push constant `up_at`.
+        `up`, a matrix of w's shape and type that follows it in the same buffer, y is act(w x) * (up x) as glu
+        makes it, and there is no bias; the push constant `up_at` says where `up` begins.
         """
         limits, (n, k) = target.limits, w.shape
         n_rows = rows_of(x, k, self.x_type)
@@ -109,7 +110,7 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        wide = k % 64 == 0 and w.offset % 16 == x.offset % 16 == 0  # rows of q8 then are whole 16 bytes, too
+        wide = k % 64 == 0 and w.offset % 16 == x.offset % 16 == 0  # so rows of q8 are multiples of 16 bytes
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
         # Tiles of the same rows of w follow each other: shaders/lib/product_tile.glsl.
@@ -133,8 +134,8 @@ def row_class(n_rows: int) -> str:
 
 
 def rows_by_threads(limits: Limits, size: Size) -> Grid:
-    """TPR threads share a row of w. A CPU's invocations are SIMD lanes: with a row each, nothing has to meet
-    (but for the two rows of a gated product). Others get at least a round of 8 elements."""
+    """TPR threads share a row of w. On a CPU each thread has a row of its own, so that no sums have to meet
+    (except in a gated product). On a GPU each thread has at least 8 elements."""
     alone = limits.is_cpu and not size.gated
     local, tpr = (32, 1) if alone else (128, min(64, max(4, floor_pow2(size.k // 8))))
     return Grid({"LOCAL": local, "TPR": tpr, "N": size.n_rows}, -(-size.n // (local // tpr)))
@@ -148,7 +149,7 @@ def rows_by_subgroups(limits: Limits, size: Size) -> Grid:
 
 
 def rows_by_lanes(limits: Limits, size: Size) -> Grid:
-    """A thread has a row of w and up to MAX_VEC_ROWS rows of x, of which all threads have equally many."""
+    """A thread has a row of w and up to MAX_VEC_ROWS rows of x. All threads have the same number of them."""
     local, tiles = 32, -(-size.n_rows // MAX_VEC_ROWS)
     consts = {
         "LOCAL": local,
@@ -165,8 +166,9 @@ def tiles_of_64(limits: Limits, size: Size) -> Grid:
 
 
 def dot_tiles(limits: Limits, size: Size) -> Grid:
-    """64 rows of w by 16 or 32 rows of x, or by 64 where enough such tiles are left to occupy a GPU and
-    subgroups are not narrow: with 128 registers a lane that spilled up to 67 of them (Intel)."""
+    """64 rows of w by 16 or 32 rows of x; by 64 if that still gives enough tiles to occupy a GPU and
+    subgroups are wider than 16 lanes: in narrow ones (Intel) a lane has 128 registers, and tiles of 64
+    spilled up to 67."""
     grid = tiles_of_64(limits, size)
     if limits.subgroup_size > 16 and size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES:
         return Grid(grid.consts | {"RN": 8}, grid.along_w, -(-size.n_rows // 64))
@@ -174,8 +176,8 @@ def dot_tiles(limits: Limits, size: Size) -> Grid:
 
 
 def tiles_by_size(limits: Limits, size: Size) -> Grid:
-    """16 x 8 threads with 8 x 8 values each where enough such tiles are left to occupy a GPU, else with 4 by
-    no more than the rows of x need."""
+    """16 x 8 threads. Each makes 8 x 8 values if that gives enough tiles to occupy a GPU, else 4 x 4, or 4 x
+    2 for up to 16 rows of x."""
     rm, rn = 4, 2 if size.n_rows <= 16 else 4
     if size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES:
         rm, rn = 8, 8

@@ -1,8 +1,8 @@
 """Which matrix ops a driver runs fastest, as measured by `vkbackend tune` and kept in the cache folder.
 
 One table per driver and version, because all devices of a driver must run the same ops to give the same bits.
-It has all ops of a class of rows, the fastest first: the first that a device may run and that has the type of
-the weights is taken (choice.py). Without a table that goes by rules.
+For each class of rows it lists all ops, the fastest first. A device takes the first op that it can run and
+that has the type of the weights (choice.py). Without a table, the rules of table.py choose.
 """
 
 from __future__ import annotations

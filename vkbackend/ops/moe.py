@@ -24,10 +24,11 @@ LOGITS_LOCAL = 32  # part of the order of summation, so never chosen by device
 class Gating:
     """How experts are chosen and weighted, given logits l = logit_scale * (router * norm of h) + bias.
 
-    The probabilities are the softmax of l over all experts, sigmoid(l), or (softmax_weight) l itself, whose
-    softmax over the chosen experts are their weights. Chosen are the largest probabilities + `select`, which
-    has no part in the weights; with groups, in the n_group_used groups whose two best have the largest sums.
-    With norm_w the weights are divided by max(their sum, 2^-14); then they are multiplied by `scale`.
+    The probabilities are the softmax of l over all experts, or sigmoid(l), or l itself (softmax_weight: the
+    weights are the softmax of l over the chosen experts). The experts with the largest probability + `select`
+    are chosen; `select` has no part in the weights. With groups, only experts of the best n_group_used groups
+    may be chosen: those whose two best experts have the largest sums. With norm_w the weights are divided by
+    max(their sum, 2^-14). Then they are multiplied by `scale`.
     """
 
     kind: str = "softmax"  # one of GATINGS
@@ -130,8 +131,8 @@ class MoeOps(Target):
     def add_id(self, x: View, b: View, ids: View, y: View, *, starts: View | None = None) -> None:
         """y[r, u] = x[r, u] + b[ids[r, u]] for x [n_rows, n_used, n], b f32 [n_experts, n]; y may be x.
 
-        With `starts`, as of mat_vec_id, b has the values starts[e]..starts[e + 1] for expert e, at most n,
-        and no other element of y[r, u] is written.
+        With `starts`, as in experts.py, the biases of expert e are elements starts[e]..starts[e + 1] of b, at
+        most n, and only so many elements of y[r, u] are written.
         """
         n, n_pairs = x.shape[-1], math.prod(ids.shape)
         assert rows_of(x, n) == rows_of(y, n) == n_pairs and ids.dtype == "u32" and b.dtype == "f32", (

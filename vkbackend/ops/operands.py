@@ -2,8 +2,8 @@
 
 Rows of type q8 (32 codes, a scale and sums: shaders/lib/q8.glsl) are for dot products of integers, with
 weights whose codes fit in int8. Rows of type f16s (halves with a scale: shaders/lib/half_rows.glsl) are for
-products in half precision: their ops make halves of the weights, too. Magnitudes above 65,504 are cut to
-that, those below 6e-5 lose digits; sums are f32.
+products in half precision, whose ops make halves of the weights, too. A weight above 65,504 becomes 65,504,
+and one below 6e-5 loses digits; sums are f32.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class OperandOps(Target):
             self.pack_f16(x, y)
 
     def quantize_q8(self, x: View, y: View) -> None:
-        """y q8 [..., k] = x f32 of as many elements: |x - y| is at most half of the largest |x| of 32 / 127.
+        """y q8 [..., k] = x f32 of as many elements. In each block of 32, |x - y| is at most max |x| / 254.
 
-        32 elements with NaN or inf among them become NaN, in whatever is multiplied with them."""
+        A block with NaN or inf in it makes everything that is multiplied with it NaN."""
         k = y.shape[-1]
         n_rows = rows_of(y, k, "q8")
         assert k % 32 == 0 and rows_of(x, k) == n_rows, (x, y)

@@ -19,7 +19,8 @@ CHUNK, CHUNK_KDA = 64, 16  # rows of a chunk, with one gate per head and with on
 
 
 def _tiles(n_rows: int, size: int) -> int:
-    """Most tiles that runs of n_rows rows in all are cut into: each may end in a broken one."""
+    """The most tiles that runs with n_rows rows in all can be cut into: the last tile of each run may be
+    short."""
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
@@ -69,12 +70,12 @@ class RecurrentOps(Target):
     def ssm_conv(
         self, x: View, w: View, b: View | None, state: View, y: View, step: View, *, silu: bool = True
     ) -> None:
-        """y = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run, what is before
-        it from the state; b [width] or None for none.
+        """y = silu(b[c] + sum over j of w[c, j] * x[t - (d_conv - 1) + j, c]) within each run. The state has
+        the columns before the run; b [width] or None for none.
 
         x, y [n_rows, width], w f32 [width, d_conv], state f32 [n_cells, width, d_conv - 1], the oldest column
-        first, which ends as the run's last columns. Rows of no run are not written. Without `silu` y is the
-        sum.
+        first. Afterwards the state has the last columns of the run. Rows of no run are not written. Without
+        `silu` y is the sum.
         """
         width, d_conv = w.shape
         n_rows = rows_of(x, width)
@@ -110,8 +111,8 @@ class RecurrentOps(Target):
         )
 
     def delta_gates(self, a: View, dt: View, decay: View, b: View, g: View, beta: View) -> None:
-        """g = softplus(a + dt) * decay, beta = sigmoid(b): the logarithm of what stays of a state, not
-        positive where decay is not, and how much of it is written anew.
+        """g = softplus(a + dt) * decay, beta = sigmoid(b). g is the logarithm of the part of a state that
+        stays; it is not positive if decay is not. beta is how much of a state is written anew.
 
         b, beta [n_rows, n_heads]; a, g [n_rows, n_heads * width], dt of one row, decay [n_heads]; width is 1,
         or the head size for gates per key channel.

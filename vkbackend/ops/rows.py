@@ -22,8 +22,9 @@ def _activation(y: View) -> str:
 
 
 def row_consts(limits: Limits, n: int) -> tuple[int, int]:
-    """(LOCAL, BATCH) of a workgroup that goes over a row of n. A step's one row is all the work there is, so
-    on a GPU its reads have to overlap: each takes half a microsecond, over a bus one or two."""
+    """(LOCAL, BATCH) of a workgroup that goes over a row of n elements. If a step has one row, that is all
+    the work there is, so on a GPU its reads have to overlap: each takes half a microsecond, over a bus one or
+    two."""
     if limits.is_cpu:
         return 32 if n <= 256 else 128, 1
     return max(32, min(512, floor_pow2(limits.max_invocations), floor_pow2(n // 4))), 4
@@ -110,9 +111,9 @@ class RowOps(Target):
         self.record("row_moments", "f32", (x, y), push, consts, (*self.fold(n_rows), 1), flops=3 * n * n_rows)
 
     def gaussian_topk(self, x: View, moments: View, y: View, *, width: int, c: float) -> None:
-        """y = max(x - mean - c * deviation, 0) of rows of `width` values, of which x [n_rows, n] has a part,
-        by their moments (row_moments): of normal values those stay that lie c deviations above the mean
-        (Gemma team 2025, "Gemma 3n"); y may be x."""
+        """y = max(x - mean - c * deviation, 0) for rows of `width` values, of which x [n_rows, n] has a part.
+        Mean and deviation come from `moments`, the sums of row_moments over the whole rows. Values stay that
+        lie more than c deviations above the mean (Gemma team 2025, "Gemma 3n"). y may be x."""
         n_rows, n = x.shape
         assert rows_of(moments, 2) == rows_of(y, n) == n_rows and n <= width, (x, moments, y, width)
         push: dict[str, int | float] = {"n": n, "width": width, "n_rows": n_rows, "c": c}
@@ -136,9 +137,9 @@ class RowOps(Target):
         """y and kept u32 [wire_words("f16", n)] = x (n elements of any shape) in 16 bits each, nearest, ties
         to even.
 
-        Of each block of 128 a word, which says what exponent its largest finite magnitude has, then pairs,
-        the first the low half. Infinities stay, any NaN is the quiet one, a float below 2^-126 is zero, the
-        last half of an odd n is zero.
+        For each block of 128, a word says what exponent its largest finite magnitude has; then come pairs,
+        the first value in the low half. Infinities stay, every NaN becomes the quiet one, a float below
+        2^-126 becomes zero, and the last half of an odd n is zero.
         """
         n = rows_of(x, 1)
         for out in (y, kept or y):
@@ -165,11 +166,11 @@ class RowOps(Target):
         """h = residual + sum of the writers' partials in slot order; y = rms_norm(h) * w if w and y are
         given.
 
-        h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words], a slot begins with its
-        partial: n_rows * n floats, or of them what pack_bf16 makes with wire="bf16", pack_halves with "f16".
-        Bit s of `writers` is set where slot s takes part. Slot own_index is read from `own`: f32, which is
-        rounded here for bf16, or with f16 what pack_halves kept. h may be residual; y may be q8. With
-        `slot_stride` slots is flat and ends with the last slot's partial.
+        h, residual, own, y [n_rows, n]; slots [n_slots, slot_stride in words]. A slot begins with its
+        partial: n_rows * n floats, or what pack_bf16 (wire="bf16") or pack_halves ("f16") makes of them. Bit
+        s of `writers` is set if slot s takes part. This device's own partial is slot own_index, and is read
+        from `own` instead: as f32, which is rounded here for bf16, or for f16 as pack_halves kept it. h may
+        be residual; y may be q8. With `slot_stride` slots is flat and ends with the last slot's partial.
         """
         n = h.shape[-1]
         n_rows = rows_of(h, n)
@@ -225,7 +226,8 @@ class RowOps(Target):
 
         ids u32 and values f32 [n_rows, n_chunks, k], k at most MAX_TOP_K; ids are places in the row, or what
         `source` u32 [n_rows, n] holds there. With `mask` u32 [n_rows, ceil(n / 32)] only places count whose
-        bit is set, the lowest bit of a word first. Fewer than k elements end in ids 0xffffffff, -inf.
+        bit is set, the lowest bit of a word first. If there are fewer than k, the rest are ids of 0xffffffff
+        with values of -inf.
         """
         n_rows, n = x.shape
         n_chunks, k = ids.shape[-2:]

@@ -1,8 +1,8 @@
 """What each shader is called with, as data.
 
-A spec says which storage bindings, push constants and specialization constants a shader has; its source, its
-twin and its cases are tested against it. `SPECS` has the ops that are methods of a recorder, table.py the
-products with a matrix and `OPS`, which has all.
+A spec says which storage bindings, push constants and specialization constants a shader has. Tests compare
+the shader's source, its twin and its cases with it. `SPECS` has the ops that are methods of a recorder;
+table.py has the products with matrices and experts, and `OPS`, which is all ops together.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class OpSpec:
 
     name: str
     args: tuple[str, ...]
-    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"), behind one word offset per arg
+    push: tuple[tuple[str, str], ...]  # (name, "u" or "f"); they follow one word offset per arg
     consts: tuple[str, ...] = ("LOCAL",)  # specialization constants, ids 0, 1, ...
-    step: bool = False  # StepParams is one more, uniform binding behind the storage bindings
+    step: bool = False  # whether StepParams is a uniform binding after the storage bindings
     needs: tuple[str, ...] = ()  # optional features without which the shader does not run
     twin: str = ""  # the op whose numpy twin this one shares; "": it has its own
 
@@ -54,7 +54,7 @@ def op_spec(
     needs: tuple[str, ...] = (),
     twin: str = "",
 ) -> OpSpec:
-    """A spec in short: words for args, push constants ("name:f" for a float) and constants behind LOCAL."""
+    """A spec from words: args, push constants ("name:f" for a float) and the constants that follow LOCAL."""
     fields = tuple((field.partition(":")[0], field.partition(":")[2] or "u") for field in push.split())
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
 

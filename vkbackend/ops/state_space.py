@@ -1,5 +1,6 @@
 """The ops of state space layers: Mamba-2's scan (Dao and Gu 2024, arXiv:2405.21060, section 7), and the norm
-of groups of columns behind it, whose squares several devices may have to sum. States, runs: as recurrent.py.
+of groups of columns that follows it. A group may lie on several devices, which then sum its squares.
+recurrent.py says what states and runs are.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class StateSpaceOps(Target):
         self, z: View | None, x: View, squares: View, *, group: int, first: int = 0, skip: int = 0
     ) -> None:
         """squares [n_rows, n_groups]: sums of x^2, or with z of (silu(z) x)^2, over each group of `group`
-        columns. x, z [n_rows, width] are columns first..first + width of all; other columns count as 0, and
-        so do the first `skip` of these, which another device has too."""
+        columns. x, z [n_rows, width] are columns first..first + width of the whole row. All other columns
+        count as 0, and so do the first `skip` columns of x, which another device has, too."""
         width, n_groups = x.shape[-1], squares.shape[-1]
         n_rows = rows_of(x, width)
         assert rows_of(squares, n_groups) == n_rows and first + width <= n_groups * group and skip <= width, (

@@ -1,6 +1,6 @@
 """Ops of a residual that has several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310): runs of n values
-of a row, of which the layer reads the first. Every one is predicted, and then corrected by what the layer
-made of the first, with factors of a few modes that a router finds in each row.
+of a row, of which the layer reads the first. Each stream is predicted from all, then corrected by what the
+layer made of the first. A router finds a few modes in each row; the factors of both steps are made of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from vkbackend.ops.rows import row_consts
 from vkbackend.ops.target import Target, rows_of
 
 MAX_STREAMS = 8  # that a thread keeps in registers
-LEAST = 1e-5  # mean square of a stream that is scaled
+LEAST = 1e-5  # the least mean square that a stream is scaled by: smaller ones count as this
 
 
 class StreamOps(Target):

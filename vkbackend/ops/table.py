@@ -47,7 +47,7 @@ def anywhere(limits: Limits) -> bool:
 
 
 def nowhere(limits: Limits) -> bool:
-    """For an op that has to win in `vkbackend tune`."""
+    """For an op that runs only where `vkbackend tune` measured it to be the fastest."""
     return False
 
 
@@ -78,7 +78,7 @@ def fast_tiles(limits: Limits) -> bool:
 
 # ---- products with a matrix, the best first ----
 
-# Columns: name, grid, specialization constants behind LOCAL, rows of x, devices that run it, type of x,
+# Columns: name, grid, specialization constants after LOCAL, rows of x, devices that run it, type of x,
 # optional features, devices that run it for gate and up at once.
 MATRIX_OPS: dict[str, MatrixOp] = {
     op.name: op
@@ -89,7 +89,8 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         ),
         # Sums meet in a subgroup.
         MatrixOp("mat_wave", rows_by_subgroups, "ROWS N WIDE", FEW, fast_waves, "f32", SUBGROUPS, anywhere),
-        # Sums meet in shared memory. A thread of a CPU has a row alone, and would not with two matrices.
+        # Sums meet in shared memory. On a CPU a thread has a row of w to itself, so nothing has to meet; with
+        # gate and up it would.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
         MatrixOp(
             "mat_mul_coop",

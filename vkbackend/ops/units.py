@@ -8,8 +8,8 @@ from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # elements of k in a slice of mat_mul_coop
 UNIT_TILE = "M N K FM FN SM SN LANES"  # behind LOCAL: what unit_consts gives
-# Subgroups of up to 16 lanes have 128 registers a lane (Intel). Of these 32 for sums leave room for the
-# matrices of a step and for addresses; with 128 all kernels spilled (up to 486 registers on DG2).
+# In subgroups of up to 16 lanes, a lane has 128 registers (Intel). 32 sums in a lane leave room for the
+# matrices of a step and for addresses; with 128 sums all kernels spilled (up to 486 registers on DG2).
 _NARROW, _NARROW_SUMS = 16, 32
 _MAX_SUBGROUPS = 64  # of a workgroup, on Intel
 _ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
@@ -23,8 +23,8 @@ def tiles_of_units(limits: Limits, size: Size) -> Grid:
 
 
 def coop_tile(limits: Limits, n: int, n_rows: int) -> tuple[int, int, int, int]:
-    """(rows of w and of x in a tile, subgroups along each): the largest tile that the rows of x need, of
-    which enough are left to occupy a GPU, and that fits into shared memory."""
+    """(rows of w, rows of x, subgroups along w, subgroups along x) of a tile: the largest that the rows of x
+    more than half fill, that gives enough tiles to occupy a GPU, and that fits into shared memory."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
@@ -36,8 +36,9 @@ def coop_tile(limits: Limits, n: int, n_rows: int) -> tuple[int, int, int, int]:
 
 
 def subgroups(limits: Limits, tile_m: int, tile_n: int) -> tuple[int, int]:
-    """Subgroups along w and x: four, or as many as make 128 invocations, or as leave each of them few enough
-    sums; of a matrix each at least."""
+    """(subgroups along w, subgroups along x) of a tile: at least four, at least 128 invocations, and in
+    narrow subgroups so many that no lane has more than 32 sums, as far as the device allows. Never so many
+    that a subgroup has less than one matrix."""
     units = limits.matrix_units
     count = max(4, 128 // units.lanes)
     if units.lanes <= _NARROW:
@@ -55,7 +56,7 @@ def unit_consts(units: MatrixUnits, tile_m: int, tile_n: int, across: int, down:
 
 
 def usable(units: MatrixUnits) -> bool:
-    """Whether mat_mul_coop can be cut into such matrices: the smallest tile holds one, slices whole ones, and
-    shared memory of the portable floor the results of all subgroups."""
+    """Whether mat_mul_coop can use matrices of this size: the smallest tile holds one, slices of k hold whole
+    ones, and the results of all subgroups fit into the shared memory of the portable floor."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0

@@ -2,9 +2,9 @@
 
 A twin has its op's name, argument order and push constants; matrix ops that compute the same share one.
 Storage arguments are arrays in binding order (weights and rounded activations dequantized, or f16 as stored),
-then StepParams where the op reads it, then push and specialization constants by keyword; a twin ignores
-constants that only tune. Outputs are written in place. Sums and products run in float64 and are rounded once,
-to float32.
+then StepParams if the op reads it, then push and specialization constants by keyword. A twin ignores
+constants that change only the speed. Outputs are written in place. Sums and products run in float64 and are
+rounded once, to float32.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def bf16_values(bits: Array) -> Array:
 
 
 def f16_blocks(words: Array, n: int) -> list[tuple[Array, slice]]:
-    """The packed words of n elements as blocks of one width, [n_blocks, 1 + width / 2], and which elements
-    these hold: the whole ones, then a shorter end."""
+    """(words, elements) of the whole blocks, then of the shorter last block, if any: the packed words as an
+    array [n_blocks, 1 + width / 2], and the slice of the n elements that they hold."""
     whole = n // F16_BLOCK * F16_BLOCK
     found = []
     for first, last, width in ((0, whole, F16_BLOCK), (whole, n, n - whole)):
@@ -52,11 +52,12 @@ def put_f16(values: Array, words: Array) -> None:
 
 
 def f16_bits(values: Array, biases: Array) -> Array:
-    """uint16 bits of float32 values whose blocks have these words. Rounded in float64, which is exact."""
+    """uint16 bits of float32 values; `biases` is the first word of each value's block. Rounded in float64,
+    which is exact."""
     tiny, nan, inf = np.finfo(np.float32).tiny, np.isnan(values), np.isinf(values)
     finite = np.where(nan | inf | (np.abs(values) < tiny), 0, values).astype(np.float64)
     share, exponent = np.frexp(np.abs(finite))  # 2048 * share has 11 bits before the point, or is zero
-    at_top = (biases.view(np.int32) >> 23) + 30  # the exponent field of the largest
+    at_top = (biases.view(np.int32) >> 23) + 30  # the exponent field of the block's largest element
     places = np.where(finite == 0, 0, exponent + 126 - at_top + 30)
     codes = np.where(places >= 1, np.rint(2048 * share) + 1024 * (places - 1), 0).astype(np.uint16)
     codes = np.where(nan, 0x7F00, np.where(inf, 0x7E00, codes))

@@ -30,7 +30,7 @@ def _cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) ->
 
 
 def _head_norm(heads: Array, w: Array, norm: int, eps: float) -> Array:
-    """The heads [..., head_dim], with `norm` divided by their RMS, with 2 also times w."""
+    """The heads [..., head_dim]: as they are (`norm` 0), divided by their RMS (1), or also times w (2)."""
     if norm:
         heads = heads / np.sqrt(np.mean(heads * heads, axis=-1, keepdims=True) + eps)
     return heads * f64(w, heads.shape[-1]) if norm == 2 else heads
@@ -146,8 +146,8 @@ def attn_prefill(
     n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, chunk: int,
     scale: float, softcap: float, head_k: int, head_v: int, has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
-    """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run. Those
-    of attn_decode stay as they are."""
+    """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run. Rows
+    that attn_decode writes are not touched."""
     queries = f64(q, n_rows, n_heads, head_k)
     out = y.reshape(n_rows, n_heads, head_v).copy()
     out[step.n_decode :] = 0

@@ -116,7 +116,7 @@ class HostDevice(Device):
         self.counts["buffer"] += 1
         self.created += 1
         self.nbytes[home] += aligned(nbytes)
-        # 0xFF bytes are NaN: what reads before it is written shows.
+        # 0xFF bytes are NaN: a value that is read before it is written shows.
         return Buffer(aligned(nbytes), home, label, host=np.full(aligned(nbytes), 0xFF, np.uint8))
 
     def free(self, buffer: Buffer) -> None:

@@ -10,8 +10,8 @@ from vkbackend.twins.arrays import Array
 
 
 def pack_f16(x: Array, y: Array, *, k: int, n_rows: int, **_: Any) -> None:
-    """Rows of halves of x / s, zeros up to whole 32, then s, the power of two below max |x|: compared bit by
-    bit."""
+    """Each row is x / s as halves, zeros up to a multiple of 32 elements, then s, the power of two below max
+    |x|. Tests compare the bits."""
     rows = x.reshape(-1)[: n_rows * k].reshape(n_rows, k)
     top = np.abs(rows).max(axis=1)
     exponent = np.clip(np.where(np.isfinite(top), top, 1).view(np.uint32) >> 23, 1, 253)

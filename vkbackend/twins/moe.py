@@ -56,7 +56,8 @@ def exact_sigmoid(x: Array) -> Array:
 
 
 def exact_sum(x: Array) -> Array:
-    """Over the last axis: element i in lane i % 128, then halves of the lanes are added until one is left."""
+    """The sum over the last axis, in the shader's order: lane i % 128 adds up elements i, then the upper half
+    of the lanes is added to the lower until one lane is left."""
     lanes = np.zeros((*x.shape[:-1], LANES), F32)
     for i in range(0, x.shape[-1], LANES):
         part = x[..., i : i + LANES]
@@ -218,7 +219,8 @@ def add_id(
     ragged: int = 0,
     **_: Any,
 ) -> None:
-    """y[p] = x[p] + b[e], e = ids[p]; ragged, b[e] is starts[e]..starts[e + 1] of b, and so far goes y."""
+    """y[p] = x[p] + b[e], e = ids[p]. If ragged, b[e] is elements starts[e]..starts[e + 1] of b, and only so
+    many elements of y[p] are written."""
     for pair in range(n_pairs):
         e = int(ids.reshape(-1)[pair])
         begin, end = (int(starts[e]), int(starts[e + 1])) if ragged else (e * n, (e + 1) * n)

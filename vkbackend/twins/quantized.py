@@ -1,6 +1,7 @@
 """Twins of the ops on 8-bit activations.
 
-Codes are a choice that all devices have to make alike: in float32 and in the shader's order, bit by bit.
+All devices have to make the same codes. So the twin rounds as the shader does: in float32, in the same order,
+bit by bit.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def embed(
     first: int = 0,
     **_: Any,
 ) -> None:
-    """y[r] = w[id(r) - first]; the piece with first = 0 writes zeros to rows it has no id of."""
+    """y[r] = w[id(r) - first]; the piece with first = 0 writes zeros to rows whose id it does not have."""
     out = y.reshape(n_rows, n_embd)
     if first == 0:
         out[:] = 0.0
@@ -99,7 +99,7 @@ def pack_halves(x: Array, y: Array, kept: Array, *, n: int, keeps: int, **_: Any
 
 
 def _partial(slot: Array, own: Array | None, n: int, wire: int) -> Array:
-    """n elements of a slot; of the device's own share as that slot would give them."""
+    """n elements of a slot as float32; if `own` is given, that share as it would come out of a slot."""
     if wire == 0:
         return slot.view(np.float32)[:n] if own is None else own.view(np.float32)[:n]
     if wire == 1:
