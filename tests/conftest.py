@@ -51,13 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # Models are held to tolerances of F32 activations, on devices that would round them, too.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
-        os.environ["VKBACKEND_RUNTIME"] = runtime  # for whatever opens devices, also in processes of its own
+        os.environ["VKBACKEND_RUNTIME"] = runtime  # read by all that opens devices, child processes too
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
 
 def left_out(config: pytest.Config) -> dict[str, str]:
-    """Markers of what is left out unless asked for, and how to ask."""
+    """Marker -> how to ask for its tests, for the markers whose tests were not asked for."""
     asked = {"wide": config.getoption("--all"), "oracle": "oracle" in config.getoption("-m")}
     how = {"wide": "wide sweeps (--all)", "oracle": "questions to other programs (-m oracle)"}
     return {marker: words for marker, words in how.items() if not asked[marker]}
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
-        from device_sets import device_params  # lists the devices: after the options are in the environment
+        from device_sets import device_params  # imported late: it lists devices, as the options say
 
         metafunc.parametrize("device", device_params(), indirect=True, scope="session")
 
@@ -140,7 +140,7 @@ def no_device_opens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True)
 def silent_layer() -> Iterator[None]:
-    """With VKBACKEND_VALIDATION=1 a test fails by what the layer says of the devices in this process."""
+    """With VKBACKEND_VALIDATION=1 a test fails if the layer reports an error of this process."""
     from vkbackend import env
 
     if not env.validation():

@@ -21,7 +21,8 @@ MAX_NBYTES, MAX_WEIGHTS = 15 << 20, 700_000
 README = (DATA / "README.md").read_text()
 FILES = sorted(path for path in DATA.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 MODELS = sorted(DATA.glob("*.gguf"))
-# NMSE of a matrix: measured, a fifth above; what another block, scale or order of bits would exceed by far
+# Bounds of a matrix's NMSE: a fifth above what was measured. A wrong block, scale or order of bits is far
+# above them.
 ERRORS = {
     "Q2_K": 0.11, "Q3_K": 0.028, "Q4_K": 6.3e-3, "Q5_K": 1.6e-3, "Q6_K": 3.9e-4, "IQ4_NL": 7.1e-3,
     "IQ4_XS": 7.2e-3, "IQ3_S": 0.024, "IQ3_XXS": 0.044, "IQ2_S": 0.08, "IQ2_XS": 0.12, "IQ2_XXS": 0.15,
@@ -31,7 +32,7 @@ TOKENS = [1, *np.random.default_rng(5).integers(3, 500, 15).tolist()]
 
 
 def patterns() -> list[str]:
-    """Of the files that the README's table names."""
+    """Patterns of the files that the README's table names."""
     cells = (line.split("|")[1] for line in README.splitlines() if line.startswith("| `"))
     found = []
     for word in (word for cell in cells for word in re.findall(r"`([^`]+)`", cell)):
@@ -78,7 +79,7 @@ def test_a_widened_model_is_the_same_function(models: Path, name: str) -> None:
 
 
 def test_biases_and_the_choice_of_experts_matter(models: Path) -> None:
-    """By a hundred times what the tests allow."""
+    """They change the logits by a hundred times what the tests allow."""
     want = forward(models / "stories-wide-Q8_0.gguf", TOKENS)
     assert nmse(forward(models / "stories-qwen2-Q8_0.gguf", TOKENS), want) > 1e-2
     path = models / "stories-moe8x-Q4_0.gguf"

@@ -28,7 +28,7 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """The folder that `vkbackend.meta.plan` lies in; None for what is not ours."""
+    """The folder that `vkbackend.meta.plan` lies in; None for a module of another project."""
     parts = module.split(".")
     if parts[0] != "vkbackend":
         return None
@@ -91,7 +91,8 @@ def test_no_circles() -> None:
 
 
 def test_a_circle_is_named(tmp_path: Path) -> None:
-    """Of three files the two that import each other, wherever the import stands; typing alone is none."""
+    """Two of three files import each other: they are named, wherever the import stands. An import for typing
+    does not count."""
     (tmp_path / "p").mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.setuptools.package-dir]\np = "p"\n')
     sources = {

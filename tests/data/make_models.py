@@ -36,8 +36,8 @@ N_GREEDY = 48
 
 
 def importance() -> dict[str, np.ndarray]:
-    """By matrix the mean squares of what its columns are multiplied with, over stories of the grammar: what
-    llama.cpp's imatrix collects."""
+    """Matrix -> the mean square of the input that each of its columns is multiplied with, over stories of the
+    grammar. llama.cpp's imatrix collects the same."""
     fields = gguf.GGUFReader(SOURCE).fields
     vocabulary = Vocabulary(*(fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores")))
     rng, squares = random.Random(5), dict[str, np.ndarray]()
@@ -96,7 +96,8 @@ def prompts() -> list[str]:
 
 
 def goldens(files: list[Path], folder: Path) -> None:
-    """Of each file with the prompt whose greedy continuation hangs least on rounding."""
+    """Write the golden logits and tokens of each file, for the prompt whose greedy text depends least on
+    rounding."""
     expected, every = {}, {}
     for path in files:
         tried = [told(path, prompt) for prompt in prompts()]

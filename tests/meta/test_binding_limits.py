@@ -1,5 +1,5 @@
 """At the limits of 32 bits: what a shader counts in (bytes of weights, words of all else) fits a binding of
-4 GiB, push constants never wrap, and contexts of 128k and prompts behind them are recorded."""
+4 GiB, push constants never wrap, and contexts of 128k and prompts after them are recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ TYPES = st.sampled_from(shaderlib.weight_types())
 
 
 def reach(shape: tuple[int, ...], dtype: str) -> int:
-    """The address behind the last byte of a view, from the aligned offset that its binding begins at."""
+    """The largest address after a view's last byte, counted from the aligned offset where its binding
+    begins."""
     return ALIGN - 4 + math.prod(shape[:-1]) * row_nbytes(dtype, shape[-1])
 
 
@@ -50,7 +51,7 @@ def test_pieces_of_a_matrix_are_within_32_bits(dtype: str, n: int, blocks: int) 
 def test_pieces_of_experts_are_within_32_bits(
     dtype: str, n_expert: int, n: int, blocks: int, axis: int
 ) -> None:
-    """Up to 512 experts of 16,384 by 16,384: stacks that one binding does not show."""
+    """Up to 512 experts of 16,384 by 16,384: stacks that are too large for one binding."""
     k = blocks * block_of(dtype)[0]
     shape = (n_expert, 256 * n, k)
     state = split_experts(axis, [((0, shape[axis]),)] * n_expert)

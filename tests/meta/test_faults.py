@@ -1,5 +1,6 @@
 """A device that stops answering or is lost ends in a typed error within its deadline, and a new model loads
-after. What does not keep to the deadlines set here keeps to the default ones, as long as a test may take.
+after. Work that a test does not expect to hang keeps the default deadline, which is as long as a test may
+take.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def load(models: Path, devices: list[str], **options: Any) -> Runner:
 
 @contextmanager
 def hurry() -> Iterator[None]:
-    """Short deadlines: around what does hang, as what works may take longer on a busy machine."""
+    """Short deadlines, only around calls that hang: others may take longer on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "2")
         patch.setattr(mesh_module, "DRAIN_S", 2.0)
@@ -104,7 +105,7 @@ def test_lost_device(models: Path, devices: list[str], monkeypatch: pytest.Monke
 def test_interrupt_in_the_middle_of_a_step(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may come between two calls that belong together, so the runner is good for nothing but to be closed.
+    """An interrupt may come between two calls that belong together: then the runner can only be closed.
     Callers of LLM are spared that: its engine has a thread of its own."""
     runner = load(models, devices)
     step(runner)

@@ -82,7 +82,7 @@ def test_heads_that_several_devices_hold() -> None:
         [extent] = extents(weight, d)
         assert np.array_equal(devices[d].read(extent.view).reshape(8, -1), rows[:, columns])
     assert extents(weight, 2) == []
-    for d in (1, 3):  # a replica that went its own way
+    for d in (1, 3):  # change both: columns 16 to 32 are read from device 0 all the same
         [extent] = extents(weight, d)
         devices[d].write(extent.view, 255 - devices[d].read(extent.view))
     got = gather_rows(devices, weight, 2, 5)

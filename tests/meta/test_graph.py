@@ -179,7 +179,8 @@ def test_memory_that_was_never_written_stays_invisible(models: Path, n: int) -> 
 
 
 def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is computed, everything is counted: per layer and device two norms' worth of reduce tails."""
+    """Nothing is computed, everything is counted: per layer and device two all-reduces that end with a
+    norm."""
     monkeypatch.setattr("vkbackend.models.engine.open_devices.NumpyDevice", NullDevice)
     with opened(models, 2) as runner:
         runner.step([1], [Run(0, 0, 1, 0)], [0])
@@ -188,7 +189,7 @@ def test_null_devices_replay_a_whole_model(models: Path, monkeypatch: pytest.Mon
             assert isinstance(device, NullDevice)
             assert device.executed["add_partials"] == 2 * layers
             assert device.executed["attn_decode"] == layers and not device.executed["attn_combine"]
-            assert device.executed["mat_vec"] == 6 * layers + 1  # gate and up are one
+            assert device.executed["mat_vec"] == 6 * layers + 1  # gate and up are one dispatch
             assert device.executed["kv_store"] == 2 * layers
 
 

@@ -90,7 +90,7 @@ def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str]
 
 @pytest.mark.no_vulkan
 def test_a_gpu_is_measured_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt of eight billion weights on one that nothing is known of, and on one of 800 GB/s."""
+    """A prompt of a model of eight billion weights, on a GPU of unknown speed and on one of 800 GB/s."""
     monkeypatch.setenv("VKBACKEND_CACHE", "off")
     monkeypatch.setattr(speed, "measure_speed", lambda device: pytest.fail("measured at every start"))
     unknown = cuts_of_a_prompt()

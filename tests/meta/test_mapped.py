@@ -1,4 +1,4 @@
-"""Weights read in the model's file: what can be, gives the same, and leaves nothing behind."""
+"""Weights read in the model's file: those that can be are, give the same logits, and leave nothing open."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def noise_in_file(load: Load) -> tuple[Load, np.ndarray]:
 @settings(max_examples=200, deadline=None)
 @given(loads())
 def test_slices_in_one_run_are_found(what: tuple[Load, int]) -> None:
-    """Against the bytes that a device with a copy of its own holds: random ones lie nowhere else."""
+    """Checked against the bytes that a device with its own copy holds: random bytes occur once in the
+    file."""
     (load, raw), n = noise_in_file(what[0]), what[1]
     devices = numpy_devices(n)
     weights, _ = load_weights(devices, [load], File(raw))
@@ -124,7 +125,7 @@ def test_a_device_that_refuses_gets_a_copy() -> None:
 
 
 def logits(path: Path, devices: list[str], **options: Any) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Of a prompt, once the file is gone from its folder."""
+    """The logits of a prompt, computed after the file was removed from its folder."""
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=16, **options)
     try:
         path.unlink()

@@ -28,7 +28,7 @@ def widths(ranges: Ranges) -> list[int]:
 
 
 def planned(case: Case) -> list[list[int]]:
-    """What each device gets of the `matrices`."""
+    """What our policy "llama.cpp" gives each device of each of the `matrices`."""
     _, layers, n_vocab, n, split = case
     a, rows = layers[0].attention, []
     plans, outside = plan_model(layers, n_vocab, n, split, "llama.cpp")

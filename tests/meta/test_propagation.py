@@ -1,8 +1,9 @@
 """llama.cpp's propagation rules for split states, one by one, in our terms.
 
-Its axes are of activations [width, rows] and weights [in, out]; "A0" of an activation is our split of the
-width, of a weight its columns; "A1" of a weight its rows; "A2" heads. Each rule gives the same state here, or
-the combination is refused with a PlanError, or no op of ours does such a thing, so it cannot arise.
+Its axes are those of activations [width, rows] and of weights [in, out]. "A0" of an activation is our split
+of the width, "A0" of a weight our split of its columns, "A1" of a weight that of its rows, "A2" that of
+heads. Each rule gives the same state here, or the combination is refused with a PlanError, or no op of ours
+does such a thing, so it cannot arise.
 """
 
 from __future__ import annotations

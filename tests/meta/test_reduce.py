@@ -36,8 +36,7 @@ ROWS, WIDTH = 4, 130
 
 
 class Sum:
-    """A mesh whose step sums partials held in device memory, `length` times in a row, each into a value to
-    read."""
+    """A mesh whose step sums partials in device memory, `length` times in a row; each sum can be read."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ def expected(values: np.ndarray, writers: list[int]) -> np.ndarray:
     return total
 
 
-# How far a number below 1 travels from itself: half of the last of 8 bits of significand, of 11.
+# How far the wire moves a number below 1: half a unit of the last of 8 bits (bf16), or of 11 (f16).
 OFF = {"f32": 0.0, "bf16": 2**-9, "f16": 2**-12}
 
 
@@ -172,7 +171,7 @@ def travelled(share: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("names", [["numpy"] * 3, *(p for p in MULTI if p.id in ("0,0,0", "0,1"))])
 def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], provider: str) -> None:
-    """Of any numbers and any length, though each rounds its own share and unpacks the others'."""
+    """For any numbers and any length, although each device rounds its own share and unpacks the others'."""
     rng = np.random.default_rng(len(names))
     for shape in ((1, 1), (1, 127), (3, 43), (2, 64), (5, 77), (1, 1000)):
         how = {"reduce_provider": provider, "reduce_type": "f16"}
@@ -189,9 +188,9 @@ def test_every_device_gets_the_same_bits_over_the_f16_wire(names: list[str], pro
 @pytest.mark.no_vulkan
 @given(st.integers(0, 2**32 - 1), st.integers(1, 700))
 def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
-    """Of every number 11 bits, unless it is 2^29 times smaller than the largest near by; infinities and NaN.
-    In the mean the squared error is that of an even spread, 1/12 of the last of ten bits behind the leading
-    one."""
+    """It keeps 11 bits of every number that is not 2^29 times smaller than the largest of its block, and
+    keeps infinities and NaN. The mean squared error is that of evenly spread rounding: 1/12 of the square of
+    the last bit, the tenth after the leading one."""
     rng = np.random.default_rng(seed)
     (share,) = awkward(rng, 1, n)
     with np.errstate(invalid="ignore"):
@@ -213,7 +212,8 @@ def test_what_the_f16_wire_keeps(seed: int, n: int) -> None:
 
 @pytest.mark.no_vulkan
 def test_slots_hold_the_scales_too() -> None:
-    """A slot has four bytes an element, as sums lie there, too; only one element takes more."""
+    """A slot has four bytes per element, because sums lie there, too. Only a message of one element takes
+    more."""
     assert [wire_words("f16", n) for n in (0, 1, 2, 127, 128, 129, 256)] == [0, 2, 2, 65, 65, 67, 130]
     assert all(wire_words("f16", n) <= n for n in range(2, 1000))
     for shape, slot in (((1, 1), 8), ((1, 2), 8), ((3, 43), 516)):
@@ -255,7 +255,7 @@ def test_whole_model_bits_do_not_depend_on_how(
 
 @cache
 def logits(models: Path, *devices: str, **options: Any) -> np.ndarray:
-    """Of a prompt, by the devices."""
+    """The logits of a prompt, computed by the devices."""
     tokens = np.random.default_rng(5).integers(3, 512, 12).tolist()
     path = models / "stories-narrow-F32.gguf"
     runner = load_runner(path, devices=devices, n_ctx=32, n_ubatch=16, **options)

@@ -88,7 +88,7 @@ def commands(graphs: list[Graph]) -> int:
 
 
 def test_layers_that_take_less_do_not_stand_for_all(deep: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planner that wants more for every command: then all kinds of steps are planned whole."""
+    """The planner here wants more for every command. Then all kinds of steps are planned in full."""
     monkeypatch.setattr(sizing, "plan_scratch", lambda recording, reuse: ({}, 999 * len(recording.commands)))
     found = sizes_of("dense", (1,), halves=False)
     monkeypatch.setattr(cost, "repeating", len)

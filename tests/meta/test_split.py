@@ -66,7 +66,7 @@ def sinks(y: State, w: State) -> State:
 
 
 # Heads of 8: two key heads, one on each device, each read by two value heads that are neighbours or a key
-# head apart. What q, k, v are the segments of is cut by key heads.
+# head apart. The tensor that has q, k and v as segments is cut by key heads.
 KEYS, VALUES, TILED = (split(1, ((0, 1), (1, 2)), n) for n in ([8], [16], [8, 8]))
 QKV, TILED_QKV = (split(1, ((0, 1), (1, 2)), n) for n in ([8, 8, 16], [8, 8, 8, 8]))
 BETA, TILED_BETA = rules.resized(VALUES, 1, 8), rules.resized(TILED, 1, 8)
@@ -93,8 +93,8 @@ def delta(
     return rules.delta_net(parts, g, beta, state, 8, width)
 
 
-# Six heads of 8 in groups of two, whose B and C of 4 values the devices have that need them: those of the
-# second group both.
+# Six heads of 8 in groups of two. B and C of a group (4 values each) are on the devices that need them: those
+# of the second group on both.
 HEADS, GROUPS = split(1, ((0, 3), (3, 6)), [1]), split(1, ((0, 2), (1, 3)), [4, 4])
 INNER, SCANNED = rules.resized(HEADS, 8), rules.resized(HEADS, 32)
 

@@ -1,4 +1,4 @@
-"""Sums over devices that are made whole when somebody needs them, on numpy devices."""
+"""Sums over devices, exchanged only when an op needs the whole sum. On numpy devices."""
 
 from __future__ import annotations
 

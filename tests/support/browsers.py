@@ -51,6 +51,7 @@ def note_elsewhere(url: str, address: str, wrong: list[str]) -> None:
 
 
 def note_console(line: Any, wrong: list[str]) -> None:
-    """What a page of ours never says; a refused request is told there, too."""
+    """Note errors on the console, which a page of ours never causes. A refused request is one, too, and is
+    fine."""
     if line.type == "error" and "Failed to load resource" not in line.text:
         wrong.append(line.text)

@@ -8,13 +8,14 @@ from serving import until
 
 
 def wait_for(page: Any, expression: str) -> None:
-    """playwright's own way needs eval, which the page's policy forbids."""
+    """Wait until the expression is true. playwright's own wait needs eval, which the page's policy
+    forbids."""
     until(lambda: bool(page.evaluate(expression)))
 
 
 def send(page: Any, text: str) -> None:
     page.fill("#input", text)
-    page.press("#input", "Enter")  # handled when this returns: the button to stop is there
+    page.press("#input", "Enter")  # when this returns the page has handled it and shows the stop button
 
 
 def ask(page: Any, text: str) -> None:

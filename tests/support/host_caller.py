@@ -1,5 +1,5 @@
-"""A program on host 0 that asks a group of hosts: it says what it did, a line of JSON at a time, and waits
-for a line where it is to be struck."""
+"""A program on host 0 that asks a group of hosts: it says what it did, a line of JSON at a time. Before
+a test strikes it, it waits for a line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def main() -> None:
         return llm.generate(prompt, max_tokens=n, **GREEDY).tokens
 
     def shared(llm: LLM, prompt: list[int]) -> tuple[Any, ...]:
-        """The logits of a prompt, tokens of one that begins like it, and how much of that was computed."""
+        """The logits of a prompt, the tokens after a longer prompt, and how many of its tokens were
+        computed."""
         llm.generate(prompt, max_tokens=2, slot=0, **GREEDY)
         more = llm.generate([*prompt, 5], max_tokens=4, slot=1, **GREEDY)
         return llm.logits(prompt).tobytes(), more.tokens, more.timings["prompt_n"]
@@ -41,7 +42,7 @@ def main() -> None:
                 llm.save_state(one["state"], 0)
                 told = [row["device"] for row in llm.memory()]
                 long = shared(llm, one["long"]) if one["long"] else None
-            with patch.object(Options, "hosts", tuple(one["places"])):  # which -sm hosts looks at
+            with patch.object(Options, "hosts", tuple(one["places"])):  # -sm hosts splits by these
                 alone = LLM(one["path"], devices=one["devices"], **options | one.get("options", {}))
             with alone as llm:
                 same = bool((llm.logits(prompt) == group).all())

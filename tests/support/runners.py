@@ -21,8 +21,8 @@ def load_runner(
     interleave: bool | None = None,
     **options: Unpack[Keywords],
 ) -> Runner:
-    """The model of a file, or of one that is open, on equal shares where none are given: devices that differ
-    are not measured."""
+    """Load the model of a file, or of an open file. Without given shares all are equal: unlike devices are
+    not measured."""
     gguf = model if isinstance(model, GGUF) else None
     wanted = Options.of(gguf.paths[0] if gguf else model, **options)  # type: ignore[arg-type]
     if wanted.tensor_split is None and wanted.devices:

@@ -46,7 +46,7 @@ def finish(engine: Engine, requests: list[Request], limit: int = 5000) -> dict[i
 
 
 def events_of(news: News) -> list[Event]:
-    """What a step brought, as events of one request each."""
+    """The news of a step, as a list with an event for each request's token or end."""
     pairs = zip(news.ids, news.tokens, strict=True)
     return [Event(id_, done=False, token=token) for id_, token in pairs] + news.events
 

@@ -21,7 +21,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Wait:
-    """Until the client leaves."""
+    """A piece of a script: wait until the client leaves."""
 
 
 Piece = str | Thought | ToolDelta | Wait | Exception

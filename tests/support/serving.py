@@ -37,8 +37,8 @@ class ByteTokenizer:
 
 @dataclass
 class FakeModel:
-    """Continues every prompt with the letter "x", a token each `pause_s`; `active` counts generations that
-    were begun and not ended."""
+    """Continues every prompt with the letter "x", a token every `pause_s` seconds; `active` counts
+    generations that began and have not ended."""
 
     pause_s: float = 0.0
     n_ctx: int = 512

@@ -26,7 +26,7 @@ def _tap(namespace: str, address: str) -> int:
     """A tap device with that address; its other end."""
     found: list[int | OSError] = []
 
-    def enter() -> None:  # a thread may leave its namespace, a process of several threads as a whole may not
+    def enter() -> None:  # one thread may enter another namespace; a process with several threads may not
         try:
             with open(f"/run/netns/{namespace}") as there:
                 if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), _CLONE_NEWNET):

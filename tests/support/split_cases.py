@@ -50,7 +50,7 @@ def cases(n_cases: int, seed: int) -> list[Case]:
 
 
 def matrices(case: Case) -> list[tuple[str, int]]:
-    """Those that are split, with the length of that axis."""
+    """The matrices that are split, each with the length of its split axis."""
     layers, n_vocab = case[1], case[2]
     a, n_ff = layers[0].attention, layers[0].ffn.n_ff
     q, k, v = a.n_head * a.head_dim_k, a.n_head_kv * a.head_dim_k, a.n_head_kv * a.head_dim_v
@@ -60,7 +60,7 @@ def matrices(case: Case) -> list[tuple[str, int]]:
 
 
 def load_oracle(path: Path) -> ModuleType:
-    """`split_oracle.py`, a script; with entries for the rarer formats."""
+    """Import the script `split_oracle.py`, and add entries for the rarer formats."""
     spec = spec_from_file_location("split_oracle", path)
     assert spec and spec.loader
     module = sys.modules["split_oracle"] = module_from_spec(spec)  # its dataclasses look themselves up

@@ -10,12 +10,12 @@ from typing import Any
 
 Where = Callable[[CodeType], bool]
 ANYWHERE = ("",)
-SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # behind these CPython looks for signals
+SIGNALLED = ("CALL", "RESUME", "JUMP_BACKWARD")  # after these bytecodes CPython looks for signals
 
 
 def strike(n: int, call: Callable[[], object], where: Where, behind: tuple[str, ...] = ANYWHERE) -> bool:
-    """Run `call`, raise KeyboardInterrupt before bytecode `n` of the functions `where`, of those that stand
-    `behind` others alone; False if there are fewer. What `call` raises otherwise is raised."""
+    """Run `call` and raise KeyboardInterrupt before bytecode `n` of the functions `where`. Only bytecodes
+    that follow one of `behind` are counted. False if there are fewer. Other errors of `call` are raised."""
     left, last = n, dict[FrameType, str]()
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
@@ -41,7 +41,7 @@ def strike(n: int, call: Callable[[], object], where: Where, behind: tuple[str, 
         pass
     finally:
         sys.settrace(before)
-        last.clear()  # frames, and with them what they hold
+        last.clear()  # frees the frames, and with them what they hold
     return left < 0
 
 
@@ -54,7 +54,8 @@ def everywhere(
     stride: int = 1,
     least: int = 20,
 ) -> None:
-    """Strike `call` at every stride-th of these bytecodes, at `least` so many times, `after` behind each."""
+    """Strike `call` at every stride-th of these bytecodes, at least `least` times, and call `after` after
+    each."""
     n = 0
     while strike(n * stride, call, where, behind):
         after()

@@ -24,7 +24,7 @@ def pid_of(template: ChatTemplate) -> int:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ended, and nothing of it is left to be waited for, before the test gives up."""
+    """Whether a process ends, and is no zombie either, before the test gives up."""
     deadline = time.monotonic() + GIVE_UP_S
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() > deadline:

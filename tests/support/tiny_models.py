@@ -17,7 +17,7 @@ from vkbackend.tools.op_cases.setup import weights
 
 @dataclass(frozen=True)
 class Tiny:
-    """Four layers of 8 q heads over 2 kv heads, of a size that n_embd does not give; 3 blocks of FFN
+    """Four layers of 8 q heads over 2 kv heads, whose size is not n_embd / 8; 3 blocks of FFN
     columns."""
 
     arch: str

@@ -1,4 +1,4 @@
-"""Every architecture under the options that move its parts about: the logits stay those of one device."""
+"""Every architecture with options that place its parts elsewhere: the logits stay those of one device."""
 
 from __future__ import annotations
 

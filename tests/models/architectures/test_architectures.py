@@ -106,9 +106,9 @@ def stepped(runner: Runner) -> np.ndarray:
 
 
 def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -> Result:
-    """The prompt in one of the two ways; tests share the results.
+    """The logits of the prompt, in one batch or in steps; tests share the results.
 
-    In steps, windows of 12 wrap around: their caches have 12 + 16 - 1 cells then.
+    In steps, windows of 12 wrap around: their caches have 12 + 16 - 1 cells.
     """
     key = (name, *devices, way, repr(options))
     if key not in _made:
@@ -257,8 +257,8 @@ def test_beside_another_sequence(folder: Path, name: str) -> None:
 @architectures
 @pytest.mark.parametrize("way", AT_ONCE)
 def test_at_most_two_exchanges_per_layer(folder: Path, name: str, way: str) -> None:
-    """One where attention and FFN are added together or a layer has one of them; one more of a few values a
-    row for norms over heads on several devices."""
+    """One if attention and FFN are added together, or if a layer has only one of them. Norms over heads on
+    several devices take one more, of a few values a row."""
     result = run(folder, name, ["numpy"] * 3, way)
     assert set(result.exchanges.values()) == {result.planned}, result
 
@@ -269,7 +269,7 @@ def test_at_most_two_exchanges_per_layer(folder: Path, name: str, way: str) -> N
 def test_a_saved_slot_goes_on_elsewhere(
     folder: Path, tmp_path: Path, name: str, n_before: int, n_after: int
 ) -> None:
-    """Saved behind two and a half micro-batches, loaded on other devices in another slot."""
+    """Saved after two and a half micro-batches, loaded on other devices in another slot."""
     with opened(model(folder, name), ["numpy"] * n_before, n_ubatch=16) as runner:
         for pos in range(0, N_PREFILL, 16):
             n = min(16, N_PREFILL - pos)

@@ -38,7 +38,8 @@ SETS = {param.id: param for param in DEVICE_SETS}
 
 @pytest.fixture
 def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every driver is said to run the ops of 8-bit activations fastest, in other processes, too."""
+    """The cache folder says of every driver that ops of 8-bit activations are its fastest; processes share
+    it."""
     fill(tmp_path, compiled())
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
     monkeypatch.delenv("VKBACKEND_EXACT")

@@ -1,4 +1,4 @@
-"""gemma3n beside its golden logits: shares of gates whose largest stay, stacks of matrices, refusals."""
+"""gemma3n beside its golden logits: gates of which only the largest stay, stacks of matrices, refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = PROMPT[:8]
 
 
 def two_layers() -> Fixture:
-    """The first layer with a window, whose gates are cut, and one that has its cache."""
+    """The first layer, which has a window and cuts its gates, and one that uses the first one's cache."""
     made = build("gemma3n")
     made.keys |= {"block_count": 2, "attention.shared_kv_layers": 1}
     made.keys["activation_sparsity_scale"] = made.keys["activation_sparsity_scale"][:2]
@@ -39,7 +39,8 @@ def two_layers() -> Fixture:
 
 
 def test_any_shares_and_written_back(tmp_path: Path) -> None:
-    """The moments of the gates' rows meet, whoever has how many of the columns, and travel as they are."""
+    """Devices with any share of the columns exchange the moments of their gates' rows, which are not
+    rounded."""
     path, out = write(two_layers(), tmp_path / "model.gguf", quantize=True), tmp_path / "out.gguf"
     found = []
     for n, shares in ((1, None), (3, (5, 0, 1)), (4, (1, 1, 1, 2))):

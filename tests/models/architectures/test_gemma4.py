@@ -33,7 +33,8 @@ def opened(path: Path, n: int, **options: Any) -> Runner:
 
 
 def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """Of two equal steps, with NaN in all scratch between them; and who wrote what was exchanged."""
+    """The logits of two equal steps, with NaN in all scratch between them, and the writers of each
+    exchange."""
     runner = opened(path, n, **options)
     try:
         both = []

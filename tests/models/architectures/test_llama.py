@@ -1,5 +1,5 @@
-"""llama on real weights: against float64 numpy, n devices against one, prefill against steps, sequences
-together."""
+"""llama on real weights: against float64 numpy, n devices against one, prefill against steps, several
+sequences at once."""
 
 from __future__ import annotations
 

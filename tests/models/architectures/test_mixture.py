@@ -101,7 +101,7 @@ def test_gate_and_up_in_one_tensor(tmp_path: Path, name: str, devices: list[str]
 
 
 def test_factors_of_experts(tmp_path: Path) -> None:
-    """A power of two times what down gives is down times it, to the bit."""
+    """A factor is a power of two, so it may multiply down's result or down's weights: neither rounds."""
     factors = np.float32(2.0) ** np.arange(-4, N_EXPERT - 4, dtype=np.float32)
 
     def scale(made: Fixture, prefix: str) -> None:
@@ -119,7 +119,8 @@ def test_factors_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id in ("0", "0,0,0")])
 def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
-    """Four groups of two, one used: both experts of a token are of one group; all used: as without groups."""
+    """Four groups of two, one used: both experts of a token are of one group; with all groups used it is as
+    without groups."""
     one = changed(
         tmp_path, "glm4moe", lambda made, prefix: None, expert_group_count=4, expert_group_used_count=1
     )
@@ -143,8 +144,8 @@ def test_experts_of_the_best_groups(tmp_path: Path, devices: list[str]) -> None:
 )
 @pytest.mark.parametrize("name", ["glm4moe", "gpt-oss"])
 def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, devices: list[str]) -> None:
-    """Routers of three times the same row but for the last bit: rounding decides, of exp and of norms too,
-    where a bias has to be added to what they give; still the devices agree."""
+    """Each row of the router is there three times, with other last bits. Rounding decides which is chosen:
+    with a bias also that of exp and of norms. Still the devices agree."""
 
     def tie(made: Fixture, prefix: str) -> None:
         rng = np.random.default_rng(3)
@@ -173,7 +174,8 @@ def test_near_ties_are_broken_alike_everywhere(tmp_path: Path, name: str, device
     + [pytest.param(*p.values, 1e-6, id=p.id, marks=p.marks) for p in DEVICE_SETS],
 )
 def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: float) -> None:
-    """Experts of MXFP4 with biases, Q8_0 around them: the logits of a file of their values; written back."""
+    """Experts of MXFP4 with biases, all else Q8_0: the logits of a file with the same values in floats; and
+    the file is written back."""
     made, blocks = build("gpt-oss"), {}
     for name, values in made.tensors.items():
         kind = MXFP4 if name.endswith("_exps.weight") else Q8_0
@@ -188,7 +190,7 @@ def test_gpt_oss_as_it_is_published(tmp_path: Path, devices: list[str], bound: f
     assert all(
         np.array_equal(of_device, ids[label][0]) for label, found in chosen.items() for of_device in found
     )
-    assert nmse(want, np.load(GOLDEN / "gpt-oss.npz")["logits"]) > 1e-4  # as four bits do
+    assert nmse(want, np.load(GOLDEN / "gpt-oss.npz")["logits"]) > 1e-4  # four bits change the logits
     assert path.read_bytes() == (tmp_path / "copy.gguf").read_bytes()
 
 

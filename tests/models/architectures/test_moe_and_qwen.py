@@ -96,7 +96,7 @@ def check_expected(models: Path, name: str, devices: list[str], shares: tuple[in
         assert nmse(logits, want) <= 1e-3
         if (
             expected["min_margin"] <= NEAR
-        ):  # rounding decides somewhere: told each token, the next one is best
+        ):  # rounding decides somewhere: given llama.cpp's tokens, each next one is the best
             told = runner.step(greedy[:-1], [Run(0, 0, len(greedy) - 1, len(prompt))], range(len(greedy) - 1))
             told = np.concatenate([logits[-1:], told])
             assert (told.max(axis=1) - told[np.arange(len(greedy)), greedy]).max() <= NEAR

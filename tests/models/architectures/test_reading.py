@@ -1,5 +1,5 @@
-"""Reading is strict but follows how files are, in every architecture: biases that may be there, keys at their
-off values, soft-caps, layers that predict further ahead, tensors that nothing reads.
+"""Reading is strict, but accepts what real files have, in every architecture: biases that may be there, keys
+at their off values, soft-caps, layers that predict further ahead, tensors that nothing reads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OFF: dict[str, Any] = {
 
 
 def opened(made: Fixture, path: Path) -> tuple[Model, list[str]]:
-    """The model of a file whose tensors are all checked, and what is told of it."""
+    """(the model of a file, its notes); all tensors are checked."""
     with GGUF.open(write(made, path)) as gguf:
         model = load_model(gguf)
         check_weights(gguf, model)
@@ -85,7 +85,7 @@ def logits(path: Path, n: int) -> np.ndarray:
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.wide) for name in FIXTURES]
 )
 def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
-    """Of every projection by itself: none is ignored, none added twice, and zeros are none to the bit."""
+    """A bias of each projection by itself: none is ignored, none is added twice, and zeros change no bit."""
     made = build(name)
     own = [
         tensor.removesuffix(".weight")

@@ -61,7 +61,7 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_slots_go_back_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
-    """On three devices and on two what a new slot of one device gives."""
+    """Three devices and two give what a new slot on one device gives."""
     path, prompt = model(folder, name), PROMPT[:30]
     other, few = [*prompt, 7, 8, 9], {"temperature": 0, "ignore_eos": True}
     with LLM(path, devices=["numpy"], **F32) as llm:

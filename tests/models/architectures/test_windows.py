@@ -176,8 +176,9 @@ def generate(engine: Engine, tokens: list[int], slot: int, n: int) -> tuple[list
 
 
 def test_a_prefix_is_reused_as_far_as_windows_are_held(path: Path) -> None:
-    """Behind 108 positions a slot holds a window of 20 from position 64 on: it goes on from 83 on. Where its
-    first blocks were not needed elsewhere, a request may begin behind one of them."""
+    """After 108 positions a slot with a window of 20 still holds the positions from 64 on: a request can go
+    on from 83 or later. If its first blocks were not reused meanwhile, a request may also begin after one of
+    them."""
     with opened(path, ["numpy"], n_slots=1, prefix_cache=False) as runner:
         whole = Engine(runner)
         prompts = {common: [*TOKENS[:common], 5, 6, 7] for common in (62, 70, 90)}

@@ -17,8 +17,8 @@ from vkbackend.tools.studies.bench_caller import measure
 def test_a_busy_thread_shares_no_interpreter_with_the_relay(
     devices: list[str], process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a busy thread costs an engine is the interpreter's lock, so the steps are counted that this
-    one relays; the microseconds are for the tool to print."""
+    """A busy thread slows an engine down by holding the interpreter's lock. So the steps that this
+    interpreter relays are counted; the tool prints the microseconds."""
     steps, run = [], Mesh.run
 
     def counted(mesh: Mesh, *args: Any) -> None:

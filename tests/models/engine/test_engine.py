@@ -213,8 +213,8 @@ def test_messages_are_picklable_and_errors_keep_their_type() -> None:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Short deadlines: around what does hang, as what works may take longer on a busy machine. What does not
-    keep to them keeps to those that are as long as a test may take."""
+    """Short deadlines, only around calls that hang: others may take longer on a busy machine, and keep
+    deadlines as long as a test may take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "1")
         patch.setattr(hosting, "CLOSE_S", 2.0)

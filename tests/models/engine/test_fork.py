@@ -148,7 +148,7 @@ def test_runner_and_device(tiny: Path, devices: list[str]) -> None:
 
 
 def test_pages() -> None:
-    """Zeros in the child, also after the parent's were given back there; the parent keeps its own."""
+    """The child sees zeros and may free the pages; those of the parent keep their content."""
     pages = HostPages(1 << 16)
     pages.bytes[:] = 7
 
@@ -163,7 +163,8 @@ def test_pages() -> None:
 
 
 def test_a_model_of_the_child(tiny: Path) -> None:
-    """Numpy serves it; Vulkan does where the parent had not used it (drivers do not survive a fork)."""
+    """It works with numpy, and with Vulkan if the parent had not used Vulkan (drivers do not survive a
+    fork)."""
     with LLM(tiny, devices=["numpy"], n_ctx=64) as llm:
         want = llm.generate([1, 2], 8, **GREEDY).tokens
 
@@ -200,7 +201,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("name", "process"), [("numpy", True), ("0", False)])
 def test_programs_that_end(tiny: Path, tmp_path: Path, name: str, process: bool) -> None:
-    """The child's end takes nothing from the parent, and a parent ends that closed nothing."""
+    """The child's end takes nothing from the parent, and a parent that closed nothing ends, too."""
     if name == "0" and not device_infos():
         pytest.skip("no Vulkan device is present")
     script = tmp_path / "exits.py"

@@ -145,8 +145,8 @@ small = st.integers(-2, 70) | st.sampled_from([0, 1, 4, 64, 1 << 31, (1 << 32) -
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_random_calls(follower: Follower, data: st.DataObject) -> None:
-    """Of the right types with random values: done, or refused, and nothing else of the process changes. Steps
-    alone are left out that fit: they would wait for the test's devices."""
+    """Calls of the right types with random values are done or refused, and nothing else in the process
+    changes. Valid steps are left out: they would wait for the test's devices."""
     name = data.draw(st.sampled_from(["cells.4", "cache_k_l3", "state_conv_l0", "x"]))
     draw = lambda: data.draw(small)  # noqa: E731
     wanted = data.draw(st.sampled_from(["Read", "Write", "CopyRanges", "Step"]))
@@ -214,7 +214,7 @@ def test_a_host_with_another_secret() -> None:
 
 
 def test_a_greeting_that_is_sent_back() -> None:
-    """A host without the secret gives what it got; it knows nothing by that."""
+    """A host without the secret sends back what it got, which proves nothing."""
 
     def mirror(transports: list[TwinTransport]) -> None:
         send = transports[1].send

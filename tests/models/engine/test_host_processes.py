@@ -27,7 +27,7 @@ pytest.importorskip("mpi4py")
 pytestmark = pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "-")
 
 SILENCE_S = 3
-LIMIT_S = 100.0  # which only a hang reaches; to start a group may take 60
+LIMIT_S = 100.0  # only a hang takes as long; the start of a group may take 60
 OPTIONS = {"n_ctx": 128, "n_slots": 2, "reduce_type": "f32", "type_k": "f32", "type_v": "f32"}
 PROMPT = [5, 17, 99, 3, 64, 21, 7, 80, 2, 45]
 LONG = 9 * PROMPT  # more than a block of cells; in one step it is computed in halves where devices differ
@@ -142,8 +142,8 @@ def test_more_logits_and_states(net: namespaces.Net, tmp_path: Path) -> None:
 
 
 def struck(net: namespaces.Net, tmp_path: Path, when: str, host: int, number: int, late: float = 0.0) -> None:
-    """A signal to a host's process: a typed error in time, nothing is left, a new group gives the tokens.
-    `late`: seconds until the process manager hears of it."""
+    """Send a signal to a host's process: a typed error comes in time, no process is left, and a new group
+    gives the same tokens. `late`: seconds until the process manager hears of it."""
     path = str(write(build("llama"), tmp_path / "model.gguf"))
     hostfile = str(net.hostfile(tmp_path / "hosts", ["numpy", "numpy", "numpy"]))
     caller = Caller(net, tmp_path, when=when, path=path, hostfile=hostfile, again=hostfile)

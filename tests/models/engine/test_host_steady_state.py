@@ -1,4 +1,4 @@
-"""A step over hosts allocates nothing once steps of its kind have run: what travels lies where it did."""
+"""A step over hosts allocates nothing once steps of its kind have run: messages keep their addresses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ TINY = Tiny("llama", n_embd=512, n_head=8, n_head_kv=4, n_vocab=3000, n_layer=2)
 
 
 class Shared(_TwinTransfers):
-    """The receiver copies from where the sender has it, so that the twin allocates no more than a network."""
+    """The receiver copies from the sender's memory, so that the twin transport allocates no more than a
+    network."""
 
     boxes: dict[Any, deque[Any]]
 

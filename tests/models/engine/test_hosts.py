@@ -44,7 +44,7 @@ def here(places: list[str]) -> list[str]:
 
 
 def logits(runner: Runner) -> np.ndarray:
-    """Of two prompts in one step, of a token for each, and of one alone."""
+    """The logits of two prompts in one step, of a token for each, and of a token for one alone."""
     out = [runner.step(TOKENS[:80], [Run(0, 0, 50, 0), Run(1, 50, 30, 0)], [49, 79]).copy()]
     for i in range(2):
         runs = [Run(0, 0, 1, 50 + i), Run(1, 1, 1, 30 + i)]
@@ -113,7 +113,7 @@ def test_large_sums_are_scattered_over_hosts(
 
 
 def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a host would compute others, here by itself."""
+    """The hash of each host's tables is another here, so host 0 has to send the rows that it computed."""
     path = write(build("llama"), tmp_path / "model.gguf")
     with monkeypatch.context() as patch:
         from vkbackend.models.engine import host_group
@@ -208,7 +208,7 @@ def test_what_travels_with_slices_within_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split_mode", ["tensor", "layer"])
 def test_control_vectors(tmp_path: Path, split_mode: str) -> None:
-    """Which host 1 has beside its own copy of the model."""
+    """Host 1 has them beside its own copy of the model."""
     tiny, rng = Tiny("llama", n_layer=3), np.random.default_rng(0)
     vectors = {il: rng.normal(size=tiny.n_embd).astype(np.float32) for il in (1, 2)}
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -272,7 +272,7 @@ def test_states_go_from_two_hosts_to_one_and_back(tmp_path: Path, name: str) -> 
 
 
 def tokens_of(runner: Runner) -> list[list[int]]:
-    """Of requests that share a beginning, and of a slot that is copied."""
+    """The tokens of requests that share a beginning, and of a slot that is copied."""
     engine = Engine(runner)
     out: dict[int, list[int]] = {}
 
@@ -352,7 +352,7 @@ def test_a_step_that_cannot_be_recorded_ends_the_group(
 
 
 def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of equal shapes, so only the handshake can tell."""
+    """Its shapes are equal, so only the handshake can tell the models apart."""
     paths = [write_tiny(tmp_path / f"{seed}.gguf", Tiny("llama", seed=seed)) for seed in (0, 1)]
     with (
         pytest.raises(PlanError, match="host 1 differs in its model"),

@@ -87,7 +87,7 @@ def test_generate_and_stream(model: Path) -> None:
 
 @pytest.fixture
 def silent_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing tells of an interrupt in `__del__`, and keeps the model with it, as pytest does."""
+    """No hook for an interrupt in `__del__`: pytest's keeps the exception, and with it the model."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
 
@@ -101,7 +101,7 @@ def test_load(model: Path) -> None:
 
 
 def test_close(model: Path) -> None:
-    """May be called again, and does what is left to do."""
+    """After an interrupt close may be called again, and does what is left to do."""
     opened: list[LLM] = []
 
     def close_again() -> None:

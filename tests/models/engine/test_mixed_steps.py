@@ -13,7 +13,7 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Dispatch
 from vkbackend.step import Mix, Run
 
-N_CTX = 512  # blocks for several splits of the keys, where a device is no processor
+N_CTX = 512  # enough blocks that a GPU splits the keys
 DEPTHS = 140, 33  # of the slots that decode
 PROMPT = 21
 
@@ -23,7 +23,7 @@ def tokens_of(slot: int, n: int) -> list[int]:
 
 
 def stored(path: Path, devices: list[str]) -> Runner:
-    """Two slots behind their depths."""
+    """A runner with two slots filled to their DEPTHS."""
     runner = load_runner(path, devices=devices, n_ctx=N_CTX, n_slots=3, n_ubatch=256, **F32)
     for slot, depth in enumerate(DEPTHS):
         runner.step(tokens_of(slot, depth), [Run(slot, 0, depth, 0)], [])

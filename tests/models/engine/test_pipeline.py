@@ -71,7 +71,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TWO, 2, {}, 2),
         (THREE, 3, {}, 3),
         (["0/numpy", "0/numpy", "1/numpy"], 2, {}, 2),
-        (["1/numpy", "0/numpy"], 2, {}, 1),  # host 0 has the end, and computes it at once
+        (["1/numpy", "0/numpy"], 2, {}, 1),  # host 0 has the last layers, and computes them at once
         (TWO, 2, {"split_mode": "tensor"}, 1),
         (THREE, 3, {"tensor_split": [1, 0, 1]}, 2),
         ([*TWO, "1/numpy"], 2, {"split_mode": "hosts"}, 2),
@@ -99,7 +99,7 @@ def test_each_has_its_share_of_the_sequences() -> None:
 
 
 def test_one_sequence_waits_for_nobody() -> None:
-    """As many steps, and as many calls that bring something, as with one on its way."""
+    """It takes as many steps, and as many calls that return news, as with one step on its way."""
     calls = []
     for n_in_flight in (1, 2):
         engine, runner = make(n_in_flight=n_in_flight)

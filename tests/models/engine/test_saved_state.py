@@ -45,7 +45,7 @@ def test_saved_on_two_devices_goes_on_on_three(models: Path, tmp_path: Path) -> 
 
 
 def move_cells(runner: Runner) -> None:
-    """The cells of all slots, in one random order."""
+    """Put the cells of all slots into another, random order."""
     for cells in runner.kv.tables.values():
         cells.table[:] = np.random.default_rng(3).permutation(cells.table.size).reshape(cells.table.shape)
         cells.update()

@@ -84,7 +84,7 @@ def test_fingerprints(models: Path, tmp_path: Path) -> None:
         assert fingerprint(gguf) == mark(raw)
         places = [gguf.tensors[name].offset for name in ("token_embd.weight", "blk.3.ffn_up.weight")]
     key = b"llama.attention.layer_norm_rms_epsilon"
-    for at in (*places, raw.index(key) + len(key) + 4):  # behind a key come 4 bytes of type
+    for at in (*places, raw.index(key) + len(key) + 4):  # after a key come 4 bytes of type
         assert mark(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]) != mark(raw)
 
 
@@ -161,7 +161,7 @@ def test_tensors_exchanged_with_their_checksums(saved: Path, tmp_path: Path, hel
 
 
 def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, held: Any) -> None:
-    """Of the same model, at the same positions, with the checksum that it had there."""
+    """The tensor is of the same model and positions, and comes with its own checksum."""
     with open_llm(models) as llm:
         llm.generate(TOKENS[:22], 4, temperature=0, slot=0)
         llm.save_state(tmp_path / "longer")
@@ -172,7 +172,7 @@ def test_a_tensor_of_another_state(models: Path, saved: Path, tmp_path: Path, he
 
 
 def test_metadata_that_another_state_has(saved: Path, tmp_path: Path, held: Any) -> None:
-    """What would fit the model and the slot belongs to the checksums, too."""
+    """Checksums also cover metadata that would fit the model and the slot."""
     refuses(held, rewritten(saved, tmp_path / "b", {"resumable": "3"}), "does not match its checksum")
     refuses(held, rewritten(saved, tmp_path / "b", {"comment": "mine"}), "does not match its checksum")
 

@@ -1,5 +1,5 @@
-"""Prompts that branch off each other, on models of every kind of memory: the tokens of requests that share,
-give way and go on are those of each alone, computed whole."""
+"""Prompts that branch off each other, on models of every kind of memory: requests that share
+cells, give way and go on get the tokens that each gets alone."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from vkbackend.step import Run
 pytestmark = [pytest.mark.own_process, pytest.mark.timeout(600)]
 
 
-MODEL = DATA / "stories-narrow-F16.gguf"  # not of the fixture `models`, which each process would derive anew
+MODEL = DATA / "stories-narrow-F16.gguf"  # not from `models`: each process would derive its files anew
 
 
 def rss_bytes() -> int:

@@ -1,4 +1,4 @@
-"""Control vectors: nothing where they are zero, else the numpy forward with them, on one device and three."""
+"""Control vectors on one device and three: zeros change nothing, others give what the numpy forward gives."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_the_file_is_written_back(tmp_path: Path, name: str) -> None:
 
 
 def older(made: Fixture) -> Fixture:
-    """qwen3next as its first files have it: of every key head the rows of q, k, v and the gate in ssm_in."""
+    """qwen3next as in its first files: ssm_in has the rows of q, k, v and the gate, key head by key head."""
     n_k = made.keys["ssm.group_count"]
     for prefix in [name.removesuffix("attn_qkv.weight") for name in made.tensors if "attn_qkv" in name]:
         qkv, gate = (made.tensors.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))

@@ -63,7 +63,7 @@ def test_the_refusal_names_other_shares(models: Path, budgets: list[int]) -> Non
 
 
 def test_other_shares_follow_the_room_of_the_devices_alone(models: Path, budgets: list[int]) -> None:
-    """However much the host has."""
+    """The room of the host makes no difference."""
     free = opened(models, tensor_split=(3, 1))
     budgets[:] = (int(1.25 * sum(row[home] for home in fit.ON_DEVICE)) for row in free.memory())
     free.close()

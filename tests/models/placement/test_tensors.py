@@ -30,7 +30,7 @@ def logits(path: Path) -> np.ndarray:
 
 
 def with_nextn(folder: Path, n_ahead: int = 1) -> Path:
-    """Four layers to use, and as many as a file may have behind them."""
+    """A model of four layers, and after them `n_ahead` layers that predict further tokens."""
     tiny = Tiny("llama", "Q8_0", n_layer=5, keys={"nextn_predict_layers": n_ahead})
     more = {
         "blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32),

@@ -19,8 +19,8 @@ import numpy as np
 N_VOCAB = 128
 N_CTX = 64  # what every oracle and every test opens a context for
 PROMPT = np.random.default_rng(48).integers(0, N_VOCAB, 48).tolist()
-N_STEERED = 8  # of the last rows the logits with control vectors are kept too
-N_PREFILL = 40  # tokens of the prompt in one batch where the other 8 follow one by one
+N_STEERED = 8  # last rows whose logits with control vectors are kept, too
+N_PREFILL = 40  # prompt tokens of the first batch, if the other 8 follow one by one
 
 
 @dataclass
@@ -31,9 +31,9 @@ class Fixture:
     arch: str
     keys: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()  # how names of tensors begin that are there and change nothing
+    unread: tuple[str, ...] = ()  # prefixes of tensors that the file has and that change nothing
     alone: str = ""  # why transformers is the only oracle
-    unsteered: tuple[int, ...] = ()  # layers behind which llama.cpp adds no control vectors
+    unsteered: tuple[int, ...] = ()  # layers after which llama.cpp adds no control vector
 
     def normal(self, name: str, *shape: int) -> np.ndarray:
         rng = np.random.default_rng(crc32(f"{self.name} {name}".encode()))
@@ -70,7 +70,7 @@ class Fixture:
 
 
 Q8_0, MXFP4 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.MXFP4
-# What stays F32 in quantized files, beside vectors.
+# Tensors that stay F32 in quantized files; vectors do, too.
 KEPT = re.compile(r"\.bias$|ffn_gate_inp|ssm_(conv1d|a$|d$)|_norm\.|^rope_")
 
 

@@ -14,7 +14,7 @@ from oracles import (
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
-MADE_OF = (  # which register theirs
+MADE_OF = (  # these modules register their fixtures
     *(decoders, gemma, more_decoders, newer_decoders, newer_mixtures),
     *(recurrent, state_space),
 )

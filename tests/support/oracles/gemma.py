@@ -46,8 +46,8 @@ CUT = 1.6448533535003662  # the quantile of 0.95
 
 @fixture("gemma3n")
 def gemma3n(m: Fixture) -> None:
-    """Four streams, 25 layers, the last five with the caches of layers 18 and 19. llama.cpp's deviation
-    is that of one value less, where the model's is of all: the cut makes up for it."""
+    """Four streams, 25 layers, the last five with the caches of layers 18 and 19. llama.cpp's standard
+    deviation divides by n - 1, the model's by n: the cut makes up for it."""
     n_layer, n = 20 + N_SHARED, N_EMBD
     base(
         m, n_layer, attention__sliding_window=12, rope__freq_base=20000.0, rope__freq_base_swa=500.0,
@@ -96,7 +96,7 @@ def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **k
         final_logit_softcapping=4.0,
     )  # fmt: skip
     m.keys |= keys
-    m.unread = (f"blk.{len(windowed) - 1}.layer_output_scale",)  # the last norm divides by it again
+    m.unread = (f"blk.{len(windowed) - 1}.layer_output_scale",)  # the final norm divides it out
     del m.tensors["output.weight"]
     m.tensors["token_embd.weight"] *= np.float32(0.2)
     m.put("rope_freqs.weight", np.array([1.0] * (HEAD_DIM // 4) + [1e30] * (HEAD_DIM * 3 // 4)))

@@ -1,8 +1,8 @@
 """Hugging Face `transformers` as an oracle: the tensors of a fixture in the model class that the architecture
 comes from, float32, eager attention.
 
-The builders undo what the conversion to GGUF did: names, the interleaving of llama's q and k rows, the one
-that norms of some families leave out, fused projections.
+The builders undo what the conversion to GGUF did: names, the interleaving of llama's q and k rows, the 1 that
+some families add to the weights of norms, fused projections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from oracles import (
 from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
-MADE_OF = (  # which register theirs
+MADE_OF = (  # these modules register their builders
     hf_newer_mixtures,
     hf_decoders,
     hf_gemma,
@@ -46,7 +46,7 @@ def logits(
     fixture: Fixture, batches: Sequence[Sequence[int]], steering: Mapping[int, np.ndarray] | None = None
 ) -> np.ndarray:
     """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
-    vectors behind layers."""
+    vectors after layers."""
     made = model(fixture)
     for il, direction in (steering or {}).items():
         base = made.base_model
@@ -56,7 +56,7 @@ def logits(
 
 
 def _adder(direction: torch.Tensor) -> Callable[[Any, Any, Any], Any]:
-    """Of the output of a layer, which may be the first of several."""
+    """A hook that adds `direction` to a layer's output, which may be a tuple's first element."""
 
     def add(layer: Any, inputs: Any, output: Any) -> Any:
         return (output[0] + direction, *output[1:]) if isinstance(output, tuple) else output + direction

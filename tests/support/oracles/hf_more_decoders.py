@@ -225,7 +225,7 @@ def deepseek2(m: Fixture) -> tuple[Any, State]:
 
 
 def with_layer_norms(m: Fixture) -> dict[str, Any]:
-    """What `common` reads is called otherwise."""
+    """`common` reads the epsilon of RMS norms: fill it in for LayerNorm, and drop the argument again."""
     m.keys.setdefault("attention.layer_norm_rms_epsilon", m.keys["attention.layer_norm_epsilon"])
     arguments = common(m)
     del arguments["rms_norm_eps"]

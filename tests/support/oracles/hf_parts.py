@@ -13,7 +13,7 @@ State = dict[str, np.ndarray]
 Builder = Callable[[Fixture], tuple[Any, State]]  # the configuration and its state
 BUILDERS: dict[str, Builder] = {}
 
-NAMES = {  # of a layer, GGUF to transformers; what is not here keeps to a builder
+NAMES = {  # tensors of a layer, GGUF to transformers; builders add what is not here
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -122,7 +122,7 @@ def layers(m: Fixture, name: str) -> list[int]:
 
 
 def halves_from_pairs(m: Fixture, state: State) -> None:
-    """llama's q and k rows: the GGUF has rotated pairs side by side, transformers half a head apart."""
+    """Reorder llama's q and k rows: GGUF has rotated pairs side by side, transformers half a head apart."""
     for name, values in state.items():
         if re.search(r"self_attn\.[qk]_proj\.", name):
             heads = values.reshape(-1, m.keys["attention.key_length"] // 2, 2, *values.shape[1:])
@@ -130,7 +130,7 @@ def halves_from_pairs(m: Fixture, state: State) -> None:
 
 
 def minus_one(state: State, pattern: str = r"norm\.weight$") -> None:
-    """Norms that transformers multiplies with 1 + weight."""
+    """Subtract 1 from the norms that transformers multiplies with 1 + weight."""
     for name, values in state.items():
         if re.search(pattern, name):
             state[name] = values - 1

@@ -140,8 +140,8 @@ def qwen35moe(m: Fixture) -> tuple[Any, State]:
 
 @builder("kimi-linear")
 def kimi_linear(m: Fixture) -> tuple[Any, State]:
-    """The second half of the latent attention's up-projection is stored transposed in GGUF: values by latent,
-    but latent by keys, so that q can be multiplied with it."""
+    """GGUF stores the latent attention's up-projection in two parts: V's as [values, latent], and K's
+    transposed, [latent, keys], so that q can be multiplied with it."""
     k = m.keys
     size, rank, shared = (
         k["attention.value_length_mla"],

@@ -55,7 +55,7 @@ def mamba2(m: Fixture) -> tuple[Any, State]:
 
 
 def mamba_sizes(m: Fixture) -> dict[str, Any]:
-    """As Bamba's family calls them."""
+    """The sizes under the names of Bamba's family."""
     k = m.keys
     return {
         "mamba_n_heads": k["ssm.time_step_rank"],

@@ -166,7 +166,7 @@ def logits(
     steering: Mapping[int, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Logits of every token of consecutive batches, float32 [n_tokens, n_vocab]; `steering` adds control
-    vectors behind the layers from 1 on."""
+    vectors after the layers from 1 on."""
     context = Context(path, n_vocab, steering)
     rows = [context.decode(tokens) for tokens in batches]
     context.close()
@@ -213,7 +213,7 @@ class Vocabulary:
         return ids[:n]
 
     def piece(self, token: int) -> bytes:
-        """With the text of special tokens."""
+        """The bytes of a token; special tokens give their text."""
         buffer = ctypes.create_string_buffer(256)
         n = self._lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[:n]

@@ -97,7 +97,7 @@ def _samplers(p: SamplingParams, n_vocab: int) -> Iterator[int]:
         ),
     }
     for name in p.samplers:
-        if name != "dry" or p.dry:  # that interface expects DRY to be on
+        if name != "dry" or p.dry:  # the testing interface expects DRY to be on
             yield make[name]()
 
 
@@ -152,7 +152,7 @@ def distribution(p: SamplingParams, logits: np.ndarray, history: Sequence[int]) 
 def dry_of_texts(
     vocabulary: llama_cpp.Vocabulary, n_vocab: int, breakers: Sequence[str], history: Sequence[int]
 ) -> dict[int, float]:
-    """What DRY (0.8, 1.75, from 2) takes off which tokens, with breakers as texts."""
+    """Token -> the penalty of DRY (multiplier 0.8, base 1.75, from 2 tokens on), with breakers as texts."""
     texts = (ctypes.c_char_p * len(breakers))(*(text.encode() for text in breakers))
     values = _f(0.8), _f(1.75), 2, ALL, texts, ctypes.c_size_t(len(texts))
     sampler, lib = ctypes.c_void_p(_make("dry", vocabulary.pointer, *values)), llama_cpp.library()

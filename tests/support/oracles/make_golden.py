@@ -22,10 +22,10 @@ from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
 
 STEPS = [PROMPT[:N_PREFILL], *([token] for token in PROMPT[N_PREFILL:])]
-# NMSE between the programs, and within one between all tokens at once and token by token. llama.cpp reads
-# GELU from a table of halves: 5e-4 of a value, and rounding decides which of two entries.
+# NMSE between the two programs, and in one program between all tokens at once and token by token. llama.cpp
+# reads GELU from a table in F16: off by 5e-4 of a value, and rounding decides which of two entries is read.
 BOUNDS, WITH_GELU = (1e-10, 1e-11), (1e-6, 1e-8)
-MATTERS = 1e-2  # root mean square change, in units of the logits', when a tensor is neutral
+MATTERS = 1e-2  # least change of the logits, relative and RMS, when a tensor is made neutral
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:
@@ -34,7 +34,7 @@ def nmse(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def golden(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
-    """The logits, those of the last rows with control vectors, and what there is to say about them."""
+    """(logits, logits of the last rows with control vectors, facts about both for the file)."""
     fixture = build(name)
     path = write(fixture, folder / "model.gguf")
     theirs, theirs_stepped = (llama_cpp.logits(path, batches, N_VOCAB) for batches in ([PROMPT], STEPS))
@@ -75,7 +75,7 @@ def changes(fixture: Fixture, logits: np.ndarray, folder: Path) -> dict[str, flo
         neutral.tensors[name] = np.ones_like(values) if multiplies else np.zeros_like(values)
         path = write(neutral, folder / "neutral.gguf")
         change = nmse(llama_cpp.logits(path, [PROMPT], N_VOCAB), logits) ** 0.5
-        found[name] = inf if isnan(change) else change  # what others are divided by
+        found[name] = inf if isnan(change) else change  # zeros here are a divisor elsewhere: NaN
     return found
 
 

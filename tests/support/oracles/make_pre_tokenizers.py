@@ -37,8 +37,8 @@ _CASED = (
 )
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = _CASED % (_SUFFIX, _SUFFIX, r"\p{N}{1,3}")
-# llama.cpp knows no capitals beyond ASCII in these expressions, or none at all; of tiny_aya's digits it
-# groups those in front of letters, too, and of SuperBPE's only those of ASCII.
+# The models' own expressions, where llama.cpp deviates. In most it knows capital letters of ASCII only, or
+# none. For tiny_aya it also groups digits before letters, for SuperBPE only ASCII digits.
 ORIGINALS: dict[str, tuple[str, ...]] = {
     "tekken": (_CASED % ("", "", r"\p{N}"),),
     "gpt-4o": (_GPT4O,),
@@ -62,7 +62,7 @@ UNLIKE = {
 
 
 def names() -> list[str]:
-    """One of each way to cut."""
+    """One pre-tokenizer for each way to cut."""
     first: dict[object, str] = {}
     for name, pre in PRE_TOKENIZERS.items():
         first.setdefault(pre, name)
@@ -102,7 +102,7 @@ def of_originals(name: str, lines: list[str]) -> list[list[int]]:
 
 
 def of_llama_cpp(name: str, lines: list[str], folder: Path) -> tuple[list[list[int]], bool]:
-    """Ids, and whether it adds a first token."""
+    """llama.cpp's ids of the lines, and whether it adds a first token."""
     vocab = llama_cpp.Vocabulary(write(folder / "v.gguf", name, *pairs_of(lines)))
     ids, add_bos = [vocab.encode(line) for line in lines], vocab.add_bos
     vocab.close()

@@ -27,7 +27,7 @@ N_COMPARED, N_DRAWN = 200, 100_000
 
 
 def chains() -> list[dict[str, Any]]:
-    """Rows, texts and what is left."""
+    """The cases of sampler chains: a row of logits, the text so far, and the tokens that llama.cpp keeps."""
     made = []
     for name, options in CASES.items():
         if params(options).mirostat:

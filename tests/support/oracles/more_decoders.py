@@ -35,7 +35,7 @@ def gemma(m: Fixture) -> None:
 
 @fixture("gemma2")
 def gemma2(m: Fixture) -> None:
-    """Two periods of windows; caps that are felt."""
+    """Two periods of windows; soft-caps low enough to change the logits."""
     base(
         m, 4, attention__sliding_window=16, attn_logit_softcapping=3.0, final_logit_softcapping=4.0,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def granitemoe_shared(m: Fixture) -> None:
 
 @fixture("smollm3")
 def smollm3(m: Fixture) -> None:
-    """A period of four and one layer more."""
+    """One period of four layers and one layer more."""
     base(m, 5)
     for il in range(5):
         attention(m, il)

@@ -41,8 +41,8 @@ def olmo2(m: Fixture) -> None:
 
 @fixture("olmo2+window")
 def olmo2_window(m: Fixture) -> None:
-    """As OLMo 3: a period of windows and one layer more; YaRN where there is none. One kv head, which several
-    devices have."""
+    """As OLMo 3: a period of windows and one layer more; YaRN where there is none. One kv head, so several
+    devices have a copy of it."""
     base(
         m, 5, n_kv=1, attention__sliding_window=16, rope__scaling__type="yarn", rope__scaling__factor=8.0,
         rope__scaling__original_context_length=32,

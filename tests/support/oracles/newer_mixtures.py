@@ -128,7 +128,8 @@ def apertus(m: Fixture) -> None:
 
 @fixture("cohere2moe")
 def cohere2moe(m: Fixture) -> None:
-    """A dense layer that sees all and turns q and k, a period of others and one more; a shared expert."""
+    """A dense layer without a window and with RoPE, then a period of layers of experts and one more; a shared
+    expert."""
     n_layer = 6
     base(
         m, n_layer, **EXPERTS, logit_scale=0.5, attention__sliding_window=16, leading_dense_block_count=1,

@@ -1,7 +1,7 @@
 """What the fixtures are made of: the registry, keys that all have, attention, feed-forward, experts.
 
-More layers than one period of the pattern, windows shorter than the prompt, GQA and MQA, eight experts of
-which two are used, biases that matter: at sizes a software driver bears.
+Fixtures have more layers than one period of the pattern, windows shorter than the prompt, GQA or MQA, eight
+experts of which two are used, and biases that matter, at sizes that a software driver can run.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from vkbackend.models.sampling.sampler import Sampler
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "dry_sequence_breakers": [], "seed": 1}
 DRY = {"dry_multiplier": 0.8}
 
-# name -> options; one sampler each first, then some together. Of XTC the draw is certain. Top-n-sigma before
+# name -> options; one sampler each first, then some together. The probability of XTC is 1. Top-n-sigma before
 # typical is left out: llama.cpp sorts by NaN there.
 CASES: dict[str, dict[str, Any]] = {
     "none": {},

@@ -25,7 +25,7 @@ SIZE, N_STATE = 16, 16
 
 
 def scan(m: Fixture, il: int, *, normed: bool = True) -> None:
-    """The weights of a state space layer behind its norm."""
+    """The weights of a state space layer after its norm."""
     p, n_head, n_group = f"blk.{il}.", m.keys["ssm.time_step_rank"], m.keys["ssm.group_count"]
     inner, n_conv = n_head * SIZE, n_head * SIZE + 2 * n_group * N_STATE
     m.matrix(p + "ssm_in", inner + n_conv + n_head, N_EMBD)
@@ -86,7 +86,7 @@ def granitehybrid(m: Fixture) -> None:
 
 @fixture("granitehybrid+dense")
 def granitehybrid_dense(m: Fixture) -> None:
-    """With RoPE."""
+    """As granitehybrid, without experts and with RoPE."""
     kv = [0, 2, 0]
     base(m, 3, n_kv=kv, **GRANITE, **ssm(8, 1), rope__scaling__finetuned=True)
     for il in range(3):
@@ -101,7 +101,7 @@ def granitehybrid_dense(m: Fixture) -> None:
 
 @fixture("falcon-h1")
 def falcon_h1(m: Fixture) -> None:
-    """Two groups, which three devices share, and no norm behind the scan."""
+    """Two groups, which three devices share, and no norm after the scan."""
     base(m, 4, **ssm(8, 2))
     for il in range(4):
         attention(m, il)
