@@ -1,4 +1,4 @@
-"""Whatever is given as an argument: numpy's scalars and arrays count as numbers and lists, -1 means what it
+"""Arguments of any type and value: numpy's scalars and arrays count as numbers and lists, -1 means what it
 means in llama.cpp, and what makes no sense is InvalidArgument that names the argument in one line."""
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_a_model_is_fetched_once_and_found_offline(hub: dict[str, str]) -> None:
 
 
 def test_what_came_before_a_break_is_kept(hub: dict[str, str]) -> None:
-    """Of a file larger than the 10 MB that the library writes at once."""
+    """The file is larger than the 10 MB that the library writes at once."""
     FILES["big.gguf"] = bytes(range(256)) * (21 << 12)
     Hub.cut = 15 << 20
     code = "from vkbackend.models.hub import fetch; print(fetch('me/demo', 'big.gguf'))"

@@ -38,7 +38,8 @@ PAIRS = [(Keywords, Options), (ReduceKeywords, ReduceOptions),
 
 
 def test_defaults_are_checked_once_and_drawn_each_time() -> None:
-    """A request gives few of the fields: what it leaves is checked for the first one."""
+    """A request gives few of the fields. The defaults of the others are checked once, for the first
+    request."""
     checked = []
 
     def plain(name: str, value: Any) -> int:
@@ -71,7 +72,7 @@ def test_keywords_are_the_fields(keywords: type, options: type) -> None:
 @pytest.mark.parametrize("keywords", [_ModelKeywords, ReduceKeywords, RopeKeywords, SamplingKeywords,
                                       AnswerKeywords, GenerateKeywords])  # fmt: skip
 def test_every_keyword_is_described_with_its_default(keywords: type) -> None:
-    """Editors show the text below a name: it says the default, but for switches and stop strings."""
+    """Editors show the text below a name: it says the default, except for switches and stop strings."""
     (tree,) = ast.parse(inspect.getsource(keywords)).body
     assert isinstance(tree, ast.ClassDef)
     entries = [i for i, node in enumerate(tree.body) if isinstance(node, ast.AnnAssign)]
@@ -155,7 +156,7 @@ def test_without_flags_options_are_the_defaults(command: str) -> None:
 
 
 def test_every_option_has_a_flag() -> None:
-    """But for slots, which one text does not need, and functions."""
+    """Every option except slots, which a single text does not need, and functions."""
     args, flags = cli.parse(["generate"])
     assert set(get_type_hints(Keywords)) - set(fields_given(args, Options)) == {"n_slots", "n_queue"}
     sampling = set(fields_given(args, SamplingParams))

@@ -100,7 +100,7 @@ def test_differences_from_a_base_are_those_of_the_definitions() -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """An error, no half of a file, and no signal that ends the process."""
+    """It ends in a typed error. No half of a file is left, and no signal ends the process."""
     logp = log_softmax(np.zeros((5, 3000), np.float32))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))

@@ -26,7 +26,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 256, "yarn_bet
 
 
 def table(tmp_path: Path, scaling: dict[str, Any], **options: Any) -> RopeTable:
-    """That of a file whose rope.scaling.* keys are `scaling`, under `options`."""
+    """The table of a file whose rope.scaling.* keys are `scaling`, under `options`."""
     keys = [key("general.architecture", STRING, "llama"), key("llama.rope.freq_base", F32, 5000.0)]
     kinds = {str: STRING, float: F32, int: U32}
     keys += [key(f"llama.rope.scaling.{name}", kinds[type(v)], v) for name, v in scaling.items()]

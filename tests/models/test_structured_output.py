@@ -32,7 +32,7 @@ POINT = {
 
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """Of bounded values: a random model writes what may be long for long."""
+    """A schema of bounded values: where a text may be long, a random model makes it long."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern"]
     if depth:
         kinds += ["object", "array", "anyOf", "ref", "object"]
@@ -108,7 +108,7 @@ def test_many_random_schemas(models: Path, name: str, seed: int) -> None:
 def test_masks_on_the_devices_give_what_whole_rows_give(
     models: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str]
 ) -> None:
-    """Masked in front of top-k, with a split of the vocabulary at no multiple of 32, and a free request
+    """The mask applies before top-k, the vocabulary is split at no multiple of 32, and a free request runs
     beside."""
 
     def run() -> list[str]:
@@ -133,7 +133,7 @@ def test_masks_on_the_devices_give_what_whole_rows_give(
 
 
 def test_many_threads_begin_with_a_grammar(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vocabulary is told once, and a grammar that is none is an error of its request alone."""
+    """The vocabulary is prepared once, and an invalid grammar is an error of its request alone."""
     told = vocabulary_of
     monkeypatch.setattr(llm_module, "vocabulary_of", lambda tokenizer: (time.sleep(0.2), told(tokenizer))[1])
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=64, n_slots=4) as llm:
@@ -188,7 +188,7 @@ def test_an_end_that_the_text_allows_is_the_models_own(models: Path) -> None:
 
 
 def test_a_grammar_that_fails_is_the_error_of_its_request_alone(models: Path) -> None:
-    """Forbidden by the bias, all that it allows; and a character that no token of the vocabulary has."""
+    """Here the request's bias forbids all that its grammar allows."""
     with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=128, n_slots=2) as llm:
         beside = llm.stream("Once", 30, temperature=0)
         first = next(beside).text

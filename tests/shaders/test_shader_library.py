@@ -131,7 +131,7 @@ def test_compiler_errors_surface(library: Path) -> None:
     [("weights", "mat_vec", "no block description and no decode4"), ("dot_weights", "mat_dot", "no quants")],
 )
 def test_a_format_that_no_shader_knows_is_told(library: Path, weights: str, op: str, lacks: str) -> None:
-    """In the manifest alone; or of formats with blocks, one that has no codes of int8."""
+    """The format is in the manifest alone, or has blocks but no codes in int8."""
     new = "q9_9" if weights == "weights" else "iq3_s"
     path = library / "variants.toml"
     path.write_text(path.read_text().replace(f"\n{weights} = [", f'\n{weights} = [ "{new}",'))
@@ -171,7 +171,7 @@ def test_shipped_modules_need_no_compiler(
 def test_a_damaged_package_is_told(
     library: Path, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module is compiled again, and no driver sees half of it where no compiler is."""
+    """A damaged module is compiled again; without a compiler no driver sees the damaged one."""
     monkeypatch.setattr(shaderlib, "variants", lambda: [("add", "f32")])
     assert shaderlib.build(library / "spv") == 1
     code, module = shaderlib.spirv("add", "f32"), library / "spv" / "add.f32.spv"

@@ -178,8 +178,8 @@ def test_step_layout() -> None:
 
 @pytest.mark.parametrize("path", sorted(shaderlib.shaders_dir().rglob("*.[cg]*")), ids=lambda path: path.name)
 def test_lanes_of_a_subgroup_take_the_same_rounds(path: Path) -> None:
-    """A sum or shuffle over a subgroup behind a loop whose rounds depend on the lane may miss lanes that are
-    still inside: only maximal reconvergence, which few drivers have, promises that they meet."""
+    """A sum or shuffle over a subgroup, after a loop whose rounds depend on the lane, may miss lanes that are
+    still in the loop: only maximal reconvergence, which few drivers have, promises that they meet."""
     text = path.read_text()
     if re.search(r"\bsubgroup(Add|Mul|Min|Max|Shuffle|Broadcast|Inclusive|Exclusive)", text):
         loops = re.findall(r"\bfor \(([^)]*)\)", text)

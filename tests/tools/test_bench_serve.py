@@ -29,7 +29,7 @@ def test_clients_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_failures_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     model = FakeModel(n_ctx=2048)
-    model.fails = lambda n: ValueError("a bug") if n == 3 else None  # behind the first event
+    model.fails = lambda n: ValueError("a bug") if n == 3 else None  # after the first event
     with served(model) as address:
         url = f"http://127.0.0.1:{address.port}"
         assert main(["bench-serve", "--url", url, "-np", "2", "-r", "1", "-n", "5", "-o", "json"]) == 1

@@ -1,7 +1,7 @@
 """The command line: help, results, exit codes, one clear last line for bad input.
 
-In processes of their own what is about a process: streams, signals, its environment, and a case of each kind;
-the rest calls `main` here, which spares the second that a process takes to start."""
+Tests about a process (its streams, signals, environment) and one case of each kind start a process. The
+others call `main` here, which saves the second that a process takes to start."""
 
 import io
 import json

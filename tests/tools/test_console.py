@@ -97,5 +97,5 @@ def test_a_bar_stays_where_all_went_well(keep: bool) -> None:
 
 
 def shown(file: io.StringIO) -> str:
-    """What is left on the screen: the text behind the last line that was erased."""
+    """What is left on the screen: the text after the last line that was erased."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\s", "", file.getvalue().rpartition("\x1b[2K")[2])

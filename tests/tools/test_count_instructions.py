@@ -1,5 +1,5 @@
-"""What count_instructions tells of kernels: of a recorded text everywhere, of a driver where one tells, of
-the compilers of GPUs that are not there where they are unpacked."""
+"""What count_instructions tells of kernels: from a recorded text everywhere, from a driver if one tells, and
+from the compilers of absent GPUs if they are unpacked."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ DEVICES = ["numpy", "numpy"]
 
 
 def exchange_us(text: str) -> float:
-    """Of 16 KiB."""
+    """The microseconds of an exchange of 16 KiB, from the table."""
     return float(next(line for line in text.splitlines() if "16.0 KiB" in line).split("KiB")[1].split()[0])
 
 

@@ -1,5 +1,5 @@
-"""No kernel keeps registers in memory, by the compilers of GPUs that are not there: a sample on AMD's by
-default, all that bench-ops has on every GPU with --all. Counts are compared with those recorded in
+"""No kernel keeps registers in memory, as the compilers of absent GPUs tell: by default a sample for AMD's
+GPUs, with --all every kernel of bench-ops for every GPU. Counts are compared with those recorded in
 docs/measurements/kernels.csv.
 """
 
@@ -25,7 +25,7 @@ SAMPLE = (
 ARRAYS = (
     ("anv", "delta_chunk."),
     ("nvk", "delta_chunk."),
-    ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),  # no model's heads are as small
+    ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),  # smaller heads than any model has
 )
 
 

@@ -190,7 +190,7 @@ def test_a_file_above_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Named by the user, it may be one of the system, such as /tmp: it keeps its mode and is not used."""
+    """A folder that the user names may be the system's, such as /tmp: it keeps its mode and is not used."""
     entry.parent.chmod(mode)
     unused(capsys, "others may write to it", f"{mode:o}", "VKBACKEND_CACHE")
     assert stat.S_IMODE(entry.parent.stat().st_mode) == mode
@@ -200,7 +200,7 @@ def test_a_folder_that_others_may_write(entry: Path, mode: int, capsys: pytest.C
 def test_the_default_folder_is_made_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of earlier versions have the mode that the umask left."""
+    """Folders that earlier versions made have the mode that the umask left."""
     monkeypatch.delenv("VKBACKEND_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder.write(NAME, BODY)
@@ -260,7 +260,7 @@ print(cache_folder.read("entry"), cache_folder.write("entry", b"new"), cache_fol
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what another user may only read")
 def test_a_folder_of_root_that_may_only_be_read(folder: Path) -> None:
-    """As an administrator fills it for all users."""
+    """An administrator may fill such a folder for all users."""
     cache_folder.write("entry", b"body")
     folder.chmod(0o755)
     (folder / "entry").chmod(0o644)

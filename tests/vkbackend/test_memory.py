@@ -130,7 +130,8 @@ def test_host_pages_are_private_anonymous_and_not_inherited() -> None:
 
 
 def test_a_forked_child_sees_zeros() -> None:
-    """Sharing them would move the parent's pages away from under the device at the next write."""
+    """If both shared them, the parent's next write would move its pages, and the device would keep the old
+    ones."""
     pages = HostPages(4096)
     pages.bytes[:] = 5
     pid = os.fork()

@@ -1,4 +1,5 @@
-"""Derived barriers order every conflict, none is superfluous, and the checker misses each that is dropped."""
+"""Derived barriers order every conflict, none is superfluous, and the checker notices each that is
+dropped."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def test_order_by_depth_keeps_dependencies(recording: Recording) -> None:
     [("dd", (False, False)), ("cd", (True, False)), ("dc", (False, True)), ("cc", (True, True))],
 )
 def test_a_barrier_names_copies_where_there_are_some(kinds: str, flags: tuple[bool, bool]) -> None:
-    """Each of two commands in a row a dispatch or a copy; a flag that is taken away is missed."""
+    """Each of two commands in a row is a dispatch or a copy. The checker notices when a flag is taken
+    away."""
     a, b, c = buffer(), buffer(), buffer()
     made = {
         "d": lambda src, dst: dispatch([view(src)], [view(dst)]),
@@ -190,7 +192,7 @@ def heavy(seconds: float) -> Dispatch:
 
 
 def n_cuts(recording: Recording, speed: float) -> int:
-    """Of a device so many times as fast as the slowest."""
+    """The cuts for a device that is `speed` times as fast as the slowest."""
     cut = cut_long(recording, Pace(speed * SLOW.memory, speed * SLOW.host))
     return sum(isinstance(c, Cut) for c in cut.commands)
 

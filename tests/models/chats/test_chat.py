@@ -56,7 +56,7 @@ def llm(models: Path) -> Iterator[LLM]:
 
 @pytest.mark.parametrize("name", ["gpt-oss", "llama3", "mistral", "kimi", "gemma", "phi4", "command-r"])
 def test_a_call_that_is_required_and_its_result(llm: LLM, name: str) -> None:
-    """The grammar forces it; its answer goes back through the template, which knows its call."""
+    """The grammar forces the call. Its result goes back through the template, together with the call."""
     options: dict[str, Any] = {"template": template(name), "tools": [WEATHER, CLOCK], "seed": 1}
     answers = llm.chat(ASKED, 300, tool_choice="required", parallel_tool_calls=False, n=2, **options)
     called = [one for one in answers if one.finish_reason == "tool_calls"]
@@ -131,7 +131,7 @@ def test_an_answer_of_a_schema_with_and_without_tools(llm: LLM, name: str) -> No
 
 
 def test_a_thought_may_stand_in_front_of_a_form(llm: LLM) -> None:
-    """Its prompt begins one; the text that the model wants to write ends it at once."""
+    """The prompt begins a thought; the model's own text ends it at once."""
     source = template("qwen3")
     request = llm.chat_prompt(
         ASKED, template=source, regex="yes|no", template_variables={"enable_thinking": True}
@@ -194,7 +194,7 @@ def test_thoughts_of_calls_are_no_calls() -> None:
 
 
 def test_one_call_at_most() -> None:
-    """It ends the answer."""
+    """The end of the first call ends the answer."""
     reader = AnswerReader(HERMES, {"f": {}}, thinking=False, single=True)
     assert reader.push(Chunk('<tool_call>{"name": "f", "arguments": {', 1)).finish_reason is None
     chunk = reader.push(Chunk("}}</tool_call> and more", 1))

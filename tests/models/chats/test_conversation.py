@@ -50,7 +50,7 @@ def test_json_takes_the_arguments_of_hugging_face() -> None:
 
 
 def test_templates_that_loop_over_tools_without_asking() -> None:
-    """None is what Hugging Face gives; Hermes 2 and 3 and Command R+ take no None."""
+    """Hugging Face gives None for no tools; the templates of Hermes 2 and 3 and Command R+ fail on None."""
     looped = ChatTemplate("{% for t in tools %}{{ t.name }},{% endfor %}{{ tools | default('none') }}")
     assert looped.render([]) == "none" and looped.render([], tools=[{"name": "f"}])[:2] == "f,"
     assert ChatTemplate("{{ documents is none }}").render([]) == "True"
@@ -145,7 +145,7 @@ def test_a_message_that_does_not_fit_is_forgotten(model: Path) -> None:
 
 
 def test_texts_of_special_tokens_in_messages_are_plain(model: Path) -> None:
-    """Unless the caller says that they count."""
+    """Texts of special tokens are plain text, unless the caller asks to parse them."""
     with LLM(model, n_ctx=200) as llm:
         asked = list[list[int]]()
         stream = llm.stream
@@ -161,7 +161,8 @@ def test_texts_of_special_tokens_in_messages_are_plain(model: Path) -> None:
 
 
 def test_a_model_without_a_template(model: Path) -> None:
-    """It takes one, by its text or the name of another one of the file; else messages are ChatML."""
+    """It takes a template by its text, or by the name of another template in the file; without one,
+    ChatML."""
     model.write_bytes(model.read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templote"))
     with LLM(model, n_ctx=300) as llm:
         assert llm.chat_template is None

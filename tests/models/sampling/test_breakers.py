@@ -43,7 +43,7 @@ def test_every_sequence_writes_a_breaker(name: str) -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["llama-spm", "qwen2"])
 def test_llama_cpp_finds_the_same(name: str) -> None:
-    """A repetition with a breaker in it: how far back it counts says what is one."""
+    """How far back a repetition counts shows which of its tokens are breakers."""
     if find_spec("xllamacpp") is None:
         pytest.skip("needs xllamacpp")
     from oracles import llama_cpp, llama_samplers

@@ -45,8 +45,8 @@ def test_the_same_tokens_are_left(case: str) -> None:
 
 @pytest.mark.parametrize("case", CHAINS)
 def test_draws_follow_the_probabilities(case: str) -> None:
-    """Chi-square of 1,000 draws below its mean and 5 standard deviations: one failure in a million, but the
-    seed is fixed."""
+    """The chi-square of 1,000 draws is at most 5 standard deviations above its mean. By chance one test in a
+    million would fail, but the seed is fixed."""
     one, n = of_case(case)[0], 1_000
     sampler, logits = Sampler(params(CASES[case])), np.array(one["logits"], np.float32)
     drawn = np.bincount([sampler.sample(logits, one["history"]) for _ in range(n)], minlength=len(logits))
@@ -66,7 +66,7 @@ def test_draws_follow_the_probabilities(case: str) -> None:
     "found", FOUND["mirostat"], ids=lambda found: f"version {found['options']['mirostat']}"
 )
 def test_mirostat_keeps_the_same_tokens_while_it_learns(found: dict[str, Any]) -> None:
-    """The token that llama.cpp drew is learned from, so the next step depends on all before."""
+    """Mirostat learns from the token that llama.cpp drew, so every step depends on all steps before."""
     sampler = Sampler(params(found["options"]))
     sizes = set()
     for step in found["steps"]:

@@ -1,5 +1,5 @@
-"""What holds of samplers whatever the logits: what they keep, what they do not change, and that the likeliest
-candidates decide as whole rows do."""
+"""What holds for samplers with any logits: what they keep, what they leave unchanged, and that the likeliest
+candidates give the choice that whole rows give."""
 
 import math
 from typing import Any
@@ -48,8 +48,8 @@ FILTERS: dict[str, Any] = {
 @settings(max_examples=60, deadline=None)
 @given(logits=LOGITS, x=SHARE, shift=st.integers(-3, 3))
 def test_filters(name: str, logits: list[float], x: float, shift: int) -> None:
-    """Something is left, each token once and with its own score; the best one but of XTC and typical; order
-    and a shift of all logits make no difference."""
+    """Something is left, each token once and with its own score; with all but XTC and typical the best
+    token, too. The order of the logits and a shift of them all make no difference."""
     left = []
     for c in (whole(logits), sorted_(logits), whole([v + shift for v in logits])):
         FILTERS[name](c, x)
@@ -150,7 +150,7 @@ def test_penalties_of_candidates_are_those_of_the_row(
 def test_the_likeliest_decide_as_whole_rows_do(
     seed: int, history: list[int], options: dict[str, Any]
 ) -> None:
-    """For every step: `n_candidates` of the likeliest tokens give the token that the whole row gives."""
+    """In every step, the `n_candidates` likeliest tokens give the token that the whole row gives."""
     params = SamplingParams(seed=seed, stop_token_ids=[1, 2], dry_sequence_breakers=[[4]], **options)
     part, every = Sampler(params), Sampler(params)
     rng, tokens = np.random.default_rng(seed), list(history)

@@ -174,7 +174,7 @@ def test_numpy_numbers_are_numbers() -> None:
     "params", [{}, {"top_k": 0}, {"top_k": 0, "min_p": 0.0}, {"temperature": 0}], ids=repr
 )
 def test_large_vocabularies_take_few_steps(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 152k tokens a third is sorted at most, and Python calls as much as for 1,000."""
+    """Of 152k tokens at most a third is sorted, with as many calls in Python as for 1,000 tokens."""
     n_sorted, sort = [0], np.argsort
 
     def argsort(values: np.ndarray, **how: Any) -> np.ndarray:
@@ -213,7 +213,8 @@ def test_candidates_choose_what_all_logits_choose(params: SamplingParams) -> Non
 
 
 def test_a_penalty_wants_more_candidates() -> None:
-    """As many more as it lowers tokens; a sampler that may raise one, or sums over all, wants whole rows."""
+    """One more for each token that it lowers. A sampler that may raise a token, or sums over all, wants whole
+    rows."""
 
     def wanted(history: list[int], *args: Any, **params: Any) -> int:
         return Sampler(SamplingParams(*args, **params)).n_candidates(history)

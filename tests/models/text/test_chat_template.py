@@ -35,7 +35,7 @@ def test_conversations_of_every_kind_come_back_whole() -> None:
 
 
 def test_an_answer_that_nobody_took_is_not_built_upon() -> None:
-    """As after a signal between the answer and its keeping."""
+    """A signal may strike after the answer came and before it was kept."""
     template = ChatTemplate(ECHO)
     assert template.render(said("a", "b")) == "[a][b]"
     worker = template._process._worker
@@ -96,7 +96,8 @@ def test_a_busy_template_is_waited_for_with_a_deadline(monkeypatch: pytest.Monke
 
 
 def test_interrupts_leave_a_template_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever they can strike who takes and gives back the process: the next text is right, and soon."""
+    """They strike the code that takes the process and gives it back, anywhere. The next text is right, and
+    soon."""
 
     class Worker:
         def idle(self) -> bool:

@@ -77,7 +77,7 @@ def test_texts_hold_no_special_tokens(make: Make) -> None:
 
 
 def test_keys_of_the_file_name_them(make: Make) -> None:
-    """Today's keys and the former ones, in front of what texts say."""
+    """Today's keys and the former ones; both come before what the tokens' texts say."""
     n = len(LETTERS)
     named = make([*QWEN, "<1>", "<2>"],
                  key("tokenizer.ggml.fim_pre_token_id", U32, n + 6),

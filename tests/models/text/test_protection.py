@@ -76,7 +76,7 @@ def special_ids(tok: Tokenizer, ids: list[int]) -> Counter[int]:
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_special_token_of_a_family(folder: Path, name: str, model: str) -> None:
-    """As many special tokens as where the messages are harmless, and the text is the rendering."""
+    """The prompt has as many special tokens as with harmless messages, and its text is the template's."""
     tok, template = tokenizer(folder, name, model), ChatTemplate(source(name), *TOKENS.values())
     protection = Protection(template, tok, source(name))
     written = [text for text, _ in tok.markers(lambda text: text in source(name))]
@@ -123,8 +123,8 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
 
 
 def test_templates_that_alter_messages(folder: Path) -> None:
-    """Sentinels in front where they change how a content ends, whole contents where they change both; else
-    the prompt says that it is not protected."""
+    """If a sentinel after a content alters the rendering, sentinels stand before it. If these do, too, the whole
+    content is searched for. If that is not unique, the prompt says that it is not protected."""
     tok = tokenizer(folder, "qwen3")
     end = "<|im_end|>"
 
@@ -145,7 +145,7 @@ def test_templates_that_alter_messages(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
 def test_no_special_token_of_a_vocabulary_is_made_of_plain_text(path: Path) -> None:
-    """By no merge either, whatever stands beside its text."""
+    """No merge makes one either, whatever stands beside its text."""
     with GGUF.open(path) as gguf:
         tok = Tokenizer.from_gguf(gguf)
     markers = tok.markers(lambda text: True)

@@ -66,7 +66,7 @@ def test_common_beginning(a: str, b: str) -> None:
 
 
 def test_runs_and_overlaps_at_full_length() -> None:
-    """Stretches that hold each other up."""
+    """Tokens that overlap, at each of many lengths: one that is found decides whether others fit."""
     n = 300
     runs = ["a" * k for k in range(1, n)]
     for tokens, text in (

@@ -76,7 +76,7 @@ def test_words_are_remembered_beside_tokens_that_reach_over_spaces(monkeypatch: 
 
 @pytest.mark.parametrize("letter", ["x", SPACE, "\u0301"])
 def test_merging_takes_n_log_n_steps(letter: str) -> None:
-    """Of one word: sixteen times the text takes sixteen times the calls, not 256."""
+    """In one word, sixteen times the text takes sixteen times the calls, not 256 times."""
     ids = {letter * n: i for i, n in enumerate((1, 2, 3, 4, 8, 16))}
     scores, calls = [-float(i) for i in range(len(ids))], []
     for n in (1_000, 16_000):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.no_vulkan
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request may compute for what is left of the first second, instead of five."""
+    """A request may compute for less than a second, instead of five."""
     monkeypatch.setattr(template_process, "CPU_S", 0.4)
 
 
@@ -97,14 +97,14 @@ def test_after_an_attack_the_next_conversation_is_rendered() -> None:
 
 
 def cpu_limit_s(pid: int) -> int:
-    """Of all the time that a process ever uses; it would end there."""
+    """The limit on a process's CPU time over its whole life: it would end there."""
     found = re.search(r"Max cpu time +(\d+) ", Path(f"/proc/{pid}/limits").read_text())
     assert found
     return int(found[1])
 
 
 def test_time_is_counted_anew_for_each_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while one is read: what the last one used of its time is nothing to the next."""
+    """The time to read a conversation counts, too. What one has used leaves the next one's time alone."""
     monkeypatch.setattr(template_process, "CPU_S", 0.9)
     template = ChatTemplate("{% for a in range(20000) %}{{ loop.index }}{% endfor %}" + ECHO)
     pid = pid_of(template)

@@ -32,7 +32,7 @@ from vkbackend.models.text.tokenizer import MAX_TEXT, Tokenizer
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_vectors(path: Path) -> None:
-    """Of llama.cpp: `tests/data/make_vocabularies.py`."""
+    """Texts with llama.cpp's ids, which `tests/data/make_vocabularies.py` wrote."""
     kept, tokenizer = json.loads(path.with_suffix(".json").read_text()), load(path)
     assert len(kept["texts"]) == len(kept["ids"]) == len(kept["parsed"]) > 250
     for text, ids, parsed in zip(kept["texts"], kept["ids"], kept["parsed"], strict=True):

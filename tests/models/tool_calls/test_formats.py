@@ -154,7 +154,7 @@ STREAMED = [HERMES, LLAMA3, GENERIC, LENIENT, MISTRAL, MISTRAL_ARGS, KIMI, PHI4,
 
 @pytest.mark.parametrize("format_", STREAMED, ids=lambda f: f.name)
 def test_arguments_stream_as_they_come(format_: ToolFormat) -> None:
-    """Those that are JSON are given on before they are whole."""
+    """Arguments in JSON are passed on before they are complete."""
     text = next(text for one, text, _ in CASES if one is format_)
     reader = ToolReader(format_, TOOLS)
     found = reader.push(text[: text.index('"days"')])

@@ -54,7 +54,7 @@ add(1)          g67<1>UD        g66<0,1,0>UD    0x00000100UD    { align1 WE_all 
 (+f0.0) while(16) JIP:  LABEL1                                  { align1 1H };
 """
 
-# As NVK prints it: the rest of the loop may stand behind what follows it.
+# As NVK prints it: the rest of a loop may stand after the code that follows the loop.
 NVIDIA = """block.u 0 L1 [] -> {
       ur0     = s2r sr[0x25]                             // delay=1 wr:1
 } -> [1]

@@ -50,7 +50,7 @@ def test_keys() -> None:
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with compare_digest, whichever of them is right."""
+    """Every key is compared with compare_digest, whichever of them is right."""
     compared, digest = [], hmac.compare_digest
 
     def compare(a: bytes, b: bytes) -> bool:

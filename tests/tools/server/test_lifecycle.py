@@ -87,7 +87,7 @@ def test_a_lost_model_is_opened_again() -> None:
 
 
 def test_a_model_lost_while_idle_is_opened_again() -> None:
-    """While what is left of it is closed, too, clients hear that it comes back."""
+    """Clients hear that it comes back, also while the rest of the lost model is still being closed."""
     go = threading.Event()
 
     class Closing(FakeModel):
@@ -114,7 +114,7 @@ def test_a_model_lost_while_idle_is_opened_again() -> None:
 def test_a_model_that_had_lasted_is_opened_again_soon(
     lasted_s: float, waits: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that does not last is waited for twice as long each time."""
+    """Before a model that keeps failing is opened again, the wait doubles each time."""
     monkeypatch.setattr("vkbackend.tools.server.model.LASTED_S", lasted_s)
     found: list[str] = []
 

@@ -89,7 +89,7 @@ def test_echo_and_logprobs(server: Command, direct: LLM) -> None:
 
 
 def test_what_is_wrong_behind_the_prompt_has_a_status(server: Command) -> None:
-    """The prompt's echo alone does not begin a stream."""
+    """The echo of the prompt does not begin the stream, so an error after it still has a status."""
     body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "stream": True, "json_schema": {"type": "no such"}}
     status, answer, _ = server.address.post("/completions", body)
     assert status == 400 and "json_schema" in answer["error"]["message"]

@@ -62,7 +62,8 @@ def ask(address: Address, conversation: int, turn: int) -> int:
 
 
 def test_conversations_stay_and_outlive_a_replica(tmp_path: Path) -> None:
-    """Each on one replica; when one is gone its conversations move, and the others stay."""
+    """Each conversation stays on a replica. When a replica is gone, its conversations move and the others
+    stay."""
     asked: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
 
     def model(replica: int) -> ScriptedModel:

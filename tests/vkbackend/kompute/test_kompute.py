@@ -80,9 +80,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[KomputeDevice]:
 @needs_layer
 @pytest.mark.parametrize("order", ["bare", "word", "submit"])
 def test_order(order: str) -> None:
-    """The hazards that synchronization validation finds: of execution and of memory in a bare chain, none of
-    execution where a word is synced, none at all between submissions. (It takes a buffer barrier to cover
-    that buffer alone, so it goes on reporting what the word leaves to drivers: see kompute.py.)"""
+    """The hazards that synchronization validation finds. In a bare chain: of execution and of memory. With a
+    synced word: none of execution. Between submissions: none at all. (It takes a buffer barrier to cover that
+    buffer alone, so it goes on reporting what the word leaves to drivers: see kompute.py.)"""
     env = {"VKBACKEND_VALIDATION": "1", "VKBACKEND_KOMPUTE_ORDER": "word" if order == "bare" else order}
     done = subprocess.run(
         [sys.executable, "-c", CHAIN, order],
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused(device: KomputeDevice) -> None:
 
 
 def test_canary(device: KomputeDevice) -> None:
-    """Words that are not what was loaded, as where an allocation failed, are found when loading ends."""
+    """Words that differ from what was loaded, as after a failed allocation, are found when loading ends."""
     view = View(device.buffer(4096, Home.WEIGHTS, "weights"), 0, (1000,), "u32")
     other = View(device.buffer(4096, Home.WEIGHTS, "other"), 0, (1000,), "u32")
     for target in (view, other):
@@ -129,7 +129,7 @@ def test_canary(device: KomputeDevice) -> None:
 
 
 def test_a_submission_that_does_not_run() -> None:
-    """The number that the device should carry over does not arrive: here the wrong place is looked at."""
+    """The number that the device should copy does not arrive: the test reads it from the wrong place."""
     from vkbackend.kompute.worker import BEAT_OUT, Worker
 
     ours, theirs = socket.socketpair()
@@ -197,8 +197,8 @@ def test_too_many_storage_buffers_are_refused(device: KomputeDevice) -> None:
 
 
 def test_a_device_that_is_held_up_holds_up_no_other() -> None:
-    """Whichever of two workers stands still: handing it work does not wait, the other's work ends meanwhile
-    and again and again, and it does its own as soon as it goes on."""
+    """One of two workers stands still, either of them. To hand it work does not wait; meanwhile the other's
+    work ends, several times; and it does its own work as soon as it goes on."""
     devices = [open_device(device_infos()[0], f"Vulkan0.{d}", runtime="kompute") for d in range(2)]
     executables = []
     try:

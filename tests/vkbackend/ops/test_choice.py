@@ -109,7 +109,7 @@ def test_experts(
 
 
 def test_tiles_fit_the_registers() -> None:
-    """128 registers a lane in narrow subgroups: 8 x 8 values a thread in halves and floats would spill."""
+    """A lane of a narrow subgroup has 128 registers: 8 x 8 values per thread, in F16 and F32, would spill."""
     size = Size(4096, 4096, 512)
     narrow, wide = (replace(GPU, subgroup_size=n) for n in (16, 32))
     assert half_tiles_by_size(narrow, size).consts == {"LOCAL": 128, "RM": 8, "RN": 4}

@@ -28,7 +28,7 @@ LIMITS = Limits()
 
 
 def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
-    """Of a prompt and of a token more, and the ops of a decode step on the first device."""
+    """The logits of a prompt and of one more token, and the ops of a decode step on the first device."""
     settings = {"n_ctx": 32, "n_ubatch": 16, "reduce_type": "f32"} | options
     runner = load_runner(path, devices=["numpy"] * n, **settings)
     try:
@@ -136,7 +136,7 @@ def test_a_value_that_others_read_stays() -> None:
 
 def test_only_what_a_dispatch_makes_for_the_step_alone_is_fused() -> None:
     chain = Chain()
-    chain.normed = kept(192, 3, 16)  # others may read it behind the step
+    chain.normed = kept(192, 3, 16)  # others may read it after the step
     chain.norm()
     chain.rope()
     assert ops_of(chain.fused()) == ["rms_norm", "rope"]
@@ -251,7 +251,7 @@ def test_products_that_are_not_alike_and_plain_stay(what: str) -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_a_norm_that_only_its_quantization_reads_is_quantized_at_once(read: bool) -> None:
-    """Where the norm is: its residual may be read before the quantization."""
+    """The norm quantizes, at its place in the recording: its residual may be read before the quantization."""
     on, part, h, y = Recorder(Recording("q8"), LIMITS), kept(256, 64), of_values(2, 32), of_values(2, 32)
     out, z = replace(of_values(2, 40), shape=(2, 32), dtype="q8"), of_values(2, 32)
     how: dict[str, Any] = {"own_index": None, "writers": 1, "slot_stride": 64}

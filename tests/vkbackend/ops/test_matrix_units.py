@@ -103,7 +103,7 @@ def test_attention_takes_heads_of_whole_matrices(name: str, heads: tuple[int, in
 
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
-    """A product of packed rows is within the tolerance of mat_mul_coop, whatever is not a half in x."""
+    """A product of packed rows is within the tolerance of mat_mul_coop, also for values of x beyond F16."""
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((5, 300)) * span).astype(np.float32)
     x[:, 0] *= 1000  # an outlier

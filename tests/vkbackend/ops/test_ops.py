@@ -1,7 +1,7 @@
 """Every op case on every Vulkan device present, against the numpy twins.
 
-Runs with the constants chosen for the device and with those of the floor, there with folded grids; the
-cases of every weight type with the former alone, as each costs its compilation.
+Cases run with the constants chosen for the device, and with those of the floor and folded grids. The cases of
+every weight type run only with the first, because each has to be compiled.
 One case: pytest tests/vkbackend/ops/test_ops.py --case "MatVec.*q4_0"; a failure's seed:
 VKBACKEND_TEST_SEED=N pytest
 """
@@ -22,7 +22,7 @@ from vkbackend.tools.op_cases.setup import Case
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pattern = re.compile(metafunc.config.getoption("--case") or "")
-    kinds: set[object] = set()  # every runtime runs the first case of each op, and that with a codebook
+    kinds: set[object] = set()  # every runtime runs the first case of each op, and the first with a codebook
     params = []
     for case in (*CASES, *WIDE_CASES) if metafunc.config.getoption("--all") else CASES:
         marks = []

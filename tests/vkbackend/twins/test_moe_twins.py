@@ -53,8 +53,8 @@ def test_moe_logits_is_the_stated_order_of_float32_operations(n_embd: int) -> No
 
 @pytest.mark.parametrize(("op", "functions"), [("moe_logits", set()), ("moe_topk", {8, 37, 40})])
 def test_choices_never_fuse_a_multiply_with_its_add(op: str, functions: set[int]) -> None:
-    """Every multiply and add of floats carries NoContraction; no other arithmetic of floats but negation, and
-    of the functions of floats `functions` alone: floor, min, max."""
+    """Every multiply and add of floats carries NoContraction. Other arithmetic of floats is negation only,
+    and of float functions only `functions` occur: floor, min, max."""
     if shutil.which(shaderlib.COMPILER) is None:
         pytest.skip(f"no {shaderlib.COMPILER} (apt install glslang-tools)")
     negate, f_add, f_sub, f_mul, umin, umax, no_contraction = 127, 129, 131, 133, 38, 41, 42
@@ -153,7 +153,7 @@ def test_ties_go_to_the_lower_id_and_zeros_are_equal(norm_w: int) -> None:
 
 
 def test_small_sums_are_not_scaled_up() -> None:
-    """Sigmoids of -20: their sum is below 2^-14, which divides them instead."""
+    """The sum of sigmoids of -20 is below 2^-14. So they are divided by 2^-14 instead of the sum."""
     _, weights = topk(
         np.full((1, 4), -20.0, np.float32), np.ones((1, 8), np.float32), 2, gating=1, norm_w=1, eps=0.0
     )
@@ -283,7 +283,7 @@ def test_pack_bf16_is_the_file_formats_rounding() -> None:
 
 
 def test_add_partials_over_bf16_is_the_same_from_either_side() -> None:
-    """Whoever's own the share is, the sum has the same bits, those of the rounded shares."""
+    """Whichever share is the device's own, the sum has the same bits: those of the rounded shares."""
     n, shares = 7, f32(2, 7)
     slots = np.full((2, 6), 0xFFFFFFFF, np.uint32)
     for s in (0, 1):

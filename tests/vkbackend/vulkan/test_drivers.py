@@ -1,4 +1,5 @@
-"""What is made of what drivers report, without one; needs the Vulkan loader, which the binding opens."""
+"""What we make of drivers' reports, tested without a driver. Needs the Vulkan loader, which the binding
+opens."""
 
 from __future__ import annotations
 

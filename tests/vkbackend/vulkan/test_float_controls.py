@@ -39,8 +39,8 @@ def test_modes_are_declared_in_order(code: bytes) -> None:
     assert added[0][1] == (4467,) and added[2][1] == (entry, 4462, 16)
     assert struct.pack(f"<{len(added[1][1])}I", *added[1][1]).rstrip(b"\0") == b"SPV_KHR_float_controls"
     order = [op for op, _ in after]
-    assert order.index(10) > max(i for i, op in enumerate(order) if op == 17)  # behind all capabilities
-    assert after[order.index(15) + 1] == added[2]  # behind the entry point
+    assert order.index(10) > max(i for i, op in enumerate(order) if op == 17)  # after all capabilities
+    assert after[order.index(15) + 1] == added[2]  # after the entry point
     assert [i for i in after if i not in added] == before
 
 

@@ -35,7 +35,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def programs(device: Any, caches: Path) -> Iterator[Any]:
-    """Those of a device, with nothing compiled; whatever a test does to them, they leave nothing."""
+    """A device's programs, with nothing compiled; whatever a test does with them, nothing of it is left."""
     from vkbackend.vulkan.program import Programs
 
     before = dict(device.counts)

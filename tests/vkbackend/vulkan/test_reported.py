@@ -1,4 +1,4 @@
-"""What drivers are known to report that is not so: limits and budgets of 0, devices that cannot be asked,
+"""Wrong reports that drivers are known to make: limits and budgets of 0, devices that cannot be asked,
 counters of lost devices."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Driver:
 
 
 def reported(device: Any, monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
-    """The device's capability table, after `change` was called on the properties and each struct behind
-    them."""
+    """The device's capability table, after `change` was called on the properties and each struct that
+    they link to."""
     from vkbackend.vulkan import capabilities
     from vkbackend.vulkan.instance import instance
     from vkbackend.vulkan.vk import NULL, C, ffi

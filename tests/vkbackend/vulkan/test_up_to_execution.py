@@ -1,4 +1,4 @@
-"""Everything in front of execution as the drivers of Intel and NVIDIA see it: memory, loading, pipelines,
+"""Everything before execution, as the drivers of Intel and NVIDIA see it: memory, loading, pipelines,
 recordings, submissions. Mesa's shims stand for the kernel's drivers, nothing is computed, and a step ends in
 Timeout."""
 
