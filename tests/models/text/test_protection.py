@@ -123,8 +123,8 @@ def test_any_mixture(tmp_path_factory: pytest.TempPathFactory, name: str, seed: 
 
 
 def test_templates_that_alter_messages(folder: Path) -> None:
-    """If a sentinel after a content alters the rendering, sentinels stand before it. If these do, too, the whole
-    content is searched for. If that is not unique, the prompt says that it is not protected."""
+    """If a sentinel after a content alters the rendering, sentinels stand before it. If these do, too, the
+    whole content is searched for. If that is not unique, the prompt says that it is not protected."""
     tok = tokenizer(folder, "qwen3")
     end = "<|im_end|>"
 
