@@ -55,7 +55,7 @@ export function place(conversation, node) {
   return [all.indexOf(node.id), all.length];
 }
 
-/** Show the sibling `step` places after a message (negative: before it); its own branch below stays as it was. */
+/** Show the sibling `step` places on (negative: back); its own branch below stays as it was. */
 export function turn(conversation, node, step) {
   const above = conversation.nodes[node.parent];
   above.chosen = Math.max(0, Math.min(above.children.length - 1, above.children.indexOf(node.id) + step));
