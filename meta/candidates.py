@@ -31,15 +31,16 @@ class TopK(NamedTuple):
 
 
 def places(region: View, n_outputs: int, k: int, n_chunks: int) -> tuple[View, View, View]:
-    """Where the host finds the places u32 and the values f32 [n_outputs, 1, k] of a device's best logits, and
-    of a step that is `summed` f32 [n_outputs, n_chunks, 2], as `log_sum_exp` leaves them."""
+    """Three views of the region in which the host finds a device's best logits: their places u32 [n_outputs,
+    1, k] among its vocabulary rows, their values f32 [n_outputs, 1, k], and f32 [n_outputs, n_chunks, 2],
+    which `log_sum_exp` fills if the step is `summed`."""
     ids = View(region.buffer, region.offset, (n_outputs, 1, k), "u32")
     values = View(region.buffer, ids.end, (n_outputs, 1, k))
     return ids, values, View(region.buffer, values.end, (n_outputs, n_chunks, 2))
 
 
 def found_in(region: View, n_outputs: int, k: int, limits: Limits, n_vocab: int) -> tuple[View, View, View]:
-    """The same of a device's whole region, which chooses among `n_vocab` logits."""
+    """As `places`, for a device that chooses among `n_vocab` logits: it finds the number of chunks."""
     return places(region, n_outputs, k, top_k_chunks(limits, n_vocab, k)[1])
 
 
@@ -92,13 +93,13 @@ class Outputs:
     # ---- between hosts ----
 
     def expect(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> None:
-        """Host 0, in front of a step: let its output rows come from other hosts to that place. A host that
-        sends them waits for nothing then, whatever host 0 does meanwhile."""
+        """Host 0 calls it before a step: begin to receive the step's output rows from other hosts, at that
+        place. Then a host that sends them need not wait, whatever host 0 does meanwhile."""
         if self._hosts and self._hosts.rank == 0:
             self._gather(n_outputs, k, summed, place).start()
 
     def collect(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> None:
-        """Bring the output rows of a step, logits or k candidates, to host 0; every host calls it behind the
+        """Bring the output rows of a step, logits or k candidates, to host 0; every host calls it after the
         step."""
         if self._hosts:
             gather = self._gather(n_outputs, k, summed, place)

@@ -21,12 +21,12 @@ forks.forget(_threads.cache_clear)
 
 
 def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
-    """Make the programs of each recording on its device; another host's are its own business. Raises what
-    the first that fails raises, when all have ended."""
+    """Compile the programs of each recording on its device; other hosts compile for their own. If one fails,
+    its error is raised when all have ended."""
     if len(devices) < 2:
         return  # building compiles as well
     pairs = zip(devices, recordings, strict=True)
     compiling = [_threads().submit(d.compile, recording) for d, recording in pairs if not d.host]
-    wait(compiling)  # also beside one that failed: nothing is closed under a compiler
+    wait(compiling)  # even if one failed: no device may be closed while it still compiles
     for compiled in compiling:
         compiled.result()

@@ -85,8 +85,8 @@ class _Idle(Queue):
 
 
 class Elsewhere(HostDevice):
-    """The stand-in of the group's `index`-th device. `exchange`: how long its host takes, where that was
-    measured."""
+    """The stand-in of the group's `index`-th device. `exchange`: how long an exchange with its host takes, if
+    that was measured."""
 
     def __init__(self, index: int, host: str, card: Card, exchange: ExchangeTime | None = None) -> None:
         super().__init__(f"{host}/{card.name}", card.limits)

@@ -15,7 +15,8 @@ N_SMALL, N_LARGE = 100, 8
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTime:
-    """Of an exchange between two hosts: seconds of a small one, bytes per second of large ones, each way."""
+    """How long an exchange between two hosts takes: the seconds of a small one, and the bytes per second,
+    each way, of a large one."""
 
     small_s: float
     rate: float
@@ -25,7 +26,8 @@ class ExchangeTime:
 
 
 def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float]:
-    """Seconds of `n` exchanges with a host, which calls the same; one before warms up."""
+    """The seconds of each of `n` exchanges with a host, which has to call this, too. One more before warms
+    up."""
     sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     transfers = transport.transfers([(host, sent)], [(host, received)], "a measured exchange")
     seconds = []
@@ -38,7 +40,8 @@ def times_of(transport: Transport, host: int, nbytes: int, n: int) -> list[float
 
 
 def measure_exchanges(transport: Transport) -> dict[int, ExchangeTime]:
-    """What host 0 finds of each other host; all hosts call it, and nothing else meanwhile."""
+    """The times between host 0 and each other host, as host 0 measures them. All hosts call it at the same
+    time, and exchange nothing else meanwhile."""
     found = {}
     for host in [0] if transport.rank else transport.others:
         small = float(np.median(times_of(transport, host, SMALL_NBYTES, N_SMALL)))

@@ -20,7 +20,7 @@ from vkbackend.meta.slices import Load, expert_slices, slices_of
 from vkbackend.meta.tensor import Weight
 from vkbackend.runtime import Device
 
-PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once; one half of an upload staging
+PIECE_NBYTES = 16 << 20  # bytes of a tensor on the host at once: half of the buffer for uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def _rectangles(
     stored: Callable[[slice], tuple[int, int]],
     pieces: list[tuple[int, View]],
 ) -> list[Extent]:
-    """Where the cuts of a matrix lie, whose pieces begin at local rows: cuts by rows follow one another, cuts
-    by columns lie side by side."""
+    """The extents of a matrix that a device holds as `cuts`, in pieces that begin at these local rows. Cuts
+    by rows follow one another; cuts by columns lie side by side."""
     held = []
     by_columns = len(cuts) > 1 and cuts[0][0] == cuts[1][0]
     pitch = sum(end - begin for begin, end in (stored(columns) for _, columns in cuts)) if by_columns else 0

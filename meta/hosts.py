@@ -37,8 +37,9 @@ class Hosts:
         return self.of[device] == self.rank
 
     def gather(self, key: tuple[int, ...], views: Sequence[View | None]) -> Transfers:
-        """What brings the bytes at `views[d]` of every device to host 0, into the stand-in's memory; a key
-        always means the same views. On a lane of its own: host 0 may wait for it before other exchanges."""
+        """Transfers that bring the bytes at `views[d]` of every device to host 0, into the memory of the
+        device's stand-in. They are kept: the same key must always come with the same views. They have a lane
+        of their own, because host 0 may begin to wait for them before other exchanges."""
         found = self._gathers.get(key)
         if found is None:
             sent: list[Part] = []
@@ -64,11 +65,11 @@ class Hosts:
 @dataclass(slots=True)
 class _Exchange:
     transfers: Transfers
-    own: list[tuple[Device, Buffer]]  # what devices here wrote
-    filled: list[tuple[Device, Buffer]]  # where devices here read what came
-    local: Reduce | None  # what the provider of this host does then
-    part: tuple[int, int] = (0, 0)  # the elements that this host sums before
-    sums: Transfers | None = None  # and what moves the sums of all
+    own: list[tuple[Device, Buffer]]  # buffers that devices here wrote, to send
+    filled: list[tuple[Device, Buffer]]  # buffers that received bytes, for devices here to read
+    local: Reduce | None  # what this host's provider does after the transfers; None: no device here reads
+    part: tuple[int, int] = (0, 0)  # the elements that this host sums, if hosts sum in parts
+    sums: Transfers | None = None  # moves the sums of all parts, if hosts sum in parts
 
 
 class OverHosts(Provider):
@@ -143,8 +144,8 @@ class OverHosts(Provider):
     # ---- sums in parts of hosts, where the host sums ----
 
     def _parts(self, reduce: Reduce) -> dict[int, tuple[int, int]]:
-        """The elements that each reading host sums of a large reduce, where less travels so: with three
-        hosts, or two devices on each."""
+        """The elements of a large reduce that each reading host sums. Nothing, if whole slots are fewer bytes
+        to send than parts and their sums: parts pay with three hosts, or two devices on each."""
         reading = sorted({self._hosts.of[d] for d in reduce.readers})
         if not isinstance(self._inner, HostSum) or 4 * reduce.elements < reduces.SCATTER_NBYTES:
             return {}
@@ -156,7 +157,8 @@ class OverHosts(Provider):
     def _moves_to(
         self, reduce: Reduce, parts: Mapping[int, tuple[int, int]]
     ) -> list[tuple[int, int, int, int]]:
-        """As `_moves`: of every slot to each host the part that it sums."""
+        """What to move before hosts sum parts, as `_moves` gives it: every slot's part to the host that sums
+        it."""
         moves = []
         for writer in reduce.writers:
             for host, part in parts.items():
@@ -166,7 +168,7 @@ class OverHosts(Provider):
         return moves
 
     def _gather(self, local: Reduce, parts: Mapping[int, tuple[int, int]]) -> Transfers:
-        """The sums of all parts to all hosts that have one."""
+        """Transfers that bring the sums of all parts to all hosts that have a part."""
         assert isinstance(self._inner, HostSum)
         here, total = self._hosts.rank, self._inner.total(local).view(np.uint8)
         own = total[4 * parts[here][0] : 4 * parts[here][1]]
@@ -182,8 +184,8 @@ class OverHosts(Provider):
     # ---- sums of whole slots, or in parts of devices ----
 
     def _moves(self, reduce: Reduce) -> list[tuple[int, int, int, int]]:
-        """(device, host, begin, end): bytes of the device's slot that the host receives, or of the gathered
-        sums; in an order that all hosts agree on."""
+        """(device, host, begin, end): bytes begin..end of the device's slot go to the host; in a reduce that
+        gathers, of its sums. All hosts get the same order."""
         of, n = self._hosts.of, len(self._hosts.of)
         reading = sorted({of[d] for d in reduce.readers})
         parts = parts_of(reduce, n) if self.scatters(reduce) else []

@@ -13,11 +13,11 @@ from vkbackend import cache_folder, env, ops
 from vkbackend.recording import SLOW, Pace
 from vkbackend.runtime import Device
 
-ENTRY, FORMAT = "speeds.json", 1  # in the cache folder; of another format: measured again
+ENTRY, FORMAT = "speeds.json", 1  # in the cache folder; if its format is another, measure again
 DTYPE = "q8_0"  # of the weights that are read
-# A submission is cut as if the device had this part of its measured speed. Measured is the best there is:
-# large matrices, alone. Attention, narrow matrices, a card that throttles or draws a desktop reach less.
-# Where even a quarter is four times too much, a submission ends within the 2 s of a watchdog.
+# Submissions are cut as if the device had this part of its measured speed. The measurement is the best case:
+# large matrices and nothing else. Attention, narrow matrices, or a card that throttles or draws a desktop are
+# slower. Even if a device reaches only a quarter of this part, a submission ends within a watchdog's 2 s.
 TRUSTED = 1 / 4
 
 

@@ -93,8 +93,8 @@ def load_weights(
 def _place(
     device: Device, d: int, loads: Sequence[Load], source: Source, weights: Mapping[str, Weight]
 ) -> list[FilePages]:
-    """Give `weights` their views on `device`, the d-th, but for tables that devices share; returns the pages
-    of what it reads in the file."""
+    """Give `weights` their views on `device`, the d-th, except for tables that devices share. Returns the
+    pages of the file that the device reads in place."""
     in_file = [load for load in loads if load.in_file]
     pages = map_weights(device, d, in_file, source.file, weights) if in_file else []
     rest = [load for load in loads if not weights[load.name].pieces[d]]
@@ -151,7 +151,7 @@ def _touch(pieces: Sequence[tuple[int, View]], advance: Callable[[int], None]) -
 def _fill_experts(
     device: Device, load: Load, d: int, weight: Weight, raw: np.ndarray, advance: Callable[[int], None]
 ) -> None:
-    """Each expert's slice behind the one before."""
+    """Write the slices of all experts one after another."""
     elements, nbytes = block_of(load.dtype)
     stored = raw.reshape(*load.shape[:2], -1)
     slices = expert_slices(load, d)
@@ -184,7 +184,8 @@ def _starts(device: Device, load: Load, d: int) -> View:
 
 
 def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same bytes in runs that are whole words but for the last, so that each begins on a word."""
+    """The same bytes, cut anew so that every run but the last is whole words, and so each begins on a
+    word."""
     rest = np.empty(0, np.uint8)
     for part in parts:
         joined = np.concatenate([rest, part]) if rest.size else part
@@ -197,8 +198,8 @@ def _words(parts: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.ndarray) -> list[HostPages]:
-    """One copy in pinned pages that all devices read that do not read it in the file; one that cannot import
-    them gets a host-visible copy."""
+    """Copy a table into pinned pages, once for all devices that do not read it in the file. A device that
+    cannot import the pages gets a host-visible copy of its own."""
     align = max(device.limits.host_import_align for device in devices)
     pages, imported = HostPages(raw.nbytes, align), False
     raw = raw.reshape(-1)
@@ -221,7 +222,7 @@ def _load_shared(devices: Sequence[Device], load: Load, weight: Weight, raw: np.
 
 
 def _copies(device: Device, load: Load) -> list[tuple[int, View]]:
-    """Pieces for a whole table in memory of the device's own, or of a device elsewhere."""
+    """New pieces for a whole table in memory of the device's own. The device may be another host's."""
     firsts, shapes = zip(*rows_in_pieces(load, piece_nbytes(device)), strict=True)
     views = allocate(device, [(shape, load.dtype) for shape in shapes], Home.HOST, load.name)
     return list(zip(firsts, views, strict=True))

@@ -77,8 +77,8 @@ def map_weights(
 
 
 def windows(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
-    """The pieces in order of file and address, in runs of which the pages from the first to the last take at
-    most `limit` bytes."""
+    """The pieces in order of file and address, in runs. A run has pieces of one file, and its pages, from the
+    first to the last, take at most `limit` bytes."""
     window: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.file.ctypes.data, p.begin)):
         same = window and window[0].file.ctypes.data == piece.file.ctypes.data

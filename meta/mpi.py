@@ -89,11 +89,11 @@ class MPITransport(Transport):
         return DeviceLost(f"a host of the group is gone: {self.lost or error}; start the group again")
 
     def close(self) -> None:
-        """Leave the group; where the others do not come, without them."""
+        """Meet the other hosts, then leave MPI. Raises DeviceLost, Timeout if they do not come."""
         if self.mpi.Is_finalized():
             return
         self.meet("the end of the group", LEAVE_S)
-        for host in self.others:  # MPI complains of what nobody took
+        for host in self.others:  # MPI complains of messages that nobody received
             while self.poll(host, Lane.BEAT, 0) is not None:
                 pass
         with suppress(self.mpi.Exception):
@@ -145,7 +145,7 @@ class _Persistent(Transfers):
 
     def close(self) -> None:
         if self._transport.lost:
-            return  # one that is on its way cannot be freed
+            return  # a request that is on its way cannot be freed
         for request in self._requests:
             request.Free()
         self._requests = []

@@ -1,8 +1,8 @@
 """Ops on tensors over N devices: each derives its result's split state by rule and records itself per device.
 
-A PARTIAL operand is made whole by the first op that needs the whole value; nothing here is called reduce, and
-a model that uses these functions does not know how many devices there are. One function per op makes the file
-long.
+The first op that needs the whole value of a PARTIAL operand makes it whole. So no function here is called
+reduce, and a model that uses them does not know how many devices there are. The file is long because every op
+has a function.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vkbackend.step import Mix
 
 
 def embed(graph: Graph, table: Weight, ids: int = device_ops.TOKENS) -> Tensor:
-    """The rows of `table` [n_vocab, n_embd] that the step's tokens name, or with `ids` its positions; whole
-    on every device."""
+    """The rows of `table` [n_vocab, n_embd] for the step's tokens, or for what else `ids` says (its
+    positions). The result is whole on every device."""
     y = graph.new(graph.n_rows, table.shape[1], MIRRORED, "embed")
     for d, inputs in enumerate(graph.inputs):
         for first, view in table.pieces[d]:
@@ -98,7 +98,7 @@ def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
     state = split.linear(x.state, w.state)
     holders = holders_of(x) if state == MIRRORED else None
     y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
-    biased: Sequence[int] = ()  # the devices that add the bias: of a PARTIAL sum one writer
+    biased: Sequence[int] = ()  # the devices that add the bias: only one writer if the sum is PARTIAL
     if bias:
         y.state = split.add_bias(y.state, bias.state)
         biased = y.state.writers[:1] or holders_of(y)
@@ -120,14 +120,14 @@ def _matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | 
 
 
 def operand_of(x: Tensor, d: int, dtype: str) -> View:
-    """x of that type on a device, converted once for all the matrices that read it there."""
+    """x on device d as `dtype`, converted once for all the matrices that read it there."""
     if (d, dtype) not in x.converted:
         x.converted[d, dtype] = convert(x.graph, d, x.on(d), dtype)
     return x.converted[d, dtype]
 
 
 def convert(graph: Graph, d: int, x: View, dtype: str) -> View:
-    """Rows of any shape as another type, in fresh scratch unless they have it."""
+    """Rows of any shape as `dtype`: x itself if it has that type, else a copy in new scratch."""
     if dtype == x.dtype:
         return x
     on = graph.on(d, f"as_{dtype}")
@@ -137,8 +137,8 @@ def convert(graph: Graph, d: int, x: View, dtype: str) -> View:
 
 
 def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
-    """x w^T into the host-visible region, each device its own vocabulary rows; capped as by `softcap`. Of a
-    graph with `top_k` only each row's best candidates get there."""
+    """Write x w^T into the host-visible region, each device for its own vocabulary rows. With `softcap` the
+    logits are capped. If the graph has `top_k`, only the best candidates of each row are written."""
     x, graph = whole(x), x.graph
     split.linear(x.state, w.state)
     for d, inputs in enumerate(graph.inputs):
@@ -168,7 +168,8 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
 
 
 def _top_k(graph: Graph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
-    """The best of each row of x: of its chunks side by side, then of what those gave."""
+    """The best candidates of each row of x: first those of each chunk, side by side, then the best of
+    those."""
     on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.top_k
     chunk, n_chunks = device_ops.top_k_chunks(on.limits, n, k)
     if n_chunks == 1:
@@ -225,10 +226,10 @@ def attention(
     """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows,
     heads * head_dim_v].
 
-    With `window` a position sees that many, its own the last, with `chunk` those from the last multiple of it
-    on; `softcap` c makes c * tanh(s / c) of a score;
-    `sinks` [heads], split like the heads, are one more logit each, in the denominator alone (Xiao et al.
-    2024).
+    With `window`, a position sees that many positions, of which its own is the last. With `chunk`, it sees
+    those from the last multiple of `chunk` up to its own. `softcap` c makes c * tanh(s / c) of a score.
+    `sinks` [heads], split like the heads, add a logit per head to the denominator of the softmax alone (Xiao
+    et al. 2024).
     """
     graph, rows, group = q.graph, q.rows, heads // kv_heads
     state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
@@ -242,13 +243,14 @@ def attention(
         on, step = graph.on(d, "attention"), graph.inputs[d].step
         q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
         caches = k.whole(d), v.whole(d), cells.whole(d)
-        # Where q heads are not whole groups, the first of them may be in the middle of its kv head's group.
+        # If a device's q heads are not whole groups, its first one may be in the middle of a kv head's group.
         first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "chunk": chunk, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
         if graph.mix is not Mix.PREFILL:
-            # Of a mixed step the leading rows, one of each slot at most; attn_prefill then writes the others.
+            # In a mixed step only the first rows decode, at most one per slot; attn_prefill writes the
+            # others.
             n = rows if graph.mix is Mix.DECODE else min(rows, caches[2].shape[0])
             n_kv = caches[0].shape[1] // head_dim_k
             n_splits = device_ops.attn_splits(on.limits, n, local, n_kv, caches[2].shape[1], window)
@@ -358,8 +360,8 @@ def columns(x: Tensor, begin: int, end: int) -> Tensor:
 
 
 def add_vector(x: Tensor, v: Weight) -> Tensor:
-    """x + v in every row, v [width] on every device. To a PARTIAL sum it is added once, to what is added to
-    the sum anyway where there is such a thing."""
+    """x + v in every row, v [width] on every device. If x is a PARTIAL sum, v is added once: to its `base`,
+    which is added after the reduce, if it has one, else to the share of one writer."""
     x, graph = latest(x), x.graph
     state = split.add_bias(x.state, v.state)
     if state.kind is Kind.PARTIAL and x.base:

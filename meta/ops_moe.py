@@ -19,8 +19,9 @@ from vkbackend.ops.moe import Gating
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """What chooses: w_norm is the norm's whose result `w` [n_expert, n_embd] maps to logits; [n_expert] each:
-    its bias, what is added for the choice alone, what an expert's weight is multiplied by."""
+    """Chooses experts. `w` [n_expert, n_embd] maps a norm of h, whose weight is `w_norm`, to logits.
+    [n_expert] each: `bias` of the logits, `select`, which is added for the choice alone, and `gain`, which
+    multiplies an expert's weight."""
 
     w_norm: Weight
     w: Weight
@@ -34,8 +35,8 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """gate, up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff]; biases [n_expert, n_ff, 1] and, of
-    down, [n_expert, n_embd]. Without a gate `act` is one that takes up alone."""
+    """gate, up [n_expert, n_ff, n_embd], down [n_expert, n_embd, n_ff]; gate_bias, up_bias [n_expert, n_ff,
+    1], down_bias [n_expert, n_embd]. Without a gate, `act` must be an activation that reads `up` alone."""
 
     gate: Weight | None
     up: Weight
@@ -44,7 +45,7 @@ class Experts:
     up_bias: Weight | None = None
     down_bias: Weight | None = None
     act: str = "silu"
-    weighs_input: bool = False  # an expert reads its weight times x, and what it gives counts as it is
+    weighs_input: bool = False  # x is multiplied by the expert's weight before, instead of the result after
 
 
 def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
@@ -70,14 +71,15 @@ def moe(x: Tensor, h: Tensor, router: Router, experts: Experts) -> Tensor:
             assert router.n_used == 1, "x has one weight per row"
             each = y.on(d).reshape(*each.shape)
         groups = _groups(graph, d, ids, e.up.starts[d])
-        # Narrower experts leave the rest of their rows unwritten; it is multiplied here and read nowhere.
+        # An expert with fewer columns leaves the end of its rows unwritten. The ends go through glu, too, but
+        # no later op reads them.
         weighed = _weighed(graph, d, x, weights) if e.weighs_input else None
         for w, bias, out in (*matrices, (e.up, e.up_bias, b)):
             kind = _operand_type(graph, d, w, groups)
             operand = convert(graph, d, weighed, kind) if weighed else operand_of(x, d, kind)
             _experts(graph, d, w, bias, operand, ids, groups, out)
         on.glu(a if e.gate else b, b, a, act=e.act)
-        # The sum over devices has the bias of down once.
+        # Only one device adds the bias of down, so that the sum over devices has it once.
         operand = convert(graph, d, a, _operand_type(graph, d, e.down, groups, whole_rows=equal))
         bias = e.down_bias if d == state.writers[0] else None
         _experts(graph, d, e.down, bias, operand, ids, groups, each)

@@ -83,6 +83,6 @@ def _summed(graph: Graph, shares: dict[int, View], n: int) -> dict[int, View]:
     """The sum of what devices have of n values, on each of them."""
     views = [shares[d].reshape(n, 1) if d in shares else None for d in range(graph.n)]
     sums = Tensor(graph, n, 1, split.partial(sorted(shares)), views)
-    # As they are: one of these stands for many columns, and rounded would move all of them the same way.
+    # In f32: one of these sums scales many columns, and rounding it would move all of them the same way.
     found = graph.all_reduce(sums, wire="f32")[0]
     return {d: found.on(d) for d in shares}

@@ -11,7 +11,8 @@ from vkbackend.meta.tensor import Tensor, Weight
 
 
 def streams_of(x: Tensor, a: Tensor) -> Tensor:
-    """x [rows, n], and the runs of n values of a, each with x's root mean square: [rows, n + width of a]."""
+    """[rows, n + width of a]: x [rows, n], then the runs of n values of a, each scaled to x's root mean
+    square."""
     return _made("streams_of", whole(x), whole(a))
 
 
@@ -29,7 +30,7 @@ def _made(name: str, x: Tensor, a: Tensor) -> Tensor:
 
 
 def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
-    """Each stream of x plus all of them, times factors that w finds in tanh(scale * routed)."""
+    """Each stream of x plus a weighted sum of all streams. The weights are w times tanh(scale * routed)."""
     x, routed = whole(x), whole(routed)
     state, holders = _everywhere("predict", x, routed), _holders(x, routed)
     y = x.graph.new(x.rows, x.width, state, "streams_predict", holders)
@@ -41,8 +42,8 @@ def predict(x: Tensor, routed: Tensor, w: Weight, scale: float) -> Tensor:
 def correct(
     x: Tensor, a: Tensor, routed: Tensor, w: Weight, g: Weight, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Each stream of x plus what a has more than the first, times 1 and a factor that w finds in tanh(scale *
-    routed); and the first of these times g."""
+    """Two tensors: each stream x_i plus (1 + c_i) * (a - x_0), with c = w times tanh(scale * routed), and the
+    first of the new streams times g."""
     x, a, routed, graph = whole(x), whole(a), whole(routed), x.graph
     state, holders = _everywhere("correct", x, a, routed), _holders(x, a, routed)
     y = graph.new(x.rows, x.width, state, "streams_correct", holders)

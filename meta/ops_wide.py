@@ -31,7 +31,7 @@ def wide_norms(parts: Sequence[tuple[Tensor, Weight]], eps: float) -> list[Tenso
             out = rows_between(shares.on(d), i * rows, rows)
             where = {"group": x.width, "first": x.state.ranges[d][0], "skip": _counted_before(x, d)}
             graph.on(d, "group_squares").group_squares(None, x.on(d), out, **where)
-    # As they are: one of these stands for a whole row, and rounded would move all of it the same way.
+    # In f32: one of these sums scales a whole row, and rounding it would move all of the row the same way.
     sums = graph.all_reduce(shares, wire="f32")[0]
     for i, ((x, w), y) in enumerate(zip(parts, results, strict=True)):
         for d in holders:
@@ -53,14 +53,15 @@ def gaussian_topk(x: Tensor, c: float) -> Tensor:
     for on, source, out in each(moments, "row_moments", x):
         on.row_moments(source, out)
     if apart:
-        moments = graph.all_reduce(moments, wire="f32")[0]  # as they are: two stand for a whole row
+        moments = graph.all_reduce(moments, wire="f32")[0]  # in f32: two of these decide over a whole row
     for on, source, known, out in each(y, "gaussian_topk", x, moments):
         on.gaussian_topk(source, known, out, width=x.width, c=c)
     return y
 
 
 def _counted_before(x: Tensor, d: int) -> int:
-    """How many of the local columns a device before has too: kv heads may be on two."""
+    """How many of the device's columns, from its first on, an earlier device has, too (a kv head may be on
+    two devices) and has counted."""
     assert x.state.kind is Kind.SPLIT
     begin, end = x.state.ranges[d]
     return min(max([begin, *(e for b, e in x.state.ranges[:d] if e > b)]), end) - begin

@@ -16,11 +16,12 @@ from vkbackend.meta.split import MIRRORED, Ranges, State, check_tiling, split, s
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a weight's slices follow: `axis` (0 rows, 1 columns) of `dim`, or nothing (mirrored).
+    """How a weight is cut: `axis` (0 rows, 1 columns) by the plan's dimension `dim`. Without a `dim` it is
+    mirrored.
 
-    `dim` names a dimension of the plan: "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN
-    columns of a stack of experts [n_expert, n_out, n_in]. `segments`: the axis is several parts behind one
-    another, of these relative sizes, which are all split alike (q, k and v rows by key heads).
+    `dim` is "heads", "kv_heads", "ffn", "vocab", or "experts" for the FFN columns of a stack of experts
+    [n_expert, n_out, n_in]. `segments`: the axis has several parts one after another, with these relative
+    sizes, and each part is split alike (q, k and v rows by key heads).
     """
 
     dim: str = ""
@@ -51,8 +52,8 @@ class Dim:
 class Plan:
     """Ranges of units per device, for each dimension of one layer (or of the tensors outside layers).
 
-    `experts`: the FFN columns of each expert, where the layer has experts; "ffn" in `ranges` then are those
-    of an FFN beside them, if there is one.
+    `experts`: the ranges of each expert's FFN columns, if the layer has experts. "ffn" in `ranges` then means
+    the columns of an FFN that the layer has beside its experts, if any.
     """
 
     ranges: Mapping[str, Ranges]
@@ -92,12 +93,13 @@ def normalise(tensor_split: Sequence[float] | None, n_devices: int) -> tuple[flo
     largest = max(shares)
     if not largest:
         raise InvalidArgument(f"tensor split {shares}: at least one share must be above zero")
-    shares = [s / largest for s in shares]  # the sum of large ones would be infinite
+    shares = [s / largest for s in shares]  # the sum of very large shares would be infinite
     return tuple(s / sum(shares) for s in shares)
 
 
 def share_out(dim: Dim, shares: Sequence[float], rotation: int = 0) -> Ranges:
-    """Ranges that tile `dim` in device order, in grains, by largest remainder; ties go round by `rotation`.
+    """Ranges that tile `dim` in device order. Grains are shared out by largest remainder; of equal
+    remainders, that of device `rotation` comes first, then those of the devices after it, in a circle.
 
     Devices with a zero share get nothing. Units that make no whole grain go to the last device that gets any.
     """

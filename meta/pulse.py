@@ -12,7 +12,7 @@ from vkbackend.errors import VkbackendError
 from vkbackend.meta.transport import Lane, Transport
 
 BEAT_S = 0.5
-MAX_FAILURE_NBYTES = 4096  # of a host's last words
+MAX_FAILURE_NBYTES = 4096  # of the message in which a host says why it failed
 
 
 class Pulse:

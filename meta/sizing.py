@@ -28,12 +28,13 @@ from vkbackend.step import STEP_NBYTES, Mix
 from vkbackend.wire import wire_words
 
 Build = Callable[[Graph], None]
-SUMS = ("add_partials",)  # whose push constants say which device this is
+SUMS = ("add_partials",)  # ops whose push constants say which device this is
 
 
 def bucket(n: int) -> int:
-    """What n rows are padded to, one recording serving each: a power of two, or from 12 on one and a half, as
-    a padded row costs software devices what a row costs."""
+    """How many rows n rows are padded to; each such number has one recording. It is a power of two, or from
+    12 on also one and a half times a power of two, because on software devices a padded row costs what a row
+    costs."""
     power = 1 << max(0, n - 1).bit_length() if n else 0
     return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 
@@ -51,8 +52,8 @@ class StepShape:
     vocab: Ranges
     rope_widths: Mapping[str, int] = field(default_factory=dict)
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    top_k: int = 0  # candidates per output row, where steps may give those instead of whole rows of logits
-    halves: int = 0  # rows from which steps may be two half micro-batches in turn; 0: none is
+    top_k: int = 0  # candidates per output row, if steps may give those instead of all logits
+    halves: int = 0  # steps of at least so many rows may be two half micro-batches in turn; 0: none may
 
     def places(self) -> tuple[dict[str, int], int]:
         """(byte offset of each RoPE table, bytes in all) of a step's parameters: StepParams of the whole
@@ -67,7 +68,8 @@ class StepShape:
         return 4 * self.n_outputs * (end - begin)
 
     def mask_words(self, device: int) -> int:
-        """Of an output row, a bit for each vocabulary row; 0 where the devices choose no candidates."""
+        """The words of an output row's mask, a bit for each vocabulary row of the device; 0 if devices choose
+        no candidates."""
         begin, end = self.vocab[device]
         return -(-(end - begin) // 32) if self.top_k else 0
 
@@ -94,22 +96,24 @@ class StepShape:
         )
 
     def unplaced(self, device: int) -> Inputs:
-        """The same of memory that nobody has, to build a graph that never runs."""
+        """As `inputs`, but in memory that does not exist, to build a graph that never runs."""
         nowhere = Buffer(1 << 62, Home.SCRATCH, "nowhere")
         return self.inputs(device, nowhere, nowhere, nowhere if self.logits_nbytes(device) else None)
 
 
 def second_half(inputs: Inputs, n_rows: int) -> Inputs:
-    """What the second half of a micro-batch of `n_rows` reads: StepParams of its own, the later RoPE rows."""
+    """The inputs of the second half of a micro-batch of `n_rows`: its own StepParams and the later half of
+    the RoPE rows."""
     step = replace(inputs.step, offset=inputs.step.offset + aligned(STEP_NBYTES))
     rope = {name: table.rows(n_rows // 2, table.shape[0]) for name, table in inputs.rope.items()}
     return replace(inputs, step=step, rope=rope)
 
 
 class StepKind(NamedTuple):
-    """What distinguishes recorded steps: rows, output rows, candidates per output row (of those that a mask
-    allows; with the sums that probabilities need), two halves or one, what its rows are (None: those of one
-    long run). It is looked up in every step."""
+    """What distinguishes recorded steps: rows, output rows, candidates per output row (0: all logits),
+    whether the step is two half micro-batches, and what its rows are (`mix`; None: one long run). `masked`: a
+    mask says which tokens may be candidates. `summed`: with the sums that probabilities need. Every step
+    looks up its recording by it."""
 
     n_rows: int
     n_outputs: int
@@ -132,7 +136,7 @@ def graphs_of(
     kind: StepKind,
     build: Build,
 ) -> list[Graph]:
-    """The step as it is written, an op each: one graph, or with halves two."""
+    """The step as the model writes it, a dispatch for each op: one graph, or two if it is two halves."""
 
     def graph(inputs: Sequence[Inputs], n_rows: int, n_outputs: int, lane: int) -> Graph:
         made = Graph(
@@ -179,8 +183,8 @@ def build_step(
 ) -> Built:
     """(a recording per device, what each exchange reduces, values by label), commands in order of depth.
 
-    With halves the exchange of one is on its way while the other computes: their segments stand in turn, and
-    a segment needs the exchange before the last.
+    In a step of two halves, the exchange of one half is on its way while the other half computes. So the
+    segments of the halves take turns, and a segment needs not the last exchange but the one before.
     """
     graphs = graphs_of(devices, inputs, provider, active, reduce_type, kind, build)
     recordings = [ordered(graphs, d) for d in range(len(devices))]
@@ -195,8 +199,9 @@ def build_step(
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Bytes: per device the arena of a step's values and the step parameters (one copy each on the device and
-    the host) with the logits and masks; `slot` is one device's share of the largest reduce (0: none)."""
+    """Sizes in bytes. Per device: `arenas` hold a step's values, `logits` the logits and masks. `params` are
+    the step parameters, of which the device and the host each have a copy. `slot` is one device's share of
+    the largest reduce (0: no reduce)."""
 
     arenas: tuple[int, ...]
     params: int
@@ -218,17 +223,17 @@ def measure(
     reuse: bool = True,
     short: Build | None = None,
 ) -> StepSizes:
-    """Sizes for all steps up to `shape`: planned for the kinds there are, few rows and many, one output row
-    and many. Of the devices only names and limits are read. `reuse`: values share memory. `short` builds as
-    much of the step as repeats itself in the rest: where that takes as much as the whole for one kind, it
-    stands for the whole in the others."""
+    """Sizes for all steps up to `shape`, the largest of what each kind of step needs (`step_kinds`). Only the
+    names and limits of devices are read. `reuse`: values share memory. `short` builds only so many layers
+    that the others repeat them. If it needs as much as `build` for the first kind, it is used for all
+    others."""
     n, params = len(devices), shape.places()[1]
     sizing, inputs = Sizing(n), [shape.unplaced(d) for d in range(n)]
 
     def sizes(kind: StepKind, build: Build) -> tuple[list[int], int]:
         """(bytes of each arena, words of the largest slot)."""
         graphs = graphs_of(devices, inputs, sizing, shape.active, reduce_type, kind, build)
-        arenas, alike = [], dict[object, int]()  # devices of equal shares do the same: one is planned
+        arenas, alike = [], dict[object, int]()  # of devices that do the same, only one is planned
         for d, device in enumerate(devices):
             key = (device.limits, *(form_of(one.recordings[d]) for one in graphs)) if n > 1 else None
             if key not in alike:
@@ -264,8 +269,9 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
 
 
 def form_of(recording: Recording) -> tuple[object, ...]:
-    """What commands do to which bytes, buffers numbered in order of appearance: recordings of one form are
-    fused, ordered and planned alike. Sums differ in whose share is whose alone, which no plan depends on."""
+    """What commands do to which bytes, with buffers numbered in order of appearance. Recordings of the same
+    form are fused, ordered and planned alike. The push constants of sums are left out: they differ only in
+    which share is the device's own, and no plan depends on that."""
     numbers: dict[object, int] = {}
 
     def where(view: View) -> tuple[object, ...]:

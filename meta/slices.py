@@ -21,7 +21,7 @@ class Load:
 
     `home` is Home.WEIGHTS, or Home.HOST for pinned host memory: a mirrored tensor then is one copy that
     every device reads (embedding tables), a split one stays split, each device reading its own slice.
-    `in_file`: its bytes lie in a mapped file as devices read them, from a word on.
+    `in_file`: its bytes lie in a mapped file as devices read them, and begin on a 32-bit word.
     """
 
     name: str
@@ -64,8 +64,8 @@ def slice_of(load: Load, device: int) -> tuple[slice, slice]:
 
 
 def slices_of(load: Load, device: int) -> list[tuple[slice, slice]]:
-    """The same of a tensor whose axis may have several segments: of each, in order. On the device their rows
-    follow one another, or their columns do in every row."""
+    """(rows, columns) that `device` holds of each segment of the split axis, in order. On the device, the
+    segments' rows follow one another; if columns are split, their columns do in every row."""
     n_rows, n_columns = (1, *load.shape)[-2:]
     if load.state.kind is not Kind.SPLIT:
         return [(slice(0, n_rows), slice(0, n_columns))]
@@ -90,7 +90,8 @@ def shape_of(load: Load, device: int) -> tuple[int, int]:
 
 
 def piece_shapes(load: Load, device: int, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first local row, shape) of the pieces of a device's slice: none exceeds what one binding may span."""
+    """(first local row, shape) of the pieces of a device's slice. No piece has more than `max_range`
+    bytes."""
     if len(load.shape) == 3:
         return [(first, shape) for first, _, shape in expert_pieces(load, device, max_range)]
     n_rows, n_cols = shape_of(load, device)
@@ -150,8 +151,8 @@ def run_of(load: Load, device: int) -> tuple[int, int] | None:
 
 
 def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(first row, shape) of the pieces of a whole table: they begin on rows and on words, as 4 rows of any
-    format are a multiple of 4 bytes."""
+    """(first row, shape) of the pieces of a whole table. All but the last are multiples of 4 rows, which are
+    whole words in any format, so every piece begins on a word."""
     if len(load.shape) == 1:
         return [(0, load.shape)]
     n_rows, width = load.shape
@@ -160,10 +161,12 @@ def rows_in_pieces(load: Load, max_range: int) -> list[tuple[int, tuple[int, ...
 
 
 def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(first expert, experts, shape) of the pieces of a stack: whole experts one behind another.
+    """(first expert, number of experts, shape) of the pieces of a stack: each has whole experts, one after
+    another.
 
-    Cut by rows a piece is [rows of all its experts, n_in]; cut by columns it has the bytes of [n_out, columns
-    of all its experts], as a run of [n_out, columns of one] matrices.
+    If the experts are cut by rows, a piece is [rows of all its experts, n_in]. If they are cut by columns,
+    its shape is [n_out, columns of all its experts], but its bytes are one matrix [n_out, columns] per
+    expert.
     """
     slices = expert_slices(load, device)
     sizes = [(r.stop - r.start) * (c.stop - c.start) for r, c in slices]

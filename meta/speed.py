@@ -30,7 +30,7 @@ MIN_RUNS, MAX_RUNS = 2, 50
 
 
 def class_of(device: Device) -> Hashable:
-    """What makes two devices equally fast by decree: vendor, model and driver."""
+    """Devices for which this is equal count as equally fast: vendor, model and driver."""
     info = device.physical
     return (info.vendor, info.name, info.driver, info.driver_version) if info else type(device).__name__
 
@@ -63,9 +63,9 @@ def measure_speed(device: Device) -> Speed:
 
 
 def measure_gpus(devices: Sequence[Device]) -> None:
-    """Have the speeds of GPUs known before a model is loaded: a step of an unknown one is cut into as many
-    submissions as the slowest GPU needs. Not without a cache folder, where every start would measure; what a
-    full or failing device cannot tell stays unknown."""
+    """Measure the GPUs whose speed is not known, before a model is loaded: the steps of such a GPU are cut
+    into as many submissions as the slowest GPU needs. Without a cache folder nothing is measured, because
+    every start would measure again. A GPU that is full or does not answer in time stays unknown."""
     gpus = [device for device in devices if device.physical and not device.physical.is_cpu]
     if gpus and cache_folder.writable():
         for device in gpus:
@@ -90,8 +90,8 @@ def measure_copy(device: Device) -> float:
 
 def measure_reduce(devices: Sequence[Device], nbytes: int) -> float:
     """Seconds of one all-reduce of `nbytes` among the devices, measured if it has not been yet for a size
-    near by (the next power of two); 0 for one device. Over hosts: what it takes among the devices here, and
-    the slowest exchange."""
+    near by (the next power of two); 0 for one device. With other hosts: the time among the devices here plus
+    that of the slowest exchange."""
     if len(devices) < 2:
         return 0.0
     far = [d.exchange.seconds(nbytes) for d in devices if isinstance(d, Elsewhere) and d.exchange]

@@ -1,4 +1,4 @@
-"""Sums over devices: what a PARTIAL tensor stays, and when it is made whole.
+"""Sums over devices: which ops keep a tensor PARTIAL, and when it is made whole.
 
 `whole` triggers the one all-reduce that a PARTIAL value needs; `add` keeps a sum PARTIAL; `together` lets
 several sums travel in one exchange. Ops (ops.py) and `Tensor.__add__` build on these.
@@ -23,7 +23,8 @@ def whole(x: Tensor) -> Tensor:
         x.whole = x.graph.all_reduce(x)[0]
         x = x.whole
     if x.state == MIRRORED and any(x.views[d] is None for d in x.graph.readers()):
-        # Some device joins here: whoever holds the value hands it on, as a sum of one share.
+        # Some device works in this scope that does not have the value. The first device that has it hands it
+        # on, as a sum of one share.
         first = next(d for d, view in enumerate(x.views) if view is not None)
         views = [view if d == first else None for d, view in enumerate(x.views)]
         x.whole = x.graph.all_reduce(Tensor(x.graph, x.rows, x.width, split.partial((first,)), views))[0]
@@ -32,7 +33,7 @@ def whole(x: Tensor) -> Tensor:
 
 
 def latest(x: Tensor) -> Tensor:
-    """x as it was last made whole or handed on, if it was."""
+    """The tensor that x became when it was made whole or handed on to more devices, else x."""
     while x.whole is not None:
         x = x.whole
     return x
@@ -74,7 +75,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _add_values(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two tensors that lie alike: value by value on every device that holds both."""
+    """The sum of two tensors that are split alike: every device that holds both adds its values."""
     graph, a, b = a.graph, latest(a), latest(b)
     if a.state == b.state == MIRRORED and any(None in (a.views[d], b.views[d]) for d in graph.readers()):
         a, b = whole(a), whole(b)

@@ -24,7 +24,8 @@ SLEEP_S = 1e-3
 
 
 class Lane(IntEnum):
-    """What a message is about; each lane keeps its order alone."""
+    """What a message is about. Messages of one lane stay in order; those of two lanes may overtake each
+    other."""
 
     CALL = 1  # what host 0 wants of another
     REPLY = 2
@@ -48,7 +49,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Let them begin; what is received may come from now on. Raises DeviceLost."""
+        """Begin to send and to receive: from now on, received bytes may be written. Raises DeviceLost."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -56,7 +57,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Forget them; none may be on its way."""
+        """Free what they need; no transfer may be on its way."""
 
 
 class Transport(ABC):
@@ -97,7 +98,8 @@ class Transport(ABC):
         """Leave the group in order; the others do the same."""
 
     def receive(self, host: int, lane: Lane, most: int, what: str, timeout_s: float | None = None) -> bytes:
-        """The next message; `timeout_s`: by default that of a device's work. Raises DeviceLost, Timeout."""
+        """The next message. `timeout_s`: by default VKBACKEND_TIMEOUT, as for a device. Raises DeviceLost,
+        Timeout."""
         found: list[bytes] = []
 
         def came() -> bool:
@@ -109,7 +111,7 @@ class Transport(ABC):
         return found[0]
 
     def wait(self, done: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
-        """Until `done()`. Raises DeviceLost where a host is lost, Timeout behind the deadline."""
+        """Wait until `done()`. Raises DeviceLost if a host is lost, Timeout after the deadline."""
         began, limit = 0.0, 0.0
         while not done():
             now = time.monotonic()
