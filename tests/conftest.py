@@ -18,6 +18,7 @@ settings.load_profile("untimed")
 # numpy's threads and those of a software driver take each other's cores: a float64 forward of 512 tokens took
 # 1.2 s with two threads and 0.2 s with one. Set before anything imports numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # workers of xdist have it: tables in pipes would be cut to that width
 
 from places import ROOT  # noqa: E402
 
