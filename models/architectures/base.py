@@ -36,7 +36,7 @@ class Weights:
         return self.get(f"{name}.bias")
 
     def get(self, name: str) -> Weight | None:
-        """By its name with the suffix, None where the model has no such weight."""
+        """A weight by its name with the suffix; None if the model has no such weight."""
         return self._weights.get(f"{self._prefix}{name}")
 
 
@@ -54,7 +54,7 @@ class Model(Protocol):
     n_embd: int
     n_ctx_train: int
     n_used: int  # experts per token, 0 without experts
-    control: Mapping[int, np.ndarray]  # by layer: what is added to the residual behind it, f32 [n_embd]
+    control: Mapping[int, np.ndarray]  # by layer: what is added to the residual after it, f32 [n_embd]
     in_file: frozenset[str]  # weights that can be read in the mapped file (tensors.weights_in_file)
 
     def weights(self) -> list[WeightSpec]: ...

@@ -1,5 +1,5 @@
-"""cohere2 (Command R7B, Command A): one layer norm for attention and FFN, which are added together; of every
-four layers three see a window and turn q and k, the fourth sees all and does not. Cohere 2025,
+"""cohere2 (Command R7B, Command A): one layer norm for attention and FFN, which are added together. Of every
+four layers, three see a window and apply RoPE; the fourth sees all positions and has no RoPE. Cohere 2025,
 arXiv:2504.00698.
 """
 

@@ -30,9 +30,9 @@ class LayerConfig:
     scale: float  # of q k^T
     n_rot: int  # dimensions of a head that RoPE turns, the first ones
     rope: str = "rope"  # the name of its RoPE table
-    window: int = 0  # positions that attention sees, the row's own included; 0: all
+    window: int = 0  # how many positions attention sees, the row's own included; 0: all
     mixture: Mixture | None = None  # in place of the dense FFN
-    chunk: int = 0  # a position sees those from the last multiple of it on; 0: from 0 on
+    chunk: int = 0  # a position sees only its own chunk of so many positions; 0: no chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Config:
         norm_key: str = "layer_norm_rms_epsilon",
         layers: tuple[LayerConfig, ...] | None = None,
     ) -> Config:
-        """`layers`: in place of what their keys say. Raises GGUFError for missing or impossible values,
-        UnsupportedModel for features that are not there."""
+        """The file's hyper-parameters. `layers` replaces those that keys give. Raises GGUFError for missing
+        or impossible values, UnsupportedModel for features that are not supported."""
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
@@ -73,7 +73,7 @@ class Config:
 
 
 def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
-    """The same where the layers that are `local` see `window` positions, and the others all."""
+    """The config with windows: `local` layers see `window` positions, the others all."""
     layers = [
         replace(layer, window=window if is_local else 0)
         for layer, is_local in zip(config.layers, local, strict=True)
@@ -82,9 +82,9 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """The layers as their keys say, one value for all or one each; a model file replaces what depends on the
-    kind of layer. `mixture` says what the architecture's experts are like, if it may have some, `low` how few
-    kv heads and columns of a dense FFN there may be."""
+    """The layers, from keys that have one value for all layers or one for each. A model file then replaces
+    what depends on the kind of layer. `mixture`: the defaults of the architecture's experts, if it may have
+    some. `low`: the least number of kv heads, and of columns of a dense FFN."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

@@ -1,9 +1,9 @@
-"""The pre-norm decoder that the model files describe themselves against: hyper-parameters, weights with
-roles, the graph of a step.
+"""The pre-norm decoder that most model files start from: hyper-parameters, weights with roles, the graph of a
+step.
 
-A model file states what its architecture does otherwise: attributes, hyper-parameters by layer, weights,
-hooks of the graph. Biases are added wherever the file has them. Roles, formulas and keys: the papers named in
-the model files, and llama.cpp's GGUF names.
+A model file states only what its architecture does differently: attributes, hyper-parameters by layer,
+weights, hooks of the graph. A bias is added to every product for which the file has one. Roles, formulas and
+keys: the papers named in the model files, and llama.cpp's GGUF names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Decoder(DecoderWeights):
         self.head(h, graph, w)
 
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        """The residual behind a layer with its control vector, if it has one."""
+        """The residual after a layer, plus the layer's control vector if there is one."""
         return ops.add_vector(h, w("control_vector")) if il in self.control else h
 
     def head(self, h: Tensor, graph: Graph, w: Weights) -> None:
@@ -49,12 +49,13 @@ class Decoder(DecoderWeights):
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
 
     def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        """What brings positions together: attention, where a model has nothing else."""
+        """The part of a layer in which positions interact: attention, unless the model has something else."""
         assert isinstance(cache, LayerCache), f"layer {il} has no attention"
         return self.attention(x, w, cache, il)
 
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        """What is added to the residual h: the dense FFN's or the experts' of its norm."""
+        """What is added to the residual h: the result of the dense FFN, or of the experts, for the norm of
+        h."""
         eps, mixture = self.config.eps, self.config.layers[il].mixture
         x = ops.rms_norm(h, w(self.pre_ffn_norm), eps) if self.pre_norms else h
         return mixture.forward(x, h, w(self.pre_ffn_norm), w, eps) if mixture else self.feed_forward(x, w, il)
@@ -66,7 +67,7 @@ class Decoder(DecoderWeights):
         return self.attend(q, x, w, cache, il)
 
     def attend(self, q: Tensor, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
-        """What q, turned, finds in the caches, through the gate and the output projection."""
+        """Attention of q (after RoPE) to the caches, then the gate and the output projection."""
         layer = self.config.layers[il]
         a = ops.attention(
             q,
@@ -86,7 +87,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """What attention gave for x, on the way to its output projection."""
+        """Gate attention's result `a` for x before the output projection; here nothing is gated."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
@@ -95,7 +96,8 @@ class Decoder(DecoderWeights):
         ops.kv_store(v, cache.v, cache.cells)
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        """q or k (`name` is its projection's) on the way to attention: its norm, if it has one, then RoPE."""
+        """q or k before attention: its norm, if it has one, then RoPE. `name`: the weight that projects
+        it."""
         layer = self.config.layers[il]
         if w.has(f"{name}_norm"):
             x = ops.head_norm(x, w(f"{name}_norm"), layer.head_dim, self.config.eps)
@@ -104,7 +106,7 @@ class Decoder(DecoderWeights):
         return ops.rope(x, layer.head_dim, layer.rope, half_split=self.half_split)
 
     def has_rope(self, il: int) -> bool:
-        """Whether q and k of a layer are turned."""
+        """Whether a layer applies RoPE to q and k."""
         return True
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:

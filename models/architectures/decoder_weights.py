@@ -27,13 +27,13 @@ from vkbackend.rope import RopeTable
 
 
 class DecoderWeights:
-    """The weights and the graph. A subclass may have experts (`mixture`) and RoPE frequency factors; norms of
-    q and k are applied where its weights have them."""
+    """The hyper-parameters and weights. A subclass may have experts (`mixture`) and RoPE frequency factors.
+    Norms of q and k are applied if its weights have them."""
 
-    mixture: Mixture | None = None  # what is fixed of its experts, where an architecture may have some
+    mixture: Mixture | None = None  # the defaults of its experts; None: the architecture has none
     freq_factors = False
     windows = False  # whether attention.sliding_window means something
-    interleaved_sections = False  # of RoPE, where the file has sections
+    interleaved_sections = False  # how RoPE's sections lie, if the file has some
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
     pre_ffn_norm = "ffn_norm"  # the tensor's name
     pre_norms = True  # norms of what attention and a dense FFN read
@@ -71,7 +71,8 @@ class DecoderWeights:
             )
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        """The tables that the layers name; "rope_long" is "rope" in contexts beyond the original one."""
+        """The tables that layers name. "rope_long" replaces "rope" in contexts longer than the original
+        one."""
         [n_rot] = {layer.n_rot for layer in self.config.layers}
         freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
         n_ctx = self.config.n_ctx_train
@@ -82,7 +83,7 @@ class DecoderWeights:
     # ---- weights ----
 
     def unread(self) -> set[str]:
-        """Tensors that its files may have and nothing needs."""
+        """Tensors that files may have and that this code does not read."""
         return set()
 
     def weights(self) -> list[WeightSpec]:
@@ -107,8 +108,8 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """The specs of a layer, with q, k, v or gate, up as parts of one tensor where the file has that: up
-        then has the rows of both, as each expert has them in ffn_gate_up_exps."""
+        """The specs of a layer. If the file stores q, k, v in one tensor, or gate and up (in ffn_up, or per
+        expert in ffn_gate_up_exps), they become parts of that tensor."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
@@ -125,7 +126,7 @@ class DecoderWeights:
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        """Of one layer, names without `blk.N.` and `.weight`."""
+        """The weights of one layer's attention; names without `blk.N.` and `.weight`."""
         n_embd, layer = self.config.n_embd, self.config.layers[il]
         q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
         o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v
@@ -175,12 +176,12 @@ class DecoderWeights:
         return Layer(self.attention_of(il, types), self.feed_forward_of(il, types))
 
     def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
-        """The heads that a layer has to share out."""
+        """The attention heads of a layer, which the plan splits over devices."""
         layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output.weight"])[0]
         return Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, block)
 
     def feed_forward_of(self, il: int, types: Mapping[str, str]) -> FeedForward:
-        """And the columns of its feed-forward network."""
+        """The columns of a layer's feed-forward network, which the plan splits."""
         layer, prefix = self.config.layers[il], f"blk.{il}."
         if layer.mixture:
             return layer.mixture.feed_forward(types, prefix)

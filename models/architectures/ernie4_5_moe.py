@@ -1,5 +1,6 @@
-"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with a mixture of experts behind some dense layers:
-softmax, chosen with a bias that has no part in their weights, these normalised; maybe a shared expert.
+"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with a mixture of experts after some dense layers. They are
+chosen by softmax plus a bias that does not enter their weights; the weights are normalised. There may be a
+shared expert.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""exaone4 (EXAONE 4): no norm in front of attention and FFN, but one of what each gives before it is added;
-norms of the heads of q and k. Where the file gives a window, three of four layers see it, and the fourth has
-no RoPE.
+"""exaone4 (EXAONE 4): no norm before attention and FFN, but one of their results before these are added;
+norms of the heads of q and k. If the file has a window, three of four layers use it, and the fourth has no
+RoPE.
 
 LG AI Research 2025, arXiv:2507.11407.
 """
@@ -27,7 +27,7 @@ class Model(Decoder):
     def read_config(self, gguf: GGUF) -> Config:
         c = super().read_config(gguf)
         window = int(gguf.u32("exaone4.attention.sliding_window", 0))
-        self.everywhere = not window  # RoPE
+        self.everywhere = not window  # every layer has RoPE
         return with_windows(c, window, read_windowed(gguf, len(c.layers), PERIOD))
 
     def attention_weights(self, il: int) -> list[WeightSpec]:

@@ -1,5 +1,5 @@
-"""exaone-moe (K-EXAONE): dots1 where three of four layers see a window and turn q and k, and the fourth sees
-all and does not. LG AI Research 2026, arXiv:2601.01739.
+"""exaone-moe (K-EXAONE): dots1, but three of four layers see a window and have RoPE; the fourth sees all
+positions and has none. LG AI Research 2026, arXiv:2601.01739.
 """
 
 from __future__ import annotations

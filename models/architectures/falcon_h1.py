@@ -1,5 +1,5 @@
-"""falcon-h1 (Falcon-H1): in every layer a state space layer beside attention, which read the same norm and
-are added together. What the paper multiplies by is in the weights of its files.
+"""falcon-h1 (Falcon-H1): every layer has a state space layer and attention. Both read the same norm, and
+their results are added. The paper's multipliers are already in the weights of the files.
 
 Falcon-LLM team 2025, arXiv:2507.22448.
 """

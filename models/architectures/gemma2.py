@@ -1,5 +1,5 @@
-"""gemma2 (Gemma 2): as gemma, with norms of what attention and FFN give before it is added, soft-caps of q
-k^T and of the logits, and a window that every second layer sees, the first one too. Gemma team 2024,
+"""gemma2 (Gemma 2): as gemma, with norms of the results of attention and FFN before these are added,
+soft-caps of q k^T and of the logits, and a window in every second layer, from the first on. Gemma team 2024,
 arXiv:2408.00118.
 """
 
@@ -13,7 +13,7 @@ from vkbackend.models.architectures.reading import read_float, read_windowed
 from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 2
-N_LAYER_27B = 46  # the one size whose q k^T is not scaled by its head size, which files do not say
+N_LAYER_27B = 46  # the only size whose q k^T is not scaled by the head size; its files do not say so
 
 
 class Model(gemma.Model):

@@ -1,10 +1,11 @@
-"""gemma4 (Gemma 4): gemma3 with heads of another size in layers without a window, q k^T not scaled, values
-through an RMS norm without weights (and keys as values where there is no attn_v), every layer's result times
-a factor of its own.
+"""gemma4 (Gemma 4): gemma3, but heads have another size in layers without a window, q k^T is not scaled,
+values go through an RMS norm without weights (keys serve as values if there is no attn_v), and every layer's
+result is multiplied by the layer's factor.
 
-The last layers may share the cache of the last one before them of their kind. Small models add to each layer
-an embedding of its own of the token, gated by the residual. Large ones have experts beside the dense FFN,
-both with norms of their own; their two sums travel together. Tensors and keys: llama.cpp's.
+The last layers may share a cache: that of the last layer of their kind that has one. Small models have, for
+each layer, another embedding of the token, gated by the residual. Large models have experts beside the dense
+FFN, each with norms of its own; their two partial sums are all-reduced together. Tensors and keys:
+llama.cpp's.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Model(PerLayerInputs):
         super().__init__(gguf)
         names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
         self.factors = [float(_vector(gguf, n, 1)[0]) if n in gguf.tensors else 1.0 for n in names]
-        self.router_norms = {  # what the router reads is the norm of the residual, scaled, over sqrt(n_embd)
+        self.router_norms = {  # the router reads the residual's norm times the tensor's scale / sqrt(n_embd)
             il: _vector(gguf, f"blk.{il}.ffn_gate_inp.scale", self.n_embd) * np.float32(self.n_embd**-0.5)
             for il, layer in enumerate(self.config.layers)
             if layer.mixture

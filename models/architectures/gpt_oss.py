@@ -18,7 +18,7 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 
-PERIOD = 2  # layers; the last one of each sees all positions
+PERIOD = 2  # layers; the last of each period sees all positions
 
 
 class Model(Decoder):

@@ -1,5 +1,5 @@
-"""granitehybrid (Granite 4 hybrid): granite whose layers without kv heads are state space layers, dense or
-with experts and one that every token uses. Most files say that attention has no RoPE.
+"""granitehybrid (Granite 4 hybrid): granite, but layers without kv heads are state space layers. The FFN is
+dense, or has experts and a shared one. Most files say that attention has no RoPE.
 
 Granite team 2025, "Granite 4.0".
 """

@@ -1,4 +1,4 @@
-"""hunyuan-dense (Hunyuan, dense): as qwen3, but the norms of the heads of q and k come behind RoPE. Tencent
+"""hunyuan-dense (Hunyuan, dense): as qwen3, but the norms of the heads of q and k come after RoPE. Tencent
 Hunyuan team 2025.
 """
 

@@ -1,6 +1,6 @@
 """kimi-linear (Kimi-Linear-48B-A3B): delta nets with a gate per key channel (Kimi Team 2025,
-arXiv:2510.26692) in most layers, latent attention without RoPE in those with kv heads, sigmoid-routed experts
-beside a shared one behind the first, dense layers. Names: llama.cpp's.
+arXiv:2510.26692) in most layers; latent attention without RoPE in layers with kv heads; after the first,
+dense layers, sigmoid-routed experts and a shared one. Names: llama.cpp's.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Model(LatentAttention):
         for name in "qkv":
             specs.append(WeightSpec(f"attn_{name}", (n, n_embd), by_heads))
             specs.append(WeightSpec(f"ssm_conv1d_{name}", (n, self.d_conv), by_heads, f32=True))
-        for name in ("ssm_f", "ssm_g"):  # in two steps, over few values, whole everywhere
+        for name in ("ssm_f", "ssm_g"):  # two products: the first, narrow one is whole on every device
             specs.append(WeightSpec(f"{name}_a", (size, n_embd)))
             specs.append(WeightSpec(f"{name}_b", (n, size), by_heads))
         return [

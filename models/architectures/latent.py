@@ -1,10 +1,10 @@
 """Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434), for every architecture that has it.
 
-It runs as attention with one kv head: its key is the normed latent and the part of keys that heads share, its
-value the latent; q and the result go through a matrix of every head. Its cache is that latent: of DeepSeek-V3
-576 values a position, where full heads would take 40,960. Files from before April 2025 have the matrices of
-keys and values in one (attn_kv_b), whose keys cannot go to q's side as they are stored: of these attention
-has full heads, and so has the cache. Names and keys: llama.cpp's.
+It runs as attention with one kv head. Its key is the normed latent and the part of the keys that all heads
+share; its value is the latent. q and the result go through a matrix per head. The cache holds this key: in
+DeepSeek-V3 576 values a position, while full heads would take 40,960. Files from before April 2025 store the
+matrices of keys and values as one (attn_kv_b). In this form the key matrix cannot be applied to q instead of
+to the latent, so with these files attention and its cache have full heads. Names and keys: llama.cpp's.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LatentAttention(Decoder):
-    """`turns`: whether what heads share is turned by RoPE, of q by the table `q_rope`. q may come from a
-    latent of its own (`rank_q`)."""
+    """`turns`: whether RoPE is applied to the part of the keys that heads share (table "rope"), and to that
+    part of q (table `q_rope`). q may come from a latent of its own (`rank_q`)."""
 
     turns = True
-    q_rope = "rope"  # "rope_q": q has a temperature, and what is not turned of it the table "still_q"
+    q_rope = "rope"  # "rope_q": q has a temperature; table "still_q" applies it to the rest of q
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:

@@ -28,7 +28,8 @@ class LayerNormed(Decoder):
         return ops.layer_norm(x, w(name), w.get(f"{name}.bias"), self.config.eps)
 
     def norm_weights(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """With the biases of the norms that the file has; without the FFN's norm where it is parallel."""
+        """The specs, with the biases that the file has for norms, and without the FFN's norm if
+        `parallel`."""
         found = []
         for spec in specs:
             if self.parallel and spec.name == self.pre_ffn_norm:

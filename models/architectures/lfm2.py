@@ -1,7 +1,8 @@
-"""lfm2 (LFM2): in layers without kv heads a short convolution in place of attention, between two gates that
-are products; norms of the heads of q and k in the others. Liquid AI 2025, arXiv:2511.23404.
+"""lfm2 (LFM2): layers without kv heads have a short convolution instead of attention; a gate is multiplied
+before it and another after it. The other layers have norms of the heads of q and k. Liquid AI 2025,
+arXiv:2511.23404.
 
-Its channels are shared out as key heads of one value are. Names and keys: llama.cpp's.
+For the plan, its channels are key heads of one value each. Names and keys: llama.cpp's.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class KVSpec:
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """The K and V cache of one layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], the
-    window that the cells suffice for (0: all positions), and whether another layer stores into them."""
+    window that the cells are enough for (0: all positions). `shared`: another layer writes the cache."""
 
     k: Weight
     v: Weight
@@ -39,7 +39,7 @@ class LayerCache:
 @dataclass(frozen=True, slots=True)
 class StateSpec:
     """The recurrent state of one layer: arrays of (name, values per unit of each segment), whose units are
-    those of the plan's dimension `dim`. It has no positions: it is what the whole sequence so far left.
+    those of the plan's dimension `dim`. A state has no positions: it sums up the whole sequence so far.
 
     `beside`: more arrays of the layer, cut along another dimension. `kv`: its caches, if it attends too.
     """
@@ -53,8 +53,8 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The state of one layer: arrays [n_cells, values] by name, none where the layer remembers nothing, and
-    the caches of one that attends too."""
+    """The state of one layer: arrays [n_cells, values] by name (none if the layer remembers nothing), and the
+    caches of a layer that also has attention."""
 
     arrays: Mapping[str, Weight]
     cache: LayerCache | None = None

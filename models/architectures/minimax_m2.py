@@ -1,5 +1,5 @@
 """minimax-m2 (MiniMax-M2): norms of q and k over all heads at once, RoPE on a part of each head, a mixture of
-experts in every layer: chosen by sigmoid plus a bias that has no part in their weights, these normalised.
+experts in every layer, chosen by sigmoid plus a bias that does not enter their weights; these are normalised.
 
 MiniMax 2025, arXiv:2506.13585.
 """

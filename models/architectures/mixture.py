@@ -24,15 +24,15 @@ GATING_KINDS = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # expert_gatin
 GATE_AND_UP = ("ffn_gate_exps.bias", "ffn_up_exps.bias")
 SOFTMAX = Gating()
 GLU = {"silu": ops.silu_mul, "gelu": ops.gelu_mul, "swiglu_oai": ops.swiglu_oai}
-ALONE = {"relu2_alone": ops.relu2}  # of experts without a gate
+ALONE = {"relu2_alone": ops.relu2}  # activations of experts without a gate
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """The experts of one layer, how they are chosen and weighted, and the shared expert beside them.
 
-    Biases, the selection bias and experts' factors are used where the file has them. A model file gives the
-    values that hold where the file says nothing; the keys replace them.
+    Biases, the selection bias and experts' factors are used if the GGUF file has them. A module of an
+    architecture gives the defaults; keys of the GGUF file replace them.
     """
 
     n_expert: int = 0
@@ -40,12 +40,12 @@ class Mixture:
     n_ff: int = 0  # of each expert
     gating: Gating = SOFTMAX
     act: str = "silu"
-    weighs_input: bool = False  # of the one expert that is used, in place of what it gives
+    weighs_input: bool = False  # the router's weight scales the input of the one expert, not its result
     n_shared: int = 0  # columns of an FFN that every token uses, 0: none
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """Of one layer, names without `blk.N.`, the first ones without `.weight`; `stored`: names in the
-        file, without `blk.N.`."""
+        """The weights of one layer; names without `blk.N.`, and without a suffix where it is `.weight`.
+        `stored`: the names in the file, without `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),
@@ -74,13 +74,13 @@ class Mixture:
         return specs + [spec for spec in optional if spec.name in names]
 
     def feed_forward(self, types: Mapping[str, str], prefix: str) -> FeedForward:
-        """What there is to share out, given the types of the tensors; `prefix` is `blk.N.`."""
+        """What the plan splits, given the types of the tensors; `prefix` is `blk.N.`."""
         down, shared = (types.get(f"{prefix}ffn_down_{kind}.weight", "f32") for kind in ("exps", "shexp"))
         return FeedForward(self.n_ff, block_of(down)[0], self.n_expert, self.n_shared, block_of(shared)[0])
 
     def forward(self, x: Tensor, h: Tensor, norm: Weight, w: Weights, eps: float) -> Tensor:
-        """The sum for x of the chosen experts and of the shared one; the router's input is the norm of the
-        residual h by the weight `norm`."""
+        """The sum of the chosen experts' results for x, plus the shared expert's. The router reads the norm
+        of the residual h, with the weight `norm`."""
         router = Router(
             norm,
             w("ffn_gate_inp"),
@@ -99,7 +99,8 @@ class Mixture:
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
-        """The shared expert, times the sigmoid of one value per row where the file has weights for that."""
+        """The shared expert's result, times the sigmoid of one value per row if the file has weights for
+        that."""
         up = linear(x, w, "ffn_up_shexp")
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")
@@ -109,7 +110,7 @@ class Mixture:
 
 
 def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | None]:
-    """The experts of every layer as the keys describe them, None where the layer is dense."""
+    """The experts of every layer as the keys describe them; None: the layer is dense."""
     arch = gguf.architecture
     n_expert = int(gguf.u32(f"{arch}.expert_count", 0))
     if not n_expert:

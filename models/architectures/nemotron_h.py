@@ -1,5 +1,6 @@
-"""nemotron_h (Nemotron-H, Nemotron Nano 2): a layer is a state space layer, or attention without RoPE where
-it has kv heads, or where it has columns a feed-forward network without a gate: the square of ReLU.
+"""nemotron_h (Nemotron-H, Nemotron Nano 2): a layer with kv heads is attention without RoPE; a layer with FFN
+columns is a feed-forward network without a gate, whose activation is the square of ReLU; all others are state
+space layers.
 
 NVIDIA 2025, arXiv:2504.03624; arXiv:2508.14444.
 """

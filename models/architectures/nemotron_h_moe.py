@@ -1,5 +1,5 @@
 """nemotron_h_moe (Nemotron 3 Nano): nemotron_h with a mixture of experts for its feed-forward networks:
-chosen by sigmoid plus a bias that has no part in their weights, without gates, beside one for every token.
+chosen by sigmoid plus a bias that does not enter their weights, without gates, and a shared expert.
 
 NVIDIA 2025, arXiv:2512.20848.
 """
@@ -20,5 +20,5 @@ class Model(nemotron_h.Model):
     mixture: Mixture | None = Mixture(gating=Gating("sigmoid"), act="relu2_alone")
 
     def read_config(self, gguf: GGUF) -> Config:
-        check_off(gguf, "moe_latent_size")  # experts in a space of their own: Nemotron 3 Super
+        check_off(gguf, "moe_latent_size")  # experts that work on a smaller latent vector: Nemotron 3 Super
         return super().read_config(gguf)

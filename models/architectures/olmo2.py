@@ -1,5 +1,6 @@
-"""olmo2 (OLMo 2 and 3): norms of what attention and FFN give and none in front of them, of q and k over all
-heads at once. Where the file gives a window (OLMo 3), three of four layers see it and turn without scaling.
+"""olmo2 (OLMo 2 and 3): norms of the results of attention and FFN, and none before them; norms of q and k
+over all heads at once. If the file has a window (OLMo 3), three of four layers use it, with RoPE without
+scaling.
 
 OLMo team 2024, arXiv:2501.00656; 2025, arXiv:2512.13961.
 """

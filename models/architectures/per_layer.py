@@ -1,6 +1,6 @@
 """What Gemma 3n and Gemma 4 add to gemma3: an embedding of the token for every layer, gated by the residual;
-last layers that share the cache of the last one before them of their kind; values through an RMS norm without
-weights. Tensors and keys: llama.cpp's.
+last layers that share a cache, that of the last layer of their kind that has one; values through an RMS norm
+without weights. Tensors and keys: llama.cpp's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PerLayerInputs(gemma3.Model):
         return replace(spec, owner=max(i for i in range(self.n_owners) if self.config.layers[i].rope == kind))
 
     def unread(self) -> set[str]:
-        """Files have k and v of layers that use those of another one."""
+        """K and V weights of layers that share another layer's cache: files have them, nothing reads them."""
         sharing = range(self.n_owners, self.n_layer)
         ends = "k.weight", "v.weight", "k_norm.weight", "k.bias", "v.bias"
         return {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
@@ -66,7 +66,7 @@ class PerLayerInputs(gemma3.Model):
         return [spec for spec in super().attention_weights(il) if spec.name not in absent]
 
     def embedding_weights(self) -> list[WeightSpec]:
-        """Of one layer."""
+        """The weights of one layer's embedding."""
         n_embd, n = self.n_embd, self.n_embd_layer
         per_layer = {"inp_gate": (n, n_embd), "proj": (n_embd, n), "post_norm": (n_embd,)} if n else {}
         return [WeightSpec(*item) for item in per_layer.items()]
@@ -74,15 +74,15 @@ class PerLayerInputs(gemma3.Model):
     # ---- graph ----
 
     def per_layer(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
-        """The tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: those of a table, and those
-        made of the embedding of the model, on a par."""
+        """The tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: the sum of those from a table
+        and those projected from the model's embedding, over sqrt(2)."""
         own = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
         made = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
         made = ops.head_norm(made, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)
         return ops.scale(made + own, 0.5**0.5)
 
     def gated_embedding(self, h: Tensor, per_layer: Tensor, w: Weights, il: int) -> Tensor:
-        """That of a layer, gated by h."""
+        """The embedding of one layer, gated by h."""
         n = self.n_embd_layer
         x = ops.gelu_mul(linear(h, w, "inp_gate"), ops.columns(per_layer, il * n, (il + 1) * n))
         return ops.rms_norm(linear(x, w, "proj"), w("post_norm"), self.config.eps)

@@ -17,8 +17,8 @@ MAX_LAYERS = 1024
 
 
 def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
-    """A positive integer hyper-parameter (a per-layer array is accepted where all layers agree); 0 stands for
-    the default, where there is one."""
+    """A positive integer hyper-parameter (a per-layer array is accepted if all layers agree); 0 stands for
+    the default, if there is one."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
         values = {int(v) for v in gguf.ints(name)}
@@ -53,7 +53,8 @@ def read_counts(
 
 
 def read_n_layer(gguf: GGUF) -> int:
-    """Layers that a token goes through: those that predict tokens further ahead come behind them."""
+    """How many layers a token goes through. Layers that predict tokens further ahead come after them and do
+    not count."""
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
@@ -94,15 +95,15 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value says that a feature is not there: 0, false, minus infinity, nothing but those, nothing
-    at all."""
+    """Whether a value says that a feature is absent: 0, false, minus infinity, an empty value, or an array of
+    nothing but these."""
     if isinstance(value, str | bytes):
         return not value
     return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
 
 
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
-    """A number, at least `low`; the default where the key is absent or at an off value."""
+    """A number, at least `low`; the default if the key is absent or has an off value."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.stated:
         return float(gguf.stated[name])
@@ -156,8 +157,8 @@ def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
 
 
 def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
-    """What a RoPE table that turns q says of its temperature: none, or one that grows at every multiple of a
-    length, which is the original context length where the file says nothing."""
+    """The fields of a RoPE table for q's temperature (0: none). It grows at every multiple of a length: the
+    file's, else the original context length."""
     length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),

@@ -81,7 +81,7 @@ def load_model(gguf: GGUF) -> Model:
         )
     try:
         model: Model = model_class(name)(gguf)
-    except InvalidArgument as error:  # of a RoPE table, for one: the file asks for it
+    except InvalidArgument as error:  # from a RoPE table, for example: the values are the file's
         raise GGUFError(f"{gguf.paths[0]}: {error}") from None
     return model
 

@@ -1,5 +1,5 @@
-"""seed_oss (Seed-OSS): as qwen2, biases of q, k and v included, with other names of its norms. ByteDance Seed
-team 2025.
+"""seed_oss (Seed-OSS): as qwen2, with its biases of q, k and v; the FFN's norm has another name in files.
+ByteDance Seed team 2025.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model file says of its weights: names, shapes, roles in a plan, parts of fused tensors."""
+"""How an architecture describes its weights: names, shapes, roles in a plan, parts of fused tensors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one weight takes of a tensor that several share: seen as [repeat, total, ...], begin:end of each.
+    """The rows that one weight takes from a tensor that several weights share. The tensor is seen as
+    [repeat, total, ...]; the weight has rows begin:end of each repeat.
 
-    q, k and v rows in one tensor have repeat 1; where every head has its q rows and its gate's, or every
-    expert its gate and up, repeat is their number. Where the rows of every head are those of several
-    `segments` (q, k and v), the weight has the first segment of all heads, then the second of all, and so on.
+    If one tensor has all rows of q, then of k, then of v, repeat is 1. If it has q and the gate head by head,
+    or gate and up expert by expert, repeat is the number of heads or experts. If the rows of each head are
+    several `segments` (q, k and v), the weight has the first segment of all heads, then the second of all,
+    and so on.
     """
 
     tensor: str
@@ -35,7 +37,7 @@ class Part:
     segments: tuple[int, ...] = ()
 
     def cut(self, raw: np.ndarray) -> np.ndarray:
-        """The part's bytes of the tensor's, rows in order: a view, unless it has several segments."""
+        """The part of the tensor's bytes, with rows in order: a view, unless there are several segments."""
         own = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
         if not self.segments:
             return own
@@ -43,7 +45,7 @@ class Part:
         return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(own, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Where the weight has its rows of the tensor's runs begin..end: ranges to put side by side."""
+        """The weight's rows that belong to repeats begin..end of the tensor, as one range per segment."""
         found, before = [], 0
         for n in self.segments or (self.end - self.begin,):
             found.append((before * self.repeat + begin * n, before * self.repeat + end * n))
@@ -51,7 +53,7 @@ class Part:
         return found
 
     def whole(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes that the tensor may have where the part has `shape`: one axis is longer."""
+        """The shapes that the tensor may have if the part has `shape`: one axis is longer."""
         n = self.end - self.begin
         return [
             (*shape[:axis], size // n * self.total, *shape[axis + 1 :])
@@ -64,10 +66,10 @@ class Part:
 class WeightSpec:
     """One weight a model reads: its GGUF name, its shape (rows first) and the role that decides its slices.
 
-    `host` keeps it in pinned host memory (tables of which a step reads a few rows). `source` is the tensor to
-    fall back to where the file has none of that name (a tied lm_head); `part` says which part of a shared
-    tensor it is. In the file it may be a stack of `stacked` matrices. `values` are those of a weight that is
-    in no file (f32). With `f32`, and for vectors, devices hold f32 whatever floats the file has.
+    `host`: kept in pinned host memory (tables of which a step reads a few rows). `source`: the tensor to use
+    if the file has none of that name (a tied lm_head). `part`: which part of a shared tensor the weight is.
+    `stacked`: the weight is stored as a stack of so many matrices. `values`: the values (f32) of a weight
+    that no file has. `f32`: devices hold f32, whatever floats the file has; vectors always do.
     """
 
     name: str
@@ -82,16 +84,17 @@ class WeightSpec:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """What the file may store."""
+        """The types in which a file may store it."""
         return FLOAT_TYPES if self.widened else MATRIX_TYPES
 
     @property
     def widened(self) -> bool:
-        """Devices hold f32: few bytes, read by ops that take nothing else."""
+        """Whether devices hold f32 whatever the file has: the weight is small, and its ops take nothing
+        else."""
         return self.f32 or len(self.shape) == 1
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes that its tensor may have in a file, but for axes of one element (`fits`)."""
+        """The shapes that its tensor may have in a file, not counting axes of one element (`fits`)."""
         if self.stacked:
             return [(self.stacked, self.shape[0] // self.stacked, *self.shape[1:])]
         return self.part.whole(self.shape) if self.part else [self.shape]
@@ -112,8 +115,8 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
-    """The specs as parts of one tensor, in order: their rows, or those of each of `repeat` runs of rows (the
-    experts of a stack, the heads of a matrix)."""
+    """The specs as parts of one tensor, in this order. With `repeat` the order repeats in each of so many
+    runs of rows (the experts of a stack, the heads of a matrix)."""
     counts = [math.prod(spec.shape[: max(1, len(spec.shape) - 1)]) // repeat for spec in specs]
     ends, total = list(accumulate(counts)), sum(counts)
     return [

@@ -13,7 +13,7 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class WideNormed(Decoder):
-    """The norms, in front of RoPE."""
+    """The norms, which come before RoPE."""
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
         layer = self.config.layers[il]
