@@ -40,6 +40,7 @@ ENDED = "this host leaves the group"  # printed by a process that ends for anoth
 SECRET = "VKBACKEND_GROUP_SECRET"  # the variable with this group's secret, if the hosts share no file
 # What of our environment the other processes get: each host's drivers are its own business.
 PASSED = ("VKBACKEND_", "DEBUG", "COLUMNS", "UCX_", "MPIR_", "FI_", "PYTHONFAULTHANDLER")
+# How the lines begin that mpiexec itself prints about a process that ended.
 _MANAGER = ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typically", "Please see the FAQ")
 _ENDED = re.compile(r"PID \d+ RUNNING AT (\S+)")
 
@@ -161,9 +162,7 @@ class GroupProcess:
             if ENDED in line:
                 continue
             self._said.append(line.rstrip())
-            if env.debug() or not line.startswith(
-                ("=", "[mpiexec@", "[proxy:", "YOUR APPLICATION", "This typ")
-            ):
+            if env.debug() or not line.startswith(_MANAGER):
                 sys.stderr.write(line)
 
     def _end_soon(self) -> None:
