@@ -44,9 +44,7 @@ const uint V_ROWS = TQ / V_GROUPS;
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads of dimensions per thread
 const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key that lie in shared memory at a time
 const uint K_READS = K_PIECE / S_GROUPS; // quads that a thread reads of a piece
-// As in attn_decode: a thread's quads lie at the same places of a pair of quantized blocks in every round, so the
-// compiler knows where each begins.
-const bool K_WORDS = K_TYPE >= CACHE_Q8_0 && K_QUADS % K_PIECE + K_PIECE % 16 == 0;
+// As in attn_decode: a thread's quad of V lies at the same place of a pair of quantized blocks for every key.
 const bool V_WORDS = V_TYPE >= CACHE_Q8_0 && V_QUADS % 16 + LOCAL % V_QUADS == 0;
 const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V a thread reads before it uses one
 
@@ -121,12 +119,7 @@ void main() {
                 const uint first = at - base;
                 vec4 read[K_READS];
                 [[unroll]] for (uint i = 0; i < K_READS; ++i) {
-                    if (K_WORDS) {
-                        const uint behind = i * S_GROUPS / 8 * halves_of(K_TYPE);
-                        read[i] = k_block_quad(k_off + (own_base + first) / 16 * halves_of(K_TYPE), behind, quad + i * S_GROUPS % 8);
-                    } else {
-                        read[i] = k_quad(own_base + min(first + quad + i * S_GROUPS, K_QUADS - 1));
-                    }
+                    read[i] = k_quad(own_base + min(first + quad + i * S_GROUPS, K_QUADS - 1));
                 }
                 [[unroll]] for (uint i = 0; i < K_READS; ++i) k_tile[own * (K_PIECE + 1) + quad + i * S_GROUPS] = read[i];
                 barrier();
@@ -171,11 +164,12 @@ void main() {
             [[unroll]] for (uint u = 0; u < V_BATCH; ++u) {
                 const uint base = ((cell + clamp(first + u, first_valid, n_valid - 1)) * n_kv + kv_head) * V_QUADS;
                 [[unroll]] for (uint i = 0; i < V_ROUNDS; ++i) {
+                    const uint at = u * V_ROUNDS + i;
                     if (V_WORDS) {
                         const uint behind = v_quad0 / 8 * halves_of(V_TYPE);
-                        value[u] = v_block_quad(v_off + base / 16 * halves_of(V_TYPE), behind, v_quad0 % 8);
+                        value[at] = v_block_quad(v_off + base / 16 * halves_of(V_TYPE), behind, v_quad0 % 8);
                     } else {
-                        value[u * V_ROUNDS + i] = v_quad(base + min(v_quad0 + i * LOCAL, V_QUADS - 1));
+                        value[at] = v_quad(base + min(v_quad0 + i * LOCAL, V_QUADS - 1));
                     }
                 }
             }

@@ -8,7 +8,7 @@
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
-layout(constant_id = 3) const uint WIDE = 0; // whether w, x and all rows of them begin at 16 bytes
+layout(constant_id = 3) const uint WIDE = 0; // 1: w, x and their rows begin at multiples of 16 bytes
 #define WIDE_W (WIDE != 0)
 
 layout(push_constant) uniform Push {

@@ -16,7 +16,7 @@ layout(constant_id = 5) const uint FN = 2; // and along x
 layout(constant_id = 6) const uint SM = 2; // subgroups along w
 layout(constant_id = 7) const uint SN = 2; // and along x; LOCAL is SM SN subgroups
 layout(constant_id = 8) const uint LANES = 32; // invocations of a subgroup
-layout(constant_id = 9) const uint WIDE = 0; // 1: w and its rows begin at multiples of 16 B, k is one of TK
+layout(constant_id = 9) const uint WIDE = 0; // 1: k % 64 is 0; w and its rows begin at multiples of 16 bytes
 #define WIDE_W (WIDE != 0)
 #include "lib/coop.glsl"
 #include "lib/half_rows.glsl"

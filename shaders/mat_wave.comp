@@ -9,7 +9,7 @@
 
 layout(constant_id = 1) const uint ROWS = 8; // rows of w per workgroup, even
 layout(constant_id = 2) const uint N = 1; // 1..8
-layout(constant_id = 3) const uint WIDE = 0; // 1: w, x and rows begin at multiples of 16 bytes, k is one of 8
+layout(constant_id = 3) const uint WIDE = 0; // 1: k % 64 is 0; w, x and their rows begin at multiples of 16 bytes
 #define WIDE_W (WIDE != 0)
 #define WHOLE_FOURS (WIDE != 0)
 

@@ -57,7 +57,9 @@ class MatVec(Case):
         if self.act:
             tensors["up"] = weights(rng, self.type, self.n, self.k, scale=self.scale)
         for name in {"w", "x", "up"} & tensors.keys():
-            tensors[name].align = 256 if self.n % 2 == 0 else 4  # as in a model, or the least allowed
+            # As in a model, or the least that is allowed: for odd n, and for `up` of padded cases.
+            least = self.n % 2 == 1 or (name == "up" and self.pad)
+            tensors[name].align = 4 if least else 256
 
         def record(r: Recorder, v: Views) -> None:
             how: dict[str, Any] = {"up": v["up"], "act": self.act} if self.act else {"bias": v.get("bias")}
@@ -118,6 +120,7 @@ def quick() -> list[Case]:
         MatWave("f16", 34, 64, 3),
         MatWave("bf16", 6, 2048, 8, pad=1, bias=True),
         MatWave("f32", 2, 192, act="silu"),
+        MatWave("f16", 4, 64, pad=1, act="silu"),
         MatLane("f32", 1, 1, act="none"),
         MatLane("q4_0", 33, 96, 9, pad=1, act="gelu"),
         MatLane("f16", 16, 67, act="sigmoid"),

@@ -79,6 +79,8 @@ def quick() -> list[Case]:
         MatDot("q4_k", 17, 768, 3, pad=5),
         MatDot("q8_0", 5, 96, 2, nan=True),
         MatDot("q4_0", 33, 96, 3, pad=1, act="silu"),
+        MatDot("q4_k", 4, 256, 2, act="silu"),
+        MatDot("q4_k", 4, 256, 2, pad=1, act="silu"),
         MatMulDot("q8_0", 63, 32, 16),
         MatMulDot("q4_1", 65, 96, 31, pad=3, bias=True),
         MatMulDot("q6_k", 129, 256, 40),

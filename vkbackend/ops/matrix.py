@@ -52,9 +52,7 @@ class MatrixOp:
 
     name: str
     grid: Callable[[Limits, Size], Grid]
-    consts: (
-        str  # its specialization constants behind LOCAL, as the grid names them; FOURS, WIDE: see __call__
-    )
+    consts: str  # its specialization constants after LOCAL: those of the grid, FOURS and WIDE (__call__)
     rows: tuple[str, ...]  # the classes of rows of x that it serves
     suits: Predicate  # devices that prefer it to the entries after it, if nothing is measured
     x_type: str = "f32"
@@ -110,7 +108,8 @@ class MatrixOp:
         assert shown.nbytes <= limits.max_storage_range, f"{shown!r} exceeds one binding: split it by rows"
         size = Size(2 * n if up else n, k, n_rows, up is not None)
         consts, along_w, along_x = self.grid(limits, size)
-        wide = k % 64 == 0 and w.offset % 16 == x.offset % 16 == 0  # so rows of q8 are multiples of 16 bytes
+        # Reads of 16 bytes: all rows begin at multiples of that, those of q8 with k a multiple of 64.
+        wide = k % 64 == 0 and not any(view.offset % 16 for view in (w, x, up or w))
         known = {"FOURS": k % 4 == 0, "WIDE": wide}
         consts = consts | {name: int(holds) for name, holds in known.items() if name in self.spec.consts}
         # Tiles of the same rows of w follow each other: shaders/lib/product_tile.glsl.
