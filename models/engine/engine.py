@@ -274,14 +274,7 @@ class Engine:
         self._advance(flight.batch, found, flight.began.until(now), n_reduces, reduced_s)
         self._n_steps += 1
 
-    def _advance(
-        self,
-        batch: Batch,
-        found: Rows,
-        step_s: float,
-        n_reduces: int,
-        reduce_s: float,
-    ) -> None:
+    def _advance(self, batch: Batch, found: Rows, step_s: float, n_reduces: int, reduce_s: float) -> None:
         """A step has run: note what is stored, choose the next tokens, tell what there is to tell."""
         drawing: list[Sequence] = []
         rows: list[int] = []

@@ -3,12 +3,14 @@ host, each with other sequences, so that all hosts compute. Otherwise there is o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vkbackend.models.engine.scheduler import Batch
+from vkbackend.models.placement.layout import Layout
 from vkbackend.step import Run
 
 # A step's output rows: the ids of candidates (None: the logits are whole rows), the logits, and the logarithm
@@ -83,3 +85,14 @@ def candidates_of(batch: Batch, most: int) -> tuple[int, bool]:
             k = max(k, wanted)
         summed |= sampler is not None and sampler.params.logprobs is not None
     return k, summed and k > 0
+
+
+def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:
+    """How many steps may be on their way: one for each host, where hosts work one after another. `of`: the
+    host of each device. 1 if the output is on host 0: `launch` computes this host's part, so it would last
+    until the step's end."""
+    if split_mode not in ("layer", "hosts"):
+        return 1
+    vocab = layout.output_plan.ranges["vocab"]
+    last = {of[d] for d, (begin, end) in enumerate(vocab) if begin < end}
+    return 1 if 0 in last else len({of[d] for devices in layout.active.values() for d in devices} | last)

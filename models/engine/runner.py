@@ -22,7 +22,7 @@ from vkbackend.meta.speed import measure_gpus
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
-from vkbackend.models.engine.flights import Launched, Rows
+from vkbackend.models.engine.flights import Launched, Rows, n_stages
 from vkbackend.models.engine.loading import Told
 from vkbackend.models.engine.memory_report import memory_report
 from vkbackend.models.engine.open_devices import open_devices
@@ -166,7 +166,8 @@ class Runner:
         self._tables = self.kv.groups
         self._make_tables(shape)
         weights = Weights(mesh.weights)
-        self._n_places = self.n_in_flight = self._n_stages() if leads else 1
+        of = group.hosts.of if group and leads else [0] * n
+        self._n_places = self.n_in_flight = n_stages(of, options.split_mode, layout)
         self._launched: deque[Launched] = deque()
         self._n_launched = 0
         mesh.prepare(
@@ -181,17 +182,6 @@ class Runner:
             device.compiled = None
         if group:
             group.loaded(mesh)
-
-    def _n_stages(self) -> int:
-        """How many steps may be on their way: one for each host, where hosts work one after another. 1 if the
-        output is on host 0: `launch` computes this host's part, so it would last until the step's end."""
-        if not self.group or self.options.split_mode not in ("layer", "hosts"):
-            return 1
-        of, active = self.group.hosts.of, self.layout.active.values()
-        last = {
-            of[d] for d, (begin, end) in enumerate(self.layout.output_plan.ranges["vocab"]) if begin < end
-        }
-        return 1 if 0 in last else len({of[d] for devices in active for d in devices} | last)
 
     def _make_tables(self, shape: StepShape) -> None:
         """What steps write: parameters, RoPE rows (all positions at once where that takes little), logits."""
