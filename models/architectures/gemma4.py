@@ -4,8 +4,7 @@ result is multiplied by the layer's factor.
 
 The last layers may share a cache: that of the last layer of their kind that has one. Small models have, for
 each layer, another embedding of the token, gated by the residual. Large models have experts beside the dense
-FFN, each with norms of its own; their two partial sums are all-reduced together. Tensors and keys:
-llama.cpp's.
+FFN, each with norms of its own. Tensors and keys: llama.cpp's.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Model(LatentAttention):
         for name in "qkv":
             specs.append(WeightSpec(f"attn_{name}", (n, n_embd), by_heads))
             specs.append(WeightSpec(f"ssm_conv1d_{name}", (n, self.d_conv), by_heads, f32=True))
-        for name in ("ssm_f", "ssm_g"):  # two products: the first, narrow one is whole on every device
+        for name in ("ssm_f", "ssm_g"):  # two products: the first, narrow one is never split
             specs.append(WeightSpec(f"{name}_a", (size, n_embd)))
             specs.append(WeightSpec(f"{name}_b", (n, size), by_heads))
         return [
