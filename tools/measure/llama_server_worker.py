@@ -1,0 +1,37 @@
+"""llama-server in a process of its own, for `studies.serving_beside`: run as a file, `python FILE MODEL
+SLOTS`, by an interpreter that has xllamacpp.
+
+The first line that it writes is the server's address. Each line that it reads is a JSON list of requests. It
+has them answered within the process, without HTTP, by a thread each, and writes the seconds that they took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+
+def main() -> None:
+    import xllamacpp  # type: ignore[import-not-found]
+
+    n_slots = int(sys.argv[2])
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_parallel, params.n_ctx = sys.argv[1], n_slots, 512 * n_slots
+    params.n_gpu_layers, params.port, params.kv_unified, params.verbosity = 0, 0, True, 0
+    server: Any = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    for line in sys.stdin:
+        threads = [threading.Thread(target=server.handle_completions, args=(r,)) for r in json.loads(line)]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(time.perf_counter() - began, flush=True)
+
+
+if __name__ == "__main__":
+    main()
