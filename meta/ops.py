@@ -253,13 +253,16 @@ def attention(
             # others.
             n = rows if graph.mix is Mix.DECODE else min(rows, caches[2].shape[0])
             n_kv = caches[0].shape[1] // head_dim_k
-            n_splits = device_ops.attn_splits(on.limits, n, local, n_kv, caches[2].shape[1], window)
+            tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)
+            decode = on.attn_decode_coop if tile_heads else on.attn_decode
+            tiled = {"tile_heads": tile_heads} if tile_heads else {}
+            n_splits = device_ops.attn_splits(on.limits, n, local, n_kv, caches[2].shape[1], window, **tiled)
             q_n, out_n = q_view.rows(0, n), out.rows(0, n)
             if n_splits == 1:
-                on.attn_decode(q_n, *caches, out_n, step, sinks=own_sinks, **how)
+                decode(q_n, *caches, out_n, step, sinks=own_sinks, **how)
             else:
                 part = graph.scratch((n, local, n_splits, head_dim_v + 2), "attention parts")
-                on.attn_decode(q_n, *caches, part, step, **how)
+                decode(q_n, *caches, part, step, **how)
                 on.attn_combine(part, out_n, sinks=own_sinks)
         if graph.mix is not Mix.DECODE:
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)

@@ -20,6 +20,8 @@ QUAD quad_of(uvec2 words) { return words; }
 
 QUAD quad_of(vec4 v) { return uvec2(packFloat2x16(f16vec2(v.xy)), packFloat2x16(f16vec2(v.zw))); }
 
+uvec2 words_of(QUAD q) { return q; }
+
 // Element i of each of four QUADs.
 QUAD quad_across(QUAD q[4], uint i) {
     const uvec4 halves = uvec4(q[0][i / 2], q[1][i / 2], q[2][i / 2], q[3][i / 2]) >> (16 * (i % 2)) & 0xFFFFu;
@@ -40,6 +42,8 @@ QUAD quad_across(QUAD q[4], uint i) {
 QUAD quad_of(uvec2 words) { return f16vec4(unpackFloat2x16(words.x), unpackFloat2x16(words.y)); }
 
 QUAD quad_of(vec4 v) { return f16vec4(v); }
+
+uvec2 words_of(QUAD q) { return uvec2(packFloat2x16(q.xy), packFloat2x16(q.zw)); }
 
 QUAD quad_across(QUAD q[4], uint i) { return f16vec4(q[0][i], q[1][i], q[2][i], q[3][i]); }
 #endif

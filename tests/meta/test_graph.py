@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from device_sets import nmse
 from places import ROOT
 from recordings import without_each_barrier
 from runners import load_runner
+from tiny_models import Tiny, write_tiny
 
 from vkbackend.buffer import Home
 from vkbackend.errors import UnsupportedFeature
@@ -205,6 +207,35 @@ def test_prompts_attend_on_matrix_units(models: Path, monkeypatch: pytest.Monkey
         assert isinstance(device, NullDevice)
         assert device.executed["attn_prefill_coop"] == runner.model.n_layer
         assert not device.executed["attn_prefill"] and not device.executed["attn_decode"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_groups_of_heads_decode_on_matrix_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    """Eight heads to a head of K and V, over devices that begin and end within a group, and splits of the
+    keys: as without units."""
+    monkeypatch.delenv("VKBACKEND_EXACT", raising=False)
+    write_tiny(tmp_path / "tiny.gguf", Tiny("qwen3", n_head=16, head_dim=32, n_layer=1))
+    features, ran = frozenset(OPS["attn_decode_coop"].needs), Counter[str]()
+
+    class Counting(NumpyDevice):
+        def execute(self, command: Any) -> None:
+            ran[getattr(command, "op", "")] += 1
+            super().execute(command)
+
+    logits = []
+    for limits in (Limits(), Limits(1024, 1 << 15, features=features)):
+        ran.clear()
+        device_class = "vkbackend.models.engine.open_devices.NumpyDevice"
+        monkeypatch.setattr(device_class, lambda name, limits=limits: Counting(name, limits))
+        with opened(tmp_path, n, "tiny", n_ctx=256, type_k="f16", type_v="q8_0") as runner:
+            prefill(runner)
+            logits.append(runner.step([7], [Run(0, 0, 1, len(TOKENS))], [0]).copy())
+            assert ran["attn_combine"] == n
+            coop = n if limits.features else 0
+            assert (ran["attn_decode_coop"], ran["attn_decode"]) == (coop, n - coop)
+    assert nmse(*logits) < 1e-9
 
 
 def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -123,7 +123,8 @@ class AttnDecode(Case):
 
         def record(r: Recorder, v: Views) -> None:
             args = [v[name] for name in ("q", "k", "v", "cells", "y", "step")]
-            r.attn_decode(*args, sinks=v.get("sinks"), **_attention_options(self))
+            attend = r.attn_decode_coop if self.needs else r.attn_decode
+            attend(*args, sinks=v.get("sinks"), **_attention_options(self))
 
         return Setup(tensors, record, step_of(rng, self.runs))
 
@@ -136,6 +137,26 @@ class AttnDecode(Case):
             "max": np.where(has_keys, array[..., self.head_v], 0),
             "sum": array[..., self.head_v + 1],
         }
+
+
+@dataclass(frozen=True)
+class AttnDecodeCoop(AttnDecode):
+    """As AttnPrefillCoop. In a split by itself, an error of the largest score is one of all its sums."""
+
+    tolerance: ClassVar[float] = 1e-6
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ops.OPS["attn_decode_coop"].needs
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        setup = super().setup(rng)
+        tensors = {n: replace(t, align=16) if n in ("k", "v") else t for n, t in setup.tensors.items()}
+        return replace(setup, tensors=tensors)  # caches are read by 16 bytes
+
+    def fits(self, limits: Limits) -> bool:
+        group = self.group or self.n_heads // self.n_kv
+        return ops.tile_of_units(limits, group, self.head_k, self.head_v, "attn_decode_coop") is not None
 
 
 @dataclass(frozen=True)
@@ -280,6 +301,17 @@ def quick() -> list[Case]:
         AttnDecode(_RUNS, 4, 2, 64, 64, n_splits=2, window=5, softcap=4.0),
         AttnDecode(((1, 300, 1),), 2, 1, 16, 16, n_splits=3, window=65, ring=3),
         AttnDecode(((1, 300, 1), (0, 63, 1)), 2, 1, 16, 16, n_splits=3, chunk=64),
+        AttnDecodeCoop(_RUNS, 8, 2, 64, 64, n_splits=3),
+        AttnDecodeCoop(((1, 300, 1),), 8, 1, 128, 128, n_splits=4),
+        AttnDecodeCoop(((1, 300, 1),), 16, 2, 128, 128, 4, "q8_0", "q8_0"),
+        AttnDecodeCoop(_RUNS, 20, 1, 64, 64, None, "q8_0", "f16", sinks=True),
+        AttnDecodeCoop(_RUNS, 8, 2, 32, 96, None, "q8_0", "q4_0", sinks=True),
+        AttnDecodeCoop(_RUNS, 4, 1, 256, 64, None, "f32", "bf16", softcap=4.0),
+        AttnDecodeCoop(_RUNS, 5, 2, 32, 32, None, "q4_0", "f16", group=4, q_first=2),
+        AttnDecodeCoop(_RUNS, 9, 3, 64, 16, 2, "bf16", "f32", group=5, q_first=3),
+        AttnDecodeCoop(_RUNS, 4, 1, 64, 64, 2, "f16", "q8_0", window=5, softcap=4.0),
+        AttnDecodeCoop(((1, 300, 1),), 4, 1, 16, 16, n_splits=3, window=65, ring=3),
+        AttnDecodeCoop(((1, 300, 1), (0, 63, 1)), 4, 1, 16, 16, n_splits=3, chunk=64),
         AttnCombine(),
         AttnCombine(3, 2, 1, 64, sinks=True),
         AttnCombine(2, 1, 31, 576),
@@ -329,7 +361,8 @@ def wide() -> list[Case]:
             sinks = n % 2 == 1
             rows = ((1, keys - 1, 1),) if j % 2 else ((0, keys - 1, 3), (1, keys - 1, 1))
             decode_sinks = sinks and n_splits is None
-            cases.append(AttnDecode(rows, *shape, n_splits, *kinds, **how, sinks=decode_sinks))
+            for decode in (AttnDecode, AttnDecodeCoop)[: 1 + (head % 16 == 0 and head <= 256)]:
+                cases.append(decode(rows, *shape, n_splits, *kinds, **how, sinks=decode_sinks))
             runs = ((1, keys - 1, 32 if head <= 256 else 3), (0, 0, 2))
             for op in (AttnPrefill, AttnPrefillCoop)[: 1 + (head % 16 == 0 and head <= 256)]:
                 cases.append(op(runs, *shape, j, *kinds, **how, sinks=sinks))
@@ -346,7 +379,9 @@ def bench() -> list[Case]:
         KvStore(kind, 1024, n, ((0, 64, n),)) for kind in ("f16", "q8_0", "q4_0") for n in (1, 32)
     ]
     for kind in ("f16", "q8_0"):
-        cases.append(AttnDecode(((0, 4095, 1),), 32, 8, 128, 128, None, kind, kind))
+        for heads in (32, 64):
+            for attend in (AttnDecode, AttnDecodeCoop):
+                cases.append(attend(((0, 4095, 1),), heads, 8, 128, 128, None, kind, kind))
         for op in (AttnPrefill, AttnPrefillCoop):
             cases.append(op(((0, 3968, 128),), 32, 8, 128, 128, 0, kind, kind))
     return cases

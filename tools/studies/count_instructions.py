@@ -56,7 +56,7 @@ def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
     """Pipeline's name -> a dispatch of it, for all that the cases run and the device can."""
     found = {}
     for case in chosen(pattern, "all"):
-        if limits.features.issuperset(case.needs):
+        if limits.features.issuperset(case.needs) and case.fits(limits):
             for d in dispatches_of(case, limits):
                 found[" ".join([f"{d.op}.{d.variant}", *(f"{name}={value}" for name, value in d.consts)])] = d
     if not found:

@@ -5,12 +5,13 @@ recorder's `mat` and `mat_id` choose among them.
 """
 
 from vkbackend.ops.attention import CACHE_TYPES as CACHE_TYPES
-from vkbackend.ops.attention import CELL_BLOCK as CELL_BLOCK
 from vkbackend.ops.attention import HeadNorm as HeadNorm
 from vkbackend.ops.attention import Rotation as Rotation
-from vkbackend.ops.attention import attends_by_units as attends_by_units
-from vkbackend.ops.attention import attn_splits as attn_splits
-from vkbackend.ops.attention import tile_of_units as tile_of_units
+from vkbackend.ops.attention_tiles import CELL_BLOCK as CELL_BLOCK
+from vkbackend.ops.attention_tiles import attends_by_units as attends_by_units
+from vkbackend.ops.attention_tiles import attn_splits as attn_splits
+from vkbackend.ops.attention_tiles import heads_by_units as heads_by_units
+from vkbackend.ops.attention_tiles import tile_of_units as tile_of_units
 from vkbackend.ops.choice import experts_operand_type as experts_operand_type
 from vkbackend.ops.choice import mat_op as mat_op
 from vkbackend.ops.choice import operand_type as operand_type

@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
-from vkbackend.limits import Limits
+from vkbackend.ops.attention_tiles import (
+    CELL_BLOCK,
+    MAX_SPLITS,
+    MAX_TILE,
+    MAX_TILE_HEADS,
+    Tile,
+    batch_of,
+    tile_of_rows,
+    tile_of_units,
+)
 from vkbackend.ops.spec import SPECS
 from vkbackend.ops.target import Target, rows_of
 
-CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/lib/cache_types.glsl
 MAX_HEAD = 576
-MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory beside 8 of scores and sums
-MAX_TILE_HEADS = 8
-MAX_UNIT_HEAD = 256  # of attn_prefill_coop: a subgroup keeps its rows' output in registers
-MAX_SPLITS = 64  # of the keys: 256 workgroups for a row of 4 kv heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +60,25 @@ def _norm_local(head_dim: int) -> int:
     return 32 if head_dim <= 256 else 128  # as rms_norm
 
 
-def attn_splits(
-    limits: Limits, n_rows: int, n_heads: int, n_kv: int, blocks_per_slot: int, window: int = 0
-) -> int:
-    """Splits of the keys for attn_decode: enough workgroups to fill a GPU, at least 4 blocks of keys each."""
-    wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * MAX_TILE_HEADS))))
-    seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
-    return max(1, min(wanted, seen // 4, MAX_SPLITS))
-
-
 def _check_sinks(sinks: View | None, n_heads: int) -> None:
     assert sinks is None or (sinks.dtype == "f32" and sinks.shape == (n_heads,)), (sinks, n_heads)
 
 
+def _group(q: View, k: View) -> int:
+    """Heads of q to a head of K, where all groups are whole."""
+    n_heads, n_kv = q.shape[1], math.prod(k.shape[1:]) // q.shape[2]
+    assert n_heads % n_kv == 0, f"{n_heads} q heads are not whole groups of {n_kv} kv heads"
+    return n_heads // n_kv
+
+
 def _attn_push(
-    q: View, k: View, v: View, cells: View, head_v: int, group: int | None, q_first: int
+    q: View, k: View, v: View, cells: View, head_v: int, group: int, q_first: int
 ) -> tuple[dict[str, int | float], int, dict[str, int]]:
     """(push constants, head_k, constants of the caches' types)."""
     n_rows, n_heads, head_k = q.shape
     n_kv = math.prod(k.shape[1:]) // head_k
     assert head_k % 8 == 0 and head_v % 8 == 0 and max(head_k, head_v) <= MAX_HEAD, (head_k, head_v)
     assert math.prod(k.shape[1:]) == n_kv * head_k and math.prod(v.shape[1:]) == n_kv * head_v, (k, v)
-    if group is None:
-        assert n_heads % n_kv == 0, f"{n_heads} q heads are not whole groups of {n_kv} kv heads"
-        group = n_heads // n_kv
     assert 0 <= q_first < group and (q_first + n_heads - 1) // group < n_kv, (q_first, group, n_heads, n_kv)
     assert k.shape[0] == v.shape[0] and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, v, cells)
     push: dict[str, int | float] = {"n_heads": n_heads, "n_kv": n_kv, "group": group, "q_first": q_first}
@@ -87,66 +86,6 @@ def _attn_push(
     for head, cache in ((head_k, k), (head_v, v)):
         assert head % block_of(cache.dtype)[0] == 0, f"heads of {head} are not whole {cache.dtype} blocks"
     return {**push, "n_rows": n_rows, "blocks_per_slot": cells.shape[1]}, head_k, types
-
-
-def _batch(limits: Limits) -> int:
-    """Quads of K or V that a thread reads before it uses one: eight on a GPU, one on a CPU. A device
-    without subgroups counts as a CPU."""
-    return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
-
-
-class _Tile(NamedTuple):
-    """Rows of a prompt that a workgroup takes, and the specialization constants of its cut."""
-
-    rows: int
-    consts: dict[str, int]
-    last: dict[str, int]  # constants with ids above those of the caches' types
-
-
-def _tile(limits: Limits, head_k: int) -> _Tile:
-    """The q tile takes at most 10 KiB of shared memory."""
-    rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
-    return _Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": _batch(limits)})
-
-
-def tile_of_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> _Tile | None:
-    """The tile of attn_prefill_coop: four groups of rows, or fewer where the rows or the shared memory do not
-    suffice. None where the device lacks matrix units, or where its matrices do not divide heads, keys or
-    subgroups."""
-    units = limits.matrix_units
-    if (
-        not limits.features.issuperset(SPECS["attn_prefill_coop"].needs)
-        or max(head_k, head_v) > MAX_UNIT_HEAD
-    ):
-        return None
-    if head_k % units.k or head_v % units.n or CELL_BLOCK % units.n or CELL_BLOCK % units.k:
-        return None
-    # Registers of a subgroup's part of the output; subgroups of up to 16 lanes have half as many (Intel).
-    most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
-    parts = next((n for n in (1, 2, 4) if head_v // units.n // n * each <= most), 0)
-    in_row = parts * (units.lanes // units.m)  # invocations of a row, of four keys at least each
-    whole = parts and not (
-        head_v // units.n % parts or CELL_BLOCK // units.n % parts or units.lanes % units.m
-    )
-    if not whole or not 1 <= in_row <= CELL_BLOCK // 4 or units.n % (units.lanes // units.m):
-        return None
-    for groups in (4, 2, 1):
-        rows, local = units.m * groups, units.lanes * groups * parts
-        halves = rows * (head_k + 8 + CELL_BLOCK + 8)
-        halves += max(CELL_BLOCK * (head_k + 8), head_v * (CELL_BLOCK + 8))
-        nbytes = 2 * halves + 4 * rows * (CELL_BLOCK + 4) + 4 * local
-        fits = nbytes <= limits.max_shared_nbytes and local <= limits.max_invocations
-        if fits and (groups == 1 or rows < 2 * n_rows):
-            consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
-            consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts}
-            twice = units.lanes > 8 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
-            return _Tile(rows, {**consts, "UNROLL": 1 + twice}, {})
-    return None
-
-
-def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
-    """Whether attn_prefill_coop serves: a GPU has matrix units, and they divide such heads."""
-    return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
 
 
 class AttentionOps(Target):
@@ -220,20 +159,15 @@ class AttentionOps(Target):
         part: View,
         step: View,
         *,
-        scale: float,
         group: int | None = None,
-        q_first: int = 0,
-        window: int = 0,
-        chunk: int = 0,
-        softcap: float = 0.0,
-        sinks: View | None = None,
+        **how: Any,
     ) -> None:
         """Each row's heads attend to positions 0..pos of the row's slot.
 
         q [n_rows, n_heads, head_k]; k [n_cells, n_kv * head_k] and v [n_cells, n_kv * head_v], each of a type
         in CACHE_TYPES. `part` f32 is the result [n_rows, n_heads, head_v], or with several splits of the keys
         [n_rows, n_heads, n_splits, head_v + 2], (sum of p * v, max, sum of p) of each, for attn_combine to
-        join.
+        join. `how` is scale, q_first, window, chunk, softcap and sinks.
 
         Head h reads kv head (q_first + h) / group (Ainslie et al. 2023); the default group is n_heads / n_kv,
         another serves a device whose q heads are not whole groups. With `window` a row sees that many
@@ -241,6 +175,60 @@ class AttentionOps(Target):
         4). With `softcap` c a score s becomes c * tanh(s / c). `sinks` f32 [n_heads]: one more logit per
         head, in the denominator of its softmax alone (with splits, attn_combine takes them).
         """
+        group = group or _group(q, k)
+        tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // q.shape[2])))
+        local = 8 if self.limits.is_cpu else 128  # a multiple or a part of CELL_BLOCK
+        heads = -(-group // tiles)
+        # With eight quads for more heads, a thread's sums do not fit into Intel's registers.
+        batch = min(batch_of(self.limits), 8 if heads <= 4 else 4)
+        consts = {"LOCAL": local, "HEADS": heads, "BATCH": batch}
+        self._attend_rows(
+            "attn_decode", "f32", (q, k, v, cells, part, step), tiles, consts, group=group, **how
+        )
+
+    def attn_decode_coop(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        cells: View,
+        part: View,
+        step: View,
+        *,
+        group: int | None = None,
+        **how: Any,
+    ) -> None:
+        """As attn_decode, on matrix units, the heads of a group as rows: q, k, v and the probabilities are
+        rounded to halves."""
+        group = group or _group(q, k)
+        head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
+        tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
+        assert tile, f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {head_v}"
+        for cache in (k, v):  # read by 16 bytes
+            assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
+        consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0)}
+        variant, tiles = self.limits.matrix_units.api, -(-group // tile.rows)
+        views = (q, k, v, cells, part, step)
+        self._attend_rows("attn_decode_coop", variant, views, tiles, consts, group=group, **how)
+
+    def _attend_rows(
+        self,
+        op: str,
+        variant: str,
+        views: tuple[View, ...],
+        tiles: int,
+        consts: dict[str, int],
+        *,
+        scale: float,
+        group: int,
+        q_first: int = 0,
+        window: int = 0,
+        chunk: int = 0,
+        softcap: float = 0.0,
+        sinks: View | None = None,
+    ) -> None:
+        """`tiles` of a kv head's group of q heads."""
+        q, k, v, cells, part, step = views
         final = len(part.shape) == 3
         n_rows, n_heads, n_splits, head_v = (
             (*part.shape[:2], 1, part.shape[2]) if final else (*part.shape[:3], part.shape[3] - 2)
@@ -249,30 +237,15 @@ class AttentionOps(Target):
         assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
         assert sinks is None or final, "sinks go to attn_combine"
         _check_sinks(sinks, n_heads)
-        tiles = -(-int(push["group"]) // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
-        tile_heads = -(-int(push["group"]) // tiles)
+        push |= {"n_splits": n_splits, "window": window, "chunk": chunk, "scale": scale, "softcap": softcap}
+        consts = {**consts, "HEAD_K": head_k, "HEAD_V": head_v, **types}
+        consts |= {"FINAL": int(final), "HAS_SINKS": int(sinks is not None)}
         self.record(
-            "attn_decode",
-            "f32",
+            op,
+            variant,
             (q, k, v, cells, sinks or q, part),
-            {
-                **push,
-                "n_splits": n_splits,
-                "window": window,
-                "chunk": chunk,
-                "scale": scale,
-                "softcap": softcap,
-            },
-            {
-                "LOCAL": 8 if self.limits.is_cpu else 128,  # a multiple or a part of CELL_BLOCK
-                "HEAD_K": head_k,
-                "HEAD_V": head_v,
-                "HEADS": tile_heads,
-                **types,
-                "FINAL": int(final),
-                "HAS_SINKS": int(sinks is not None),
-                "BATCH": _batch(self.limits),
-            },
+            push,
+            {name: consts[name] for name in SPECS[op].consts},
             (int(push["n_kv"]) * tiles, n_splits, n_rows),
             step,
             flops=2 * n_rows * n_heads * cells.shape[1] * CELL_BLOCK * (head_k + head_v),
@@ -302,7 +275,7 @@ class AttentionOps(Target):
     def attn_prefill(self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Any) -> None:
         """Causal attention of the step's runs; arguments as attn_decode's, y [n_rows, n_heads, head_v]."""
         self._attend_runs(
-            "attn_prefill", "f32", (q, k, v, cells, y, step), _tile(self.limits, q.shape[2]), **how
+            "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )
 
     def attn_prefill_coop(
@@ -321,7 +294,7 @@ class AttentionOps(Target):
         op: str,
         variant: str,
         views: tuple[View, ...],
-        tile: _Tile,
+        tile: Tile,
         *,
         scale: float,
         group: int | None = None,
@@ -333,7 +306,7 @@ class AttentionOps(Target):
     ) -> None:
         q, k, v, cells, y, step = views
         n_rows, n_heads, head_v = y.shape
-        push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
+        push, head_k, types = _attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_sinks(sinks, n_heads)
         n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # every run may end in a broken tile

@@ -84,6 +84,16 @@ SPECS: dict[str, OpSpec] = {
             step=True,
         ),
         op_spec(
+            "attn_decode_coop",
+            "q:r k:r v:r cells:r sinks:r part:w",
+            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f",
+            "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL "
+            "HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP FINAL",
+            step=True,
+            needs=("matrix_units", "full_subgroups"),
+            twin="attn_decode",
+        ),
+        op_spec(
             "attn_combine",
             "part:r sinks:r y:w",
             "n_heads n_rows n_splits",

@@ -101,6 +101,24 @@ def test_attention_takes_heads_of_whole_matrices(name: str, heads: tuple[int, in
         assert sums <= (32 if units.lanes <= 16 else 64)
 
 
+@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 16, 24])
+def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
+    """From four heads on, in wide subgroups; the rows hold the group, or the largest tile that fits."""
+    units, needs = UNITS[name], frozenset(ops.OPS["attn_decode_coop"].needs)
+    assert units
+    gpu = Limits(max_invocations=1024, max_shared_nbytes=49_152, features=needs, matrix_units=units)
+    rows = ops.heads_by_units(gpu, group, 128, 128)
+    assert bool(rows) == (group >= 4 and units.lanes >= 32)
+    assert not rows or group <= rows < max(2 * group, units.m + 1)
+    for other in (gpu.exact(), replace(gpu, is_cpu=True), replace(gpu, features=frozenset())):
+        assert not ops.heads_by_units(other, group, 128, 128)
+    assert not ops.heads_by_units(gpu, group, 576, 512)
+    tile = ops.tile_of_units(gpu, group, 256, 256, "attn_decode_coop")
+    assert (tile is not None) == (units.lanes >= 32)  # more invocations hold what they read of larger heads
+    assert not tile or 32 * 512 // 8 <= 24 * tile.consts["LOCAL"]
+
+
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_halves_with_a_scale_keep_every_magnitude(span: float) -> None:
     """A product of packed rows is within the tolerance of mat_mul_coop, also for values of x beyond F16."""

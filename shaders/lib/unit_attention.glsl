@@ -1,0 +1,183 @@
+// Attention of a tile of rows on matrix units, for attn_prefill_coop and attn_decode_coop: q, k, v and the probabilities
+// become halves, sums are floats. A tile has ROW_GROUPS groups of M rows, and each group has V_PARTS subgroups. To score a
+// block, these divide its keys among them; to sum p * v, the dimensions of V. Scores meet in shared memory, where a row's
+// invocations scale and mask them and find the maximum. The output stays in matrices; a matrix of the rows' factors
+// rescales them. The including file fills q_tile, and for each block k_tile and v_tile; a barrier stands between its steps.
+// It declares the constants and the push constants, and put(row, d, value), which takes the results.
+void put(uint row, uint d, float value); // dimension d of a row of the tile
+
+const uint TQ = M * ROW_GROUPS; // rows of a tile
+const uint K_QUADS = HEAD_K / 4;
+const uint V_QUADS = HEAD_V / 4;
+const uint PARTS = V_PARTS * (LANES / M); // invocations of a row
+const uint FK = CELL_BLOCK / N / V_PARTS; // matrices of scores of a subgroup
+const uint FV = HEAD_V / N / V_PARTS; // and of its output
+const uint EACH = CELL_BLOCK / PARTS; // keys of an invocation
+// Rows in QUADs, an odd number of 16 bytes apart: eight of them begin at different banks.
+const uint Q_STRIDE = K_QUADS + 2;
+const uint K_STRIDE = K_QUADS + 2;
+const uint P_STRIDE = CELL_BLOCK / 4 + 2; // of probabilities, and of V
+const uint K_SIZE = CELL_BLOCK * K_STRIDE;
+const uint V_SIZE = HEAD_V * P_STRIDE;
+const uint S_STRIDE = CELL_BLOCK + 4; // floats
+
+shared QUAD q_tile[TQ * Q_STRIDE]; // [row][dimension]
+shared QUAD kv_tile[K_SIZE > V_SIZE ? K_SIZE : V_SIZE]; // K as [key][dimension], then V as [dimension][key]
+shared QUAD p_tile[TQ * P_STRIDE]; // [row][key]
+shared float s_tile[TQ * S_STRIDE]; // [row][key]; then a matrix of factors, or of results, [row][N] of each subgroup
+shared float part_of[LOCAL];
+
+QUAD half_quad(vec4 value) { return quad_of(clamp(value, -65504.0, 65504.0)); }
+
+QUAD k_halves(uint i) {
+    if (K_TYPE != CACHE_F16) return half_quad(k_quad(i));
+    return quad_of(uvec2(k[k_off + 2 * i], k[k_off + 2 * i + 1]));
+}
+
+QUAD v_halves(uint i) {
+    if (V_TYPE != CACHE_F16) return half_quad(v_quad(i));
+    return quad_of(uvec2(v[v_off + 2 * i], v[v_off + 2 * i + 1]));
+}
+
+// ---- where an invocation is in the tile ----
+
+uint v_part() { return gl_SubgroupID % V_PARTS; }
+
+uint own() { return gl_SubgroupID / V_PARTS * M; } // where the rows of its subgroup begin
+
+uint lane_part() { return gl_SubgroupInvocationID / M; }
+
+uint key_part() { return v_part() * (LANES / M) + lane_part(); } // of the PARTS of its row
+
+uint row_of_tile() { return own() + gl_SubgroupInvocationID % M; }
+
+// Where its subgroup's factors are, and its results.
+uint staged() { return own() * S_STRIDE + v_part() * M * N; }
+
+// Of part_of: what the PARTS of its row say, M apart.
+uint parts() { return gl_SubgroupID / V_PARTS * PARTS * M + gl_SubgroupInvocationID % M; }
+
+// ---- a block of keys ----
+
+float m = NEG_LARGE; // the maximum so far
+float l = 0.0; // sum of p, of the keys of this invocation
+MATRIX_SUM sum[FV];
+
+void clear_sums() {
+    [[unroll]] for (uint g = 0; g < FV; ++g) sum[g] = MATRIX_SUM(0.0);
+}
+
+// q_tile by K: raw scores.
+void score_keys() {
+    MATRIX_SUM score[FK];
+    [[unroll]] for (uint g = 0; g < FK; ++g) score[g] = MATRIX_SUM(0.0);
+    const uint own_q = own() * Q_STRIDE;
+    // The bounds of this loop and of V's are no constants, or drivers unroll all of it and take minutes to compile.
+    for (uint first = own_q; first < own_q + K_QUADS; first += UNROLL * K / 4) {
+        [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
+            const uint at = first + u * K / 4;
+            MATRIX_A rows;
+            LOAD_ROWS(rows, q_tile, at, Q_STRIDE);
+            [[unroll]] for (uint g = 0; g < FK; ++g) {
+                MATRIX_B columns;
+                LOAD_COLUMNS(columns, kv_tile, (v_part() * FK + g) * N * K_STRIDE + at - own_q, K_STRIDE);
+                score[g] = MULTIPLY_ADD(rows, columns, score[g]);
+            }
+        }
+    }
+    [[unroll]] for (uint g = 0; g < FK; ++g) {
+        STORE_ROWS(score[g], s_tile, own() * S_STRIDE + (v_part() * FK + g) * N, S_STRIDE);
+    }
+}
+
+// Probabilities of the scores, for the keys from position `begin` up to the row's own, `end`, of the block at block_pos.
+// One barrier stands within.
+void weigh_keys(uint block_pos, uint begin, uint end) {
+    float s[EACH];
+    float top = NEG_LARGE;
+    [[unroll]] for (uint i = 0; i < EACH; ++i) {
+        // Where every key so far is masked the maximum is NEG_LARGE and what is summed is finite; the first key
+        // that is not wipes it out, because exp(NEG_LARGE - m) is 0.
+        const uint key_pos = block_pos + key_part() * EACH + i;
+        const bool masked = key_pos > end || key_pos < begin;
+        s[i] = s_tile[row_of_tile() * S_STRIDE + key_part() * EACH + i] * scale;
+        if (HAS_SOFTCAP != 0) s[i] = soft_cap(s[i], softcap);
+        s[i] = masked ? NEG_LARGE : s[i];
+        top = max(top, s[i]);
+    }
+    part_of[parts() + key_part() * M] = top;
+    barrier();
+
+    float m_new = m;
+    [[unroll]] for (uint i = 0; i < PARTS; ++i) m_new = max(m_new, part_of[parts() + i * M]);
+    const float rescale = exp(m - m_new);
+    m = m_new;
+    l *= rescale;
+    [[unroll]] for (uint i = 0; i < EACH; i += 4) {
+        const vec4 p = exp(vec4(s[i], s[i + 1], s[i + 2], s[i + 3]) - m_new);
+        l += (p.x + p.y) + (p.z + p.w);
+        p_tile[row_of_tile() * P_STRIDE + (key_part() * EACH + i) / 4] = quad_of(p);
+    }
+    const uint factors = staged() + gl_SubgroupInvocationID % M * N + lane_part();
+    [[unroll]] for (uint c = 0; c < N; c += LANES / M) s_tile[factors + c] = rescale;
+}
+
+// Adds p * v of the keys from `at` on, in p_tile.
+void add_round(uint at) {
+    [[unroll]] for (uint u = 0; u < UNROLL; ++u) {
+        MATRIX_A rows;
+        LOAD_ROWS(rows, p_tile, at + u * K / 4, P_STRIDE);
+        const uint key = at + u * K / 4 - own() * P_STRIDE;
+        [[unroll]] for (uint g = 0; g < FV; ++g) {
+            MATRIX_B columns;
+            LOAD_COLUMNS(columns, kv_tile, (v_part() * FV + g) * N * P_STRIDE + key, P_STRIDE);
+            sum[g] = MULTIPLY_ADD(rows, columns, sum[g]);
+        }
+    }
+}
+
+// sum = sum * factors + p * v
+void add_values() {
+    MATRIX_SUM factors;
+    LOAD_ROWS(factors, s_tile, staged(), N);
+    [[unroll]] for (uint g = 0; g < FV; ++g) SCALE_BY(sum[g], factors);
+    const uint first = own() * P_STRIDE;
+    if (UNROLL * K == CELL_BLOCK) { // a loop of one round would move all sums from registers to registers
+        add_round(first);
+    } else {
+        for (uint at = first; at < first + CELL_BLOCK / 4; at += UNROLL * K / 4) add_round(at);
+    }
+}
+
+// ---- behind the last block ----
+
+// Makes l the sum over all keys of the row.
+void join_sums() {
+    barrier();
+    part_of[parts() + key_part() * M] = l;
+    barrier();
+    l = 0.0;
+    [[unroll]] for (uint i = 0; i < PARTS; ++i) l += part_of[parts() + i * M];
+}
+
+// 1 / the row's denominator.
+float inverse_sum(uint head) {
+    if (HAS_SINKS == 0) return 1.0 / l;
+    const float sink = sinks[sinks_off + head]; // one more logit, in the denominator alone
+    const float m_all = max(m, sink);
+    return exp(m - m_all) / (l * exp(m - m_all) + exp(sink - m_all));
+}
+
+// Puts the row's results, times `factor`. Which value an invocation holds is the driver's matter: they go through shared
+// memory.
+void put_results(float factor) {
+    [[unroll]] for (uint g = 0; g < FV; ++g) {
+        STORE_ROWS(sum[g], s_tile, staged(), N);
+        barrier();
+        const uint from = staged() + gl_SubgroupInvocationID % M * N + lane_part();
+        [[unroll]] for (uint c = 0; c < N; c += LANES / M) { // a count that ANV knows, or it keeps all sums in memory
+            put(row_of_tile(), (v_part() * FV + g) * N + c + lane_part(), s_tile[from + c] * factor);
+        }
+        barrier();
+    }
+}

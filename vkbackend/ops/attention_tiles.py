@@ -1,0 +1,117 @@
+"""How attention is cut into tiles and splits of the keys."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from vkbackend.limits import Limits
+from vkbackend.ops.spec import SPECS
+
+CELL_BLOCK = 32  # positions per entry of a cell table, as in shaders/lib/step.glsl
+MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory beside 8 of scores and sums
+MAX_TILE_HEADS = 8
+MAX_SPLITS = 64  # of the keys: 256 workgroups for a row of 4 kv heads
+MAX_UNIT_HEAD = 256  # of attention on matrix units: a subgroup keeps its rows' output in registers
+# Of attn_decode_coop. Intel's subgroups of up to 16 lanes cannot hold what is read of a block (370 spills).
+MIN_UNIT_GROUP = 4  # heads to a kv head
+MIN_UNIT_LANES = 32  # on GPUs
+MAX_HELD = 24  # pieces of 16 bytes in an invocation's registers: 32 spill on NVIDIA
+
+
+def attn_splits(
+    limits: Limits,
+    n_rows: int,
+    n_heads: int,
+    n_kv: int,
+    blocks_per_slot: int,
+    window: int = 0,
+    tile_heads: int = MAX_TILE_HEADS,
+) -> int:
+    """Splits of the keys for attn_decode, or attn_decode_coop with its `tile_heads`: enough workgroups to
+    fill a GPU, at least 4 blocks of keys each."""
+    wanted = 1 if limits.is_cpu else -(-256 // (n_rows * n_kv * -(-n_heads // (n_kv * tile_heads))))
+    seen = min(blocks_per_slot, -(-window // CELL_BLOCK) + 1) if window else blocks_per_slot
+    return max(1, min(wanted, seen // 4, MAX_SPLITS))
+
+
+def batch_of(limits: Limits) -> int:
+    """Quads of K or V that a thread reads before it uses one: eight on a GPU, one on a CPU. A device
+    without subgroups counts as a CPU."""
+    return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
+
+
+class Tile(NamedTuple):
+    """Rows of a prompt that a workgroup takes, and the specialization constants of its cut."""
+
+    rows: int
+    consts: dict[str, int]
+    last: dict[str, int]  # constants with ids above those of the caches' types
+
+
+def tile_of_rows(limits: Limits, head_k: int) -> Tile:
+    """The q tile takes at most 10 KiB of shared memory."""
+    rows = 16 if head_k <= 128 and not limits.is_cpu else 8 if head_k <= 320 else 4
+    return Tile(rows, {"LOCAL": 32 if limits.is_cpu else 128, "TQ": rows}, {"BATCH": batch_of(limits)})
+
+
+def tile_of_units(
+    limits: Limits, n_rows: int, head_k: int, head_v: int, op: str = "attn_prefill_coop"
+) -> Tile | None:
+    """The tile of attn_prefill_coop or attn_decode_coop: four groups of rows, or fewer where the rows or the
+    shared memory do not suffice. None where the device lacks matrix units, or where its matrices do not
+    divide heads, keys or subgroups. A prompt's group of rows has as few subgroups as hold its output in
+    registers. Of a row that decodes it has as many as there is work for, so that more loads are under way."""
+    units = limits.matrix_units
+    if not limits.features.issuperset(SPECS[op].needs) or max(head_k, head_v) > MAX_UNIT_HEAD:
+        return None
+    if head_k % units.k or head_v % units.n or CELL_BLOCK % units.n or CELL_BLOCK % units.k:
+        return None
+    if units.lanes % units.m or units.n % (units.lanes // units.m):
+        return None
+    if op == "attn_decode_coop" and units.lanes < MIN_UNIT_LANES and not limits.is_cpu:
+        return None
+    # Registers of a subgroup's part of the output; subgroups of up to 16 lanes have half as many (Intel).
+    most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
+    in_row = units.lanes // units.m  # invocations of a row, which have four keys or more each
+    able = [
+        parts
+        for parts in (1, 2, 4)
+        if head_v // units.n // parts * each <= most
+        and head_v // units.n % parts == CELL_BLOCK // units.n % parts == 0
+        and parts * in_row <= CELL_BLOCK // 4
+    ]
+    if not able:
+        return None
+    decodes = op == "attn_decode_coop"
+    parts = able[-1] if decodes else able[0]
+    held = CELL_BLOCK * (head_k + head_v) // 8  # pieces of K and V that a row that decodes has in registers
+    found = None
+    for groups in (4, 2, 1):
+        rows, local = units.m * groups, units.lanes * groups * parts
+        halves = rows * (head_k + 8 + CELL_BLOCK + 8)
+        halves += max(CELL_BLOCK * (head_k + 8), head_v * (CELL_BLOCK + 8))
+        nbytes = 2 * halves + 4 * rows * (CELL_BLOCK + 4) + 4 * local
+        if nbytes > limits.max_shared_nbytes or local > limits.max_invocations:
+            continue
+        if decodes and units.lanes >= MIN_UNIT_LANES and held > MAX_HELD * local:
+            break
+        consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
+        consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts}
+        twice = units.lanes > 8 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
+        found = Tile(rows, {**consts, "UNROLL": 1 + twice}, {})
+        if rows < 2 * n_rows:
+            break
+    return found
+
+
+def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> bool:
+    """Whether attn_prefill_coop serves: a GPU has matrix units, and they divide such heads."""
+    return not limits.is_cpu and tile_of_units(limits, n_rows, head_k, head_v) is not None
+
+
+def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
+    """Heads of a tile of attn_decode_coop where it serves, else 0: on GPUs, for groups of four heads and more
+    (docs/measurements/kernels.md has the counts)."""
+    tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
+    return tile.rows if tile and group >= MIN_UNIT_GROUP and not limits.is_cpu else 0
