@@ -21,9 +21,11 @@ SAMPLE = (
     r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows=(1|16|512),|Id\((type=)?'(f16|q4_0|q6_k)'"
     "|^Attn|^RmsNorm|^Rope|^KvStore|^MoeTopk|^SsmScan"
 )
-# Arrays that a GPU of this kind has in memory, since no compiler can know the index: (driver, kernel).
+# Arrays that a GPU of this kind has in memory, since no compiler can know the index, and a kernel that is not
+# chosen there: (driver, kernel).
 ARRAYS = (
     ("anv", "delta_chunk."),
+    ("anv", "attn_decode_coop."),
     ("nvk", "delta_chunk."),
     ("nvk", "attn_decode.f32 LOCAL=128 HEAD_K=8 "),  # smaller heads than any model has
 )

@@ -12,11 +12,13 @@ nothing). Below 1 is better.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from vkbackend.ops import CACHE_TYPES
+from vkbackend.ops.attention_tiles import MIN_UNIT_LANES
 from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import KernelRow
 from vkbackend.tools.measure.llama_cpp_choices import (
@@ -35,7 +37,7 @@ OURS = {
     "decode 1": ("mat_dot", "mat_wave"),
     "decode 8": ("mat_dot", "mat_wave"),
     "prefill": ("mat_mul_coop", "mat_mul_dot", "mat_tile"),
-    "attention 1": ("attn_decode",),
+    "attention 1": ("attn_decode_coop", "attn_decode"),
     "attention 512": ("attn_prefill_coop", "attn_prefill"),
 }
 
@@ -43,7 +45,7 @@ OURS = {
 def cases(work: str, kind: str) -> list[str]:
     """Patterns of the bench-ops cases in which the ops of `work` run."""
     if work == "attention 1":
-        return [rf"AttnDecode\(.*4095.*'{kind}', type_v='{kind}'"]
+        return [rf"AttnDecode(Coop)?\(.*4095.*n_heads=32,.*'{kind}', type_v='{kind}'"]
     if work == "attention 512":
         return [rf"AttnPrefill(Coop)?\(.*3968.*'{kind}', type_v='{kind}'"]
     if work == "prefill":
@@ -103,8 +105,8 @@ def compare(gpu: str, kinds: Sequence[str], works: Sequence[str], modules: Path)
             cycles = "-"
             if work == "prefill":
                 cycles = ratio(cycles_per_mac(row), cycles_per_mac(other))
-            both = (row.kernel.split()[0], *shown(row), other.kernel, *shown(other))
-            found.append((gpu, work, kind, *both, ratio(row.vector_per_32, other.vector_per_32), cycles))
+            both = (row.kernel.split()[0], *shown(row, work), other.kernel, *shown(other, work))
+            found.append((gpu, work, kind, *both, ratio(vector(row, work), vector(other, work)), cycles))
     return found
 
 
@@ -117,6 +119,8 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
             named = [row for row in named if f" K_TYPE={CACHE_TYPES.index(kind)} " in row.kernel]
         else:
             named = [row for row in named if row.kernel.split()[0].split("-")[0] == f"{op}.{kind}"]
+        if op == "attn_decode_coop":  # elsewhere ops do not choose it
+            named = [row for row in named if row.lanes >= MIN_UNIT_LANES]
         if of == "decode":
             named = [row for row in named if f" N={n_rows} " in row.kernel]
         if named:
@@ -124,8 +128,15 @@ def best(rows: Sequence[KernelRow], work: str, kind: str) -> KernelRow | None:
     return None
 
 
-def shown(row: KernelRow) -> tuple[str, ...]:
-    values = (row.vector_per_32, row.in_flight, row.registers, row.waves, row.spills)
+def vector(row: KernelRow, work: str) -> float | None:
+    """Vector instructions for 32 multiply-adds that count: where the four heads of a row are rows of matrices
+    of 16, a quarter of them."""
+    padded = work == "attention 1" and re.search("_coop|_cm1", row.kernel)
+    return row.vector_per_32 and row.vector_per_32 * (4 if padded else 1)
+
+
+def shown(row: KernelRow, work: str) -> tuple[str, ...]:
+    values = (vector(row, work), row.in_flight, row.registers, row.waves, row.spills)
     return tuple("-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
 
 

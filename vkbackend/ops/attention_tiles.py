@@ -13,10 +13,10 @@ MAX_TILE = 1536  # floats of q that attn_decode holds: 6 KiB of shared memory be
 MAX_TILE_HEADS = 8
 MAX_SPLITS = 64  # of the keys: 256 workgroups for a row of 4 kv heads
 MAX_UNIT_HEAD = 256  # of attention on matrix units: a subgroup keeps its rows' output in registers
-# Of attn_decode_coop. Intel's subgroups of up to 16 lanes cannot hold what is read of a block (370 spills).
-MIN_UNIT_GROUP = 4  # heads to a kv head
-MIN_UNIT_LANES = 32  # on GPUs
-MAX_HELD = 24  # pieces of 16 bytes in an invocation's registers: 32 spill on NVIDIA
+MIN_UNIT_GROUP = 4  # heads to a kv head, where attn_decode_coop serves
+# Of its subgroups. Those of up to 16 lanes (Intel) cannot hold what is read of a block: up to 370 spills.
+MIN_UNIT_LANES = 32
+MAX_HELD = 24  # pieces of 16 bytes in its invocations' registers: 32 spill on NVIDIA
 
 
 def attn_splits(
@@ -69,8 +69,6 @@ def tile_of_units(
         return None
     if units.lanes % units.m or units.n % (units.lanes // units.m):
         return None
-    if op == "attn_decode_coop" and units.lanes < MIN_UNIT_LANES and not limits.is_cpu:
-        return None
     # Registers of a subgroup's part of the output; subgroups of up to 16 lanes have half as many (Intel).
     most, each = 32 if units.lanes <= 16 else 64, units.m * units.n // units.lanes
     in_row = units.lanes // units.m  # invocations of a row, which have four keys or more each
@@ -111,7 +109,9 @@ def attends_by_units(limits: Limits, n_rows: int, head_k: int, head_v: int) -> b
 
 
 def heads_by_units(limits: Limits, group: int, head_k: int, head_v: int) -> int:
-    """Heads of a tile of attn_decode_coop where it serves, else 0: on GPUs, for groups of four heads and more
-    (docs/measurements/kernels.md has the counts)."""
+    """Heads of a tile of attn_decode_coop where it serves, else 0: on GPUs with wide subgroups, for groups of
+    four heads and more (docs/measurements/kernels.md has the counts)."""
+    if limits.is_cpu or group < MIN_UNIT_GROUP or limits.matrix_units.lanes < MIN_UNIT_LANES:
+        return 0
     tile = tile_of_units(limits, group, head_k, head_v, "attn_decode_coop")
-    return tile.rows if tile and group >= MIN_UNIT_GROUP and not limits.is_cpu else 0
+    return tile.rows if tile else 0

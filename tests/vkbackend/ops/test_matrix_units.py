@@ -115,8 +115,8 @@ def test_heads_of_a_group_decode_as_rows(name: str, group: int) -> None:
         assert not ops.heads_by_units(other, group, 128, 128)
     assert not ops.heads_by_units(gpu, group, 576, 512)
     tile = ops.tile_of_units(gpu, group, 256, 256, "attn_decode_coop")
-    assert (tile is not None) == (units.lanes >= 32)  # more invocations hold what they read of larger heads
-    assert not tile or 32 * 512 // 8 <= 24 * tile.consts["LOCAL"]
+    if units.lanes >= 32:  # more invocations hold what is read of larger heads
+        assert tile and 32 * 512 // 8 <= 24 * tile.consts["LOCAL"]
 
 
 @pytest.mark.parametrize("span", [1e-30, 1e-6, 1.0, 1e6, 1e30])
