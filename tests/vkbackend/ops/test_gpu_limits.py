@@ -52,5 +52,5 @@ ATTENTION = [
 def test_attention_with_many_reads_under_way(case: Case, device: Device) -> None:
     limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
     ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
-    assert dict(consts)["BATCH"] == 8, consts
+    assert dict(consts)["BATCH"] == (4 if dict(consts).get("HEADS", 1) > 4 else 8), consts
     run_case(case, device, limits, seed)
