@@ -12,7 +12,8 @@ from vkbackend.profiling import report_order, report_times
 from vkbackend.recording import Barrier, Copy, Dispatch, Recording, Scope, push_constants, submissions
 from vkbackend.runtime import Executable
 from vkbackend.vulkan.logical_device import LogicalDevice
-from vkbackend.vulkan.program import PipelineLayout, Programs, descriptor_type
+from vkbackend.vulkan.pipeline_layout import PipelineLayout, descriptor_type
+from vkbackend.vulkan.program import Programs
 from vkbackend.vulkan.timestamps import Timestamps
 from vkbackend.vulkan.vk import NULL, C, ffi, lib, new
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from vkbackend import env, forks, shaderlib
 from vkbackend.codebooks import codebook_of
-from vkbackend.errors import UnsupportedFeature, VkbackendError
-from vkbackend.ops.spec import PUSH_NBYTES
 from vkbackend.ops.table import OPS
 from vkbackend.recording import Dispatch
 from vkbackend.transfers import Transfers
@@ -25,6 +22,7 @@ from vkbackend.vulkan.codebooks import Codebooks
 from vkbackend.vulkan.logical_device import LogicalDevice
 from vkbackend.vulkan.memory import Memory
 from vkbackend.vulkan.pipeline_cache import PipelineCache
+from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.pipeline_report import CAPTURE
 from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
@@ -32,18 +30,6 @@ _HALVES = frozenset({"float16", "matrix_units"})  # needs of shaders that comput
 SAVE_AFTER_S = 1.0  # of compiling, then the cache is saved: a process that is killed does not close
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineLayout:
-    """Layouts of a pipeline and its descriptor sets. Set 0 has `n_storage` storage buffers, then the uniform
-    block if there is one. Set 1 exists only for a shader with a codebook, and has that alone."""
-
-    n_storage: int
-    uniform: bool
-    codebook: str | None
-    set_layout: Any
-    pipeline_layout: Any
 
 
 class Compiled(NamedTuple):
@@ -69,62 +55,17 @@ class Programs:
 
     def __init__(self, device: LogicalDevice, memory: Memory, transfers: Transfers) -> None:
         self._device = device
-        self.codebooks = Codebooks(device, memory, transfers, lambda: self.layout(1, False).set_layout)
-        self._layouts: dict[tuple[int, bool, str | None], PipelineLayout] = {}
+        self.layouts = layouts = Layouts(device)
+        self.codebooks = Codebooks(device, memory, transfers, lambda: layouts.get(1, False).set_layout)
         self._pipelines: dict[Key, Any] = {}
         self._cache = PipelineCache(device)
         self._unsaved_s = 0.0  # what went into compiling since the cache was saved
-
-    def layout(self, n_storage: int, uniform: bool, codebook: str | None = None) -> PipelineLayout:
-        key = n_storage, uniform, codebook
-        if key not in self._layouts:
-            self._layouts[key] = self._make_layout(*key)
-        return self._layouts[key]
-
-    def _make_layout(self, n_storage: int, uniform: bool, codebook: str | None) -> PipelineLayout:
-        device, n = self._device, n_storage + uniform
-        needed, most = n_storage + (codebook is not None), device.info.limits["max_storage_buffers"]
-        if needed > most:
-            raise UnsupportedFeature(
-                f"{device.name} ({device.info.name}): a shader needs {needed} storage buffers, and may bind "
-                f"{most} on this device; use another device"
-            )
-        bindings = ffi.new("VkDescriptorSetLayoutBinding[]", n)
-        for i in range(n):
-            bindings[i].binding, bindings[i].descriptorCount = i, 1
-            bindings[i].stageFlags = C.VK_SHADER_STAGE_COMPUTE_BIT
-            bindings[i].descriptorType = descriptor_type(i, n_storage)
-        beside = self.layout(1, False).set_layout if codebook else NULL
-        sets, pipes = ffi.new("VkDescriptorSetLayout *"), ffi.new("VkPipelineLayout *")
-        info = new("VkDescriptorSetLayoutCreateInfo", bindingCount=n, pBindings=bindings)
-        device.check(
-            lib.vkCreateDescriptorSetLayout(device.vk, info, NULL, sets), "vkCreateDescriptorSetLayout"
-        )
-        device.made("VkDescriptorSetLayout")
-        both = ffi.new("VkDescriptorSetLayout[2]", [sets[0], beside])
-        push = new("VkPushConstantRange", stageFlags=C.VK_SHADER_STAGE_COMPUTE_BIT, size=PUSH_NBYTES)
-        pipe_info = new(
-            "VkPipelineLayoutCreateInfo",
-            setLayoutCount=2 if codebook else 1,
-            pSetLayouts=both,
-            pushConstantRangeCount=1,
-            pPushConstantRanges=push,
-        )
-        try:
-            result = lib.vkCreatePipelineLayout(device.vk, pipe_info, NULL, pipes)
-            device.check(result, "vkCreatePipelineLayout")
-        except VkbackendError:
-            lib.vkDestroyDescriptorSetLayout(device.vk, sets[0], NULL)
-            device.gone("VkDescriptorSetLayout")
-            raise
-        device.made("VkPipelineLayout")
-        return PipelineLayout(n_storage, uniform, codebook, sets[0], pipes[0])
 
     def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
         """The pipeline that runs each dispatch, with its layout; compiled on first use."""
         used: list[tuple[Key, PipelineLayout]] = []
         for d in dispatches:
-            layout = self.layout(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
+            layout = self.layouts.get(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
             used.append(((d.op, d.variant, d.consts), layout))
         if missing := {key: layout for key, layout in used if key not in self._pipelines}:
             self._make(missing)
@@ -247,19 +188,10 @@ class Programs:
         for pipeline in self._pipelines.values():
             lib.vkDestroyPipeline(device.vk, pipeline, NULL)
             device.gone("VkPipeline")
-        for layout in self._layouts.values():
-            lib.vkDestroyPipelineLayout(device.vk, layout.pipeline_layout, NULL)
-            lib.vkDestroyDescriptorSetLayout(device.vk, layout.set_layout, NULL)
-            device.gone("VkPipelineLayout")
-            device.gone("VkDescriptorSetLayout")
+        self.layouts.close()
         self._cache.close()
-        self._pipelines, self._layouts = {}, {}
+        self._pipelines = {}
 
     def _save(self) -> None:
         self._cache.save()
         self._unsaved_s = 0.0
-
-
-def descriptor_type(binding: int, n_storage: int) -> int:
-    storage, uniform = C.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, C.VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER
-    return int(storage if binding < n_storage else uniform)

@@ -70,7 +70,7 @@ def test_shaders_of_halves_get_them(device: Any, code: bytes, monkeypatch: pytes
             (*MODULE, (("LOCAL", 128), ("RM", 4), ("RN", 4))),
             ("add", "f32", (("LOCAL", 64),)),
         ):
-            layout = programs.layout(4 if op != "add" else 3, False)
+            layout = programs.layouts.get(4 if op != "add" else 3, False)
             programs._make({(op, variant, consts): layout})
     finally:
         programs.close()

@@ -206,16 +206,16 @@ def test_a_layout_that_fails_leaves_nothing(
     """A codebook takes a layout of its own, made first and kept."""
     with faults.inject(faults.Fault(device.name, call, nth, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
-            programs.layout(3, True, codebook)
-    assert len(programs._layouts) == nth - 1
-    assert programs.layout(3, True, codebook).n_storage == 3
+            programs.layouts.get(3, True, codebook)
+    assert len(programs.layouts._layouts) == nth - 1
+    assert programs.layouts.get(3, True, codebook).n_storage == 3
 
 
 @pytest.mark.parametrize(
     "call", ["vkCreateBuffer", "vkAllocateMemory", "vkCreateDescriptorPool", "vkAllocateDescriptorSets"]
 )
 def test_a_codebook_that_fails_leaves_nothing(programs: Any, device: Any, call: str) -> None:
-    programs.layout(1, False)  # that of codebooks, which stays
+    programs.layouts.get(1, False)  # that of codebooks, which stays
     before, nbytes = dict(device.counts), dict(device.nbytes)
     with faults.inject(faults.Fault(device.name, call, 1, "VK_ERROR_OUT_OF_HOST_MEMORY")):
         with pytest.raises(OutOfDeviceMemory, match=call):
