@@ -30,3 +30,11 @@ def compile_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> N
     wait(compiling)  # even if one failed: no device may be closed while it still compiles
     for compiled in compiling:
         compiled.result()
+
+
+def begin_all(devices: Sequence[Device], recordings: Sequence[Recording]) -> None:
+    """Begin to compile the programs of each recording on its device, beside whatever follows; other hosts
+    begin with their own."""
+    for device, recording in zip(devices, recordings, strict=True):
+        if not device.host:
+            device.compile_ahead(recording)

@@ -149,6 +149,10 @@ class Device(ABC):
     def compile(self, recording: Recording) -> None:  # noqa: B027 - `build` does it as well
         """Make the programs of a recording; different devices may do so at once, in threads."""
 
+    def compile_ahead(self, recording: Recording) -> None:  # noqa: B027 - as above
+        """Begin to make the programs of a recording beside whatever follows. What is asked for meanwhile goes
+        first. Errors are raised where a program is asked for."""
+
     @abstractmethod
     def build(self, recording: Recording) -> Executable:
         """Compile a placed recording whose barriers are derived."""

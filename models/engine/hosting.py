@@ -245,10 +245,18 @@ def serve(
     inbox: SimpleQueue[Request | VkbackendError] = SimpleQueue()
     engine: Engine | None = None
     watch(inbox.put)
+    lock = threading.Lock()  # devices compile side by side
+
+    def compiled() -> None:
+        """Say nothing, so that a parent who waits for a step knows that the engine is alive."""
+        with lock:
+            conn.send(None)
+
     try:
         engine = open_(options, lambda done, total: conn.send(_Loading(done, total)))
         threading.Thread(target=_read, args=(conn, inbox), daemon=True).start()
         conn.send(engine.info)
+        engine.runner.tell_of_compiling(compiled)
         while True:
             try:
                 timeout = STUCK_S if engine.is_stuck and engine.busy else None

@@ -15,6 +15,7 @@ from vkbackend import env
 from vkbackend.errors import VkbackendError
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.candidates import TopK
+from vkbackend.meta.compiling import begin_all
 from vkbackend.meta.graph import mix_of
 from vkbackend.meta.mesh import Mesh, Step
 from vkbackend.meta.sizing import StepShape, bucket
@@ -23,7 +24,6 @@ from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
 from vkbackend.models.engine.flights import Launched, Rows, n_stages
-from vkbackend.models.engine.loading import Told
 from vkbackend.models.engine.memory_report import memory_report
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.saved_state import fingerprint
@@ -31,7 +31,13 @@ from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
-from vkbackend.models.placement.cost import cost_function, in_halves, step_shape, step_sizes
+from vkbackend.models.placement.cost import (
+    cost_function,
+    in_halves,
+    step_shape,
+    step_sizes,
+    token_recordings,
+)
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import lay_out
@@ -52,13 +58,12 @@ ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to thi
 class Runner:
     """A model loaded as `options` say, from their file or from `gguf`, a file that is open already.
 
-    `progress(done, total)` is called with bytes; while shaders are compiled it is called again and again with
-    the last values. `keep_values`: every intermediate tensor of a step can be read after it. `interleave`:
-    whether large micro-batches are computed in two halves, one while the sums of the other are exchanged
-    (None: if there are several physical devices). `group`: the hosts that run the model together, this one
-    among them; device names are then HOST/DEVICE. `devices`: open devices in place of those that the options
-    name. The attribute `options` has what was found while loading: context length, shares, layers on devices.
-    `prediction`: the expected times, from measured devices.
+    `progress(done, total)` is called with bytes. `keep_values`: every intermediate tensor of a step can be
+    read after it. `interleave`: whether large micro-batches are computed in two halves, one while the sums of
+    the other are exchanged (None: if there are several physical devices). `group`: the hosts that run the
+    model together, this one among them; device names are then HOST/DEVICE. `devices`: open devices in place
+    of those that the options name. The attribute `options` has what was found while loading: context length,
+    shares, layers on devices. `prediction`: the expected times, from measured devices.
     """
 
     def __init__(
@@ -160,8 +165,9 @@ class Runner:
                 group.settle(options)
             ropes = model.ropes(self.n_ctx)
             group.compare(self.fingerprint, options, layout.table(), limits, steps, ropes)
-        told = Told(progress)
-        mesh.load(layout.loads, FileSource(gguf, model.weights()), told.tell)
+        # While weights are read, and beside the prompt's own programs.
+        begin_all(mesh.devices, token_recordings(model, layout, options, limits, shape))
+        mesh.load(layout.loads, FileSource(gguf, model.weights()), progress or (lambda done, total: None))
         self.kv = KVCache(mesh, layout, options)
         self._tables = self.kv.groups
         self._make_tables(shape)
@@ -175,11 +181,6 @@ class Runner:
         )
         for device in mesh.devices:
             device.drop_upload()
-            device.compiled = told.again
-        # Compiles what decode needs now, rather than in front of the first token.
-        mesh.recorded_step(1, 1, self.max_top_k)
-        for device in mesh.devices:
-            device.compiled = None
         if group:
             group.loaded(mesh)
 
@@ -348,6 +349,11 @@ class Runner:
     def copy_state(self, source: int, target: int, n_stored: int) -> None:
         """Copy the recurrent state of a slot behind its first `n_stored` positions."""
         copy_state(self.mesh.devices, self.kv, source, target, n_stored)
+
+    def tell_of_compiling(self, tell: Callable[[], None]) -> None:
+        """Call `tell` behind every program that a step waited for, in any thread."""
+        for device in self.mesh.devices:
+            device.compiled = tell
 
     @property
     def n_recorded(self) -> int:

@@ -11,12 +11,21 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from vkbackend.buffer import Buffer, Home, View
+from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.limits import Limits
 from vkbackend.meta.balance import Cost, Shares
-from vkbackend.meta.graph import Graph
+from vkbackend.meta.graph import Graph, mix_of
 from vkbackend.meta.reduce import Reduce
-from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, bucket, measure
+from vkbackend.meta.sizing import (
+    Build,
+    Sizing,
+    StepKind,
+    StepShape,
+    StepSizes,
+    bucket,
+    build_step,
+    measure,
+)
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
 from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
@@ -33,6 +42,7 @@ from vkbackend.models.placement.layout import (
     weight_nbytes,
 )
 from vkbackend.ops import MAX_TOP_K
+from vkbackend.recording import Recording
 from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS
 from vkbackend.twins.device import NullDevice
@@ -150,6 +160,20 @@ def step_sizes(
     return measure(devices, build, shape, options.reduce_type, reuse, short)
 
 
+def token_recordings(
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
+) -> list[Recording]:
+    """What each device does for one token, with the layers that repeat left out: the programs are those of
+    the whole step. The views are of memory that does not exist."""
+    devices, _ = _traced(model, layout, limits)
+    build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
+    inputs = [shape.unplaced(d) for d in range(len(devices))]
+    kind = StepKind(1, 1, shape.top_k, mix=mix_of(1))
+    return build_step(devices, inputs, Sizing(len(devices)), layout.active, options.reduce_type, kind, build)[
+        0
+    ]
+
+
 # How often a pair of neighbouring layers is traced. By the third time, a layer reuses memory that an earlier
 # one freed, so further repeats need no more.
 REPEATS = 3
@@ -204,9 +228,23 @@ def _traced(
 ) -> tuple[list[NullDevice], Build]:
     """Devices without memory, and what builds the step of the model, or of its first `n_layer` layers."""
     devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
-    weights = Weights({load.name: _weight(load, devices) for load in layout.loads})
+    places = [_Places() for _ in devices]
+    weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
     caches = _caches(layout)[:n_layer]
     return devices, lambda graph: model.forward(graph, weights, caches)
+
+
+class _Places:
+    """Where a device without memory has its weights: one behind another, as they are loaded. Products of
+    neighbours can be fused."""
+
+    def __init__(self) -> None:
+        self._buffer, self._end = Buffer(1 << 62, Home.WEIGHTS, "traced"), 0
+
+    def view(self, shape: tuple[int, ...], dtype: str) -> View:
+        view = View(self._buffer, self._end, shape, dtype)
+        self._end = aligned(view.end)
+        return view
 
 
 def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
@@ -214,15 +252,15 @@ def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
     return View(Buffer(1 << 62, Home.WEIGHTS, "traced"), 0, shape, dtype)
 
 
-def _weight(load: Load, devices: Sequence[NullDevice]) -> Weight:
+def _weight(load: Load, devices: Sequence[NullDevice], places: Sequence[_Places]) -> Weight:
     weight = Weight(load.name, load.shape, load.dtype, load.state, [])
-    for d, device in enumerate(devices):
+    for d, (device, place) in enumerate(zip(devices, places, strict=True)):
         most = piece_nbytes(device)
         weight.pieces.append(
-            [(first, _view(shape, load.dtype)) for first, shape in piece_shapes(load, d, most)]
+            [(first, place.view(shape, load.dtype)) for first, shape in piece_shapes(load, d, most)]
         )
         if len(load.shape) == 3 and expert_pieces(load, d, most):
-            weight.starts[d] = _view((load.shape[0] + 1,), "u32")
+            weight.starts[d] = place.view((load.shape[0] + 1,), "u32")
     return weight
 
 

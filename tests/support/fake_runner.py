@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +88,9 @@ class FakeRunner:
         self.n_rows = self.n_copies = self.closed = 0
         self.n_in_flight, self.in_flight = n_in_flight, deque[Any]()
         self.most_in_flight = 0
+
+    def tell_of_compiling(self, tell: Callable[[], None]) -> None:
+        """Nothing is compiled."""
 
     def resume_at(self, slot: int, position: int) -> int:
         return self.states.resume_at(slot, position) if self.states else position

@@ -128,6 +128,9 @@ class VulkanDevice(LogicalDevice, Device):
     def compile(self, recording: Recording) -> None:
         self.programs.pipelines([c for c in recording.accesses() if isinstance(c, Dispatch)])
 
+    def compile_ahead(self, recording: Recording) -> None:
+        self.programs.begin([c for c in recording.accesses() if isinstance(c, Dispatch)])
+
     def build(self, recording: Recording, *, timed: bool = False) -> VulkanExecutable:
         executable = VulkanExecutable(self, self.programs, recording, timed=timed)
         try:

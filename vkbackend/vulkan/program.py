@@ -58,55 +58,75 @@ class Programs:
         self.layouts = layouts = Layouts(device)
         self.codebooks = Codebooks(device, memory, transfers, lambda: layouts.get(1, False).set_layout)
         self._pipelines: dict[Key, Any] = {}
+        self._begun: dict[Key, tuple[PipelineLayout, Future[Compiled]]] = {}  # nobody has asked for these yet
         self._cache = PipelineCache(device)
         self._unsaved_s = 0.0  # what went into compiling since the cache was saved
 
     def pipelines(self, dispatches: Sequence[Dispatch]) -> list[tuple[Any, PipelineLayout]]:
         """The pipeline that runs each dispatch, with its layout; compiled on first use."""
-        used: list[tuple[Key, PipelineLayout]] = []
-        for d in dispatches:
-            layout = self.layouts.get(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
-            used.append(((d.op, d.variant, d.consts), layout))
+        used = self._used(dispatches)
         if missing := {key: layout for key, layout in used if key not in self._pipelines}:
             self._make(missing)
         return [(self._pipelines[key], layout) for key, layout in used]
 
+    def begin(self, dispatches: Sequence[Dispatch]) -> None:
+        """Begin to compile the pipelines of dispatches, beside whatever follows. `pipelines` waits for those
+        that it is asked for, and goes before the others."""
+        self._begin({key: layout for key, layout in self._used(dispatches) if key not in self._pipelines})
+
+    def _used(self, dispatches: Sequence[Dispatch]) -> list[tuple[Key, PipelineLayout]]:
+        used: list[tuple[Key, PipelineLayout]] = []
+        for d in dispatches:
+            layout = self.layouts.get(len(d.bound), d.step is not None, codebook_of(d.op, d.variant))
+            used.append(((d.op, d.variant, d.consts), layout))
+        return used
+
+    def _begin(self, wanted: dict[Key, PipelineLayout]) -> None:
+        """Begin to make the wanted pipelines, before all that have waited so far."""
+        waiting = {key: layout for key, (layout, made) in self._begun.items() if made.cancel()}
+        begun = {key: of_key for key, of_key in self._begun.items() if key not in waiting}
+        missing = {key: layout for key, layout in (wanted | waiting).items() if key not in begun}
+        pool = _threads(env.compile_threads())
+        # Modules come first in the pool's queue. So a thread that waits for a module never takes the place of
+        # the thread that makes it.
+        modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
+        code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
+        for key, layout in missing.items():
+            begun[key] = layout, pool.submit(self._compile, *key, layout, code[key[:2]])
+        self._begun = begun
+
     def _make(self, missing: dict[Key, PipelineLayout]) -> None:
-        began, n_threads = time.perf_counter(), env.compile_threads()
-        pool, made = _threads(n_threads), dict[Key, Future[Compiled]]()
+        began = time.perf_counter()
+        self._begin(missing)
+        made = {key: self._begun.pop(key)[1] for key in missing}
         try:
-            # Modules come first in the pool's queue. So a thread that waits for a module never takes the
-            # place of the thread that makes it.
-            modules = dict.fromkeys((op, variant) for op, variant, _ in missing)
-            code = {module: pool.submit(shaderlib.spirv, *module) for module in modules}
-            for key, layout in missing.items():
-                made[key] = pool.submit(self._compile, *key, layout, code[key[:2]])
             for future in as_completed(made.values()):
                 if future.exception() or any(result for result, _ in future.result().calls):
                     break  # the others would be made for nothing
                 if self._device.compiled:
                     self._device.compiled()
         finally:
-            for future in made.values():
-                future.cancel()
-            wait(made.values())
             cpu_s, error = self._keep(made)
         if error:
             raise error
         took_s = time.perf_counter() - began
         env.log(
             1,
-            f"{self._device.name}: {len(missing)} pipelines in {took_s:.2f} s on {n_threads} threads, "
-            f"{cpu_s:.2f} s of CPU time",
+            f"{self._device.name}: {len(missing)} pipelines in {took_s:.2f} s on {env.compile_threads()} "
+            f"threads, {cpu_s:.2f} s of CPU time",
         )
-        self._unsaved_s += took_s
+        self._unsaved_s += max(took_s, cpu_s)  # what was begun before took longer than the wait for it
         if self._unsaved_s > SAVE_AFTER_S:
             self._save()
 
     def _keep(self, made: dict[Key, Future[Compiled]]) -> tuple[float, BaseException | None]:
-        """Keep the pipelines that threads made, even if another one failed; returns (CPU seconds, the first
-        error). Results are checked and objects counted here, not in the threads: neither is thread-safe."""
+        """Keep the pipelines that threads made or are making, even if another one failed; those that have not
+        begun are cancelled. Returns (CPU seconds, the first error). Results are checked and objects counted
+        here, not in the threads: neither is thread-safe."""
         device, cpu_s, first = self._device, 0.0, None
+        for future in made.values():
+            future.cancel()
+        wait(made.values())
         for key, future in made.items():
             if future.cancelled():
                 continue
@@ -182,6 +202,8 @@ class Programs:
 
     def close(self) -> None:
         device = self._device
+        self._keep({key: made for key, (_, made) in self._begun.items()})
+        self._begun = {}
         if self._unsaved_s and not device.lost:
             self._save()
         self.codebooks.close()

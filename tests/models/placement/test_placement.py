@@ -287,6 +287,7 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
     try:
         layout, mesh = runner.layout, runner.mesh
+        mesh.recorded_step(1, 1, runner.max_top_k)  # codebooks come with the first step that reads them
         limits = [device.limits for device in mesh.devices]
         steps = step_sizes(
             runner.model, layout, runner.options, limits, step_shape(runner.model, layout, runner.options, 4)

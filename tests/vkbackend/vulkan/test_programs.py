@@ -184,18 +184,60 @@ def test_who_waits_hears_of_every_one(programs: Any, device: Any, monkeypatch: p
     assert len(told) == 6
 
 
-def test_loading_tells_of_it(models: Path) -> None:
-    """The last bytes are reported again for every shader, which keeps a process apart trusted."""
-    told: list[tuple[int, int]] = []
-    runner = load_runner(
-        models / "stories-narrow-F32.gguf",
-        devices=["0"],
-        n_ctx=64,
-        progress=lambda done, total: told.append((done, total)),
-    )
-    n_pipelines = runner.mesh.devices[0].counts["VkPipeline"]
+def test_what_is_asked_for_goes_before_what_was_begun(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread. While it is held in its first pipeline, the last of those begun is asked for."""
+    from vkbackend.vulkan import program
+
+    monkeypatch.setenv(env.COMPILE_THREADS, "1")
+    dispatches, order, held, free = some_dispatches(), list[Any](), threading.Event(), threading.Event()
+    real = program.Programs._compile
+
+    def compile_(self: Any, *key: Any) -> Any:
+        order.append(key[:3])
+        held.set()
+        free.wait(20)
+        return real(self, *key)
+
+    monkeypatch.setattr(program.Programs, "_compile", compile_)
+    programs.begin(dispatches)
+    assert held.wait(20)
+    threading.Timer(0.1, free.set).start()
+    programs.pipelines(dispatches[-2:-1])
+    keys = [(d.op, d.variant, d.consts) for d in dispatches]
+    assert order[:2] == [keys[0], keys[-2]]
+    programs.pipelines(dispatches)
+    assert sorted(order) == sorted(keys), "each is made once"
+    assert not programs._begun
+
+
+def test_what_was_begun_and_fails_is_told_to_who_asks(programs: Any, device: Any) -> None:
+    with faults.inject(
+        faults.Fault(device.name, "vkCreateComputePipelines", 3, "VK_ERROR_OUT_OF_HOST_MEMORY")
+    ):
+        programs.begin(some_dispatches())
+        with pytest.raises(OutOfDeviceMemory, match="vkCreateComputePipelines"):
+            programs.pipelines(some_dispatches())
+    assert len(programs.pipelines(some_dispatches())) == 6
+
+
+def test_closed_while_it_compiles(programs: Any) -> None:
+    """What was begun and never asked for is released with the rest (the fixture counts)."""
+    programs.begin(some_dispatches())
+
+
+@pytest.mark.parametrize("name", ["stories-narrow-F32.gguf"])
+def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: str) -> None:
+    """The programs that loading begins to compile are those of a step of one token, no more and no fewer."""
+    runner = load_runner(models / name, devices=["0", "0"], n_ctx=64)
+    told: list[int] = []
+    runner.tell_of_compiling(lambda: told.append(1))
+    devices = runner.mesh.devices
+    begun = [set(device.programs._begun) | set(device.programs._pipelines) for device in devices]
+    runner.mesh.recorded_step(1, 1, runner.max_top_k)
+    for device, keys in zip(devices, begun, strict=True):
+        assert len(keys) > 5 and set(device.programs._pipelines) == keys and not device.programs._begun
+    assert len(told) == sum(len(keys) for keys in begun)
     runner.close()
-    assert n_pipelines > 5 and told[-n_pipelines:] == [(told[-1][1],) * 2] * n_pipelines
 
 
 @pytest.mark.parametrize("call", ["vkCreateDescriptorSetLayout", "vkCreatePipelineLayout"])
