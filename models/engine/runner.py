@@ -25,6 +25,7 @@ from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
 from vkbackend.models.engine.flights import Launched, Rows, n_stages
 from vkbackend.models.engine.memory_report import memory_report
+from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
@@ -71,7 +72,7 @@ class Runner:
         options: Options,
         gguf: GGUF | None = None,
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         keep_values: bool = False,
         interleave: bool | None = None,
         group: Group | None = None,
@@ -129,13 +130,7 @@ class Runner:
             env.log(1, line)
         return replace(options, tensor_split=self.prediction.tensor_split)
 
-    def _load(
-        self,
-        gguf: GGUF,
-        types: dict[str, str],
-        options: Options,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
+    def _load(self, gguf: GGUF, types: dict[str, str], options: Options, progress: Progress | None) -> None:
         model, mesh, n, group = self.model, self.mesh, len(self.mesh.devices), self.group
         leads = group is None or group.leads
         if group and not leads:
