@@ -34,7 +34,7 @@ from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
 from vkbackend.tools.op_cases.setup import Case
 
-ROWS = {"one": 1, "few": 4, "many": 128}  # the rows of x that are timed for each class
+ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # the rows of x that are timed for each class
 TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # all ops with f32 activations have the first
 SHAPES = ((2048, 2048), (256, 1024))  # n, k
 GAIN = 0.9

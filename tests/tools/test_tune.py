@@ -47,16 +47,16 @@ def test_tune_writes_what_devices_read(
     other = VulkanDevice(info)
     try:
         assert other.limits.choices == tuple(table.items())
-        for name, rows in (("one", 1), ("few", 5), ("many", 9)):
+        for name, rows in (("one", 1), ("few", 5), ("some", 9), ("many", 17)):
             assert ops.mat_op(other.limits, rows, "f32") == table[name][0]
     finally:
         other.close()
     name = measured.entry_name(info)
-    for stored in ([], 3, {"format": 2, "ops": [1]}, {"format": 1, "ops": {"one": "mat_lane"}}):
+    for stored in ([], 3, {"format": 3, "ops": [1]}, {"format": 2, "ops": {"one": "mat_lane"}}):
         cache_folder.write_json(name, stored)
         assert measured.load(info) == {}
     ops_of = {"one": ["mat_mul"], "many": ["add", "mat_lane"], "x": ["add"]}
-    cache_folder.write_json(name, {"format": 2, "ops": ops_of})
+    cache_folder.write_json(name, {"format": 3, "ops": ops_of})
     assert measured.load(info) == {"many": ("mat_lane",)}
     (tmp_path / name).write_text("[" * 100_000)
     assert measured.load(info) == {}

@@ -63,7 +63,7 @@ class Tune(Part):
 
 TYPES = ("q4_0", "q4_k", "q8_0", "q6_k", "f16", "mxfp4", "iq4_xs")
 SIDE, SOFTWARE_SIDE = 4096, 1024  # of a square matrix
-ROWS = {"one": 1, "few": 8, "many": 512}  # of x, by class
+ROWS = {"one": 1, "few": 8, "some": 16, "many": 512}  # of x, by class
 SOFTWARE_ROWS = ROWS | {"many": 32}
 COLD_NBYTES = 512 << 20  # copies that take turns: more than any cache holds
 HEAP_SHARE = 8  # the copies take at most an eighth of a device's memory

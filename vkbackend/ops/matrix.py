@@ -20,8 +20,13 @@ from vkbackend.ops.target import Target, floor_pow2, rows_of
 
 MAX_VEC_ROWS = 8  # the most rows of x for mat_vec, and for one thread of mat_lane
 BUSY_TILES = 64  # workgroups that keep a GPU busy: one or two for each of its cores
-ROW_CLASSES = {"one": 1, "few": MAX_VEC_ROWS, "many": 1 << 31}  # class -> the most rows of x in it
-FEW, MANY = ("one", "few"), ("many",)
+ROW_CLASSES = {
+    "one": 1,
+    "few": MAX_VEC_ROWS,
+    "some": 16,
+    "many": 1 << 31,
+}  # class -> the most rows of x in it
+FEW, MANY = ("one", "few"), ("some", "many")
 
 
 class Size(NamedTuple):

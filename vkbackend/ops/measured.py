@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CANDIDATES = {rows: tuple(op.name for op in MATRIX_OPS.values() if rows in op.rows) for rows in ROW_CLASSES}
 Table = dict[str, tuple[str, ...]]  # class of rows -> ops, the fastest first
-_FORMAT = 2
+_FORMAT = 3
 
 
 def entry_name(info: DeviceInfo) -> str:

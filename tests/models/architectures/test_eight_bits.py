@@ -23,7 +23,12 @@ from vkbackend.tools import cli
 from vkbackend.tools.op_cases import quantized as op_cases_quantized
 from vkbackend.twins.device import NumpyDevice
 
-TABLE: measured.Table = {"one": ("mat_dot",), "few": ("mat_dot",), "many": ("mat_mul_dot",)}
+TABLE: measured.Table = {
+    "one": ("mat_dot",),
+    "few": ("mat_dot",),
+    "some": ("mat_mul_dot",),
+    "many": ("mat_mul_dot",),
+}
 TYPES = sorted(kind.upper() for kind in op_cases_quantized.TYPES)
 FILES = [
     *(f"stories-w256-{kind}" for kind in TYPES), "stories-qwen2-Q8_0",

@@ -33,6 +33,11 @@ UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
 FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
 
+def both(op: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The op measured to be the fastest for more than 8 rows of x."""
+    return ("some", (op,)), ("many", (op,))
+
+
 def view(*shape: int, dtype: str = "f32") -> View:
     return View(NullDevice("null").buffer(1 << 20, Home.SCRATCH, "x"), 0, shape, dtype)
 
@@ -55,7 +60,7 @@ def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
         (GPU, "mat_wave", "mat_tile"),
         (replace(GPU, subgroup_size=8), "mat_vec", "mat_tile"),
         (HALVES, "mat_wave", "mat_tile"),
-        (replace(HALVES, choices=(("many", ("mat_mul_f16",)),)), "mat_wave", "mat_mul_f16"),
+        (replace(HALVES, choices=both("mat_mul_f16")), "mat_wave", "mat_mul_f16"),
         (UNITS, "mat_wave", "mat_mul_coop"),
         (replace(UNITS, is_cpu=True), "mat_vec", "mat_mul"),
     ],
@@ -147,8 +152,16 @@ def test_weights_whose_codes_fit_in_int8_meet_activations_of_8_bits() -> None:
         assert tuple(chosen(without, rows, "q4_0") for rows in (1, 8, 9)) == plain
 
 
+def test_half_a_tile_of_matrix_units_goes_to_dot_products() -> None:
+    both_kinds = replace(UNITS, features=UNITS.features | FAST_DOTS.features)
+    found = [chosen(both_kinds, rows, "q4_0") for rows in (9, 16, 17)]
+    assert found == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
+    assert chosen(both_kinds, 9, "f16") == "mat_mul_coop"  # no dot products
+    assert chosen(both_kinds.exact(), 9, "q4_0") == "mat_tile"
+
+
 def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:
-    measured = (("one", ("mat_dot",)), ("many", ("mat_mul_dot",)))
+    measured = (("one", ("mat_dot",)), *both("mat_mul_dot"))
     for limits, wanted in ((FAST_DOTS, "q8"), (GPU, "f32"), (replace(GPU, choices=measured), "q8")):
         found = {ops.experts_operand_type(limits, n, dtype) for n, dtype in ((1, "q4_0"), (9, "mxfp4"))}
         assert found == {wanted}
@@ -160,7 +173,7 @@ def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:
 
 
 def test_what_was_measured_comes_before_the_rules() -> None:
-    measured = (("one", ("mat_lane",)), ("many", ("mat_lane",)))
+    measured = (("one", ("mat_lane",)), *both("mat_lane"))
     swift = replace(SWIFTSHADER, choices=measured)
     assert [chosen(swift, rows) for rows in (1, 2, 8, 9)] == ["mat_lane", "mat_vec", "mat_vec", "mat_lane"]
     unable = replace(swift, features=frozenset())

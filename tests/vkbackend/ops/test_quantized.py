@@ -17,7 +17,8 @@ from vkbackend.tools.op_cases.quantized import TYPES
 from vkbackend.tools.op_cases.setup import weights
 from vkbackend.twins.device import NumpyDevice
 
-CHOICES = (("one", ("mat_dot",)), ("few", ("mat_dot",)), ("many", ("mat_mul_dot",)))
+FEW, MANY = ("mat_dot",), ("mat_mul_dot",)
+CHOICES = (("one", FEW), ("few", FEW), ("some", MANY), ("many", MANY))
 DOTS = Limits(features=frozenset(ops.OPS["mat_dot"].needs), choices=CHOICES)
 
 

@@ -1,0 +1,183 @@
+"""Which op multiplies how many rows, by counted work: `python -m vkbackend.tools.studies.row_choice`.
+
+Compilers of GPUs that need not be there make every op that can multiply a matrix of N x K by 1 to 512 rows,
+as many as steps are padded to. The time of one is the larger of two. Bytes (the matrix once, x and y) pass at
+the memory's rate. Vector instructions of the hot loop are issued at the cores' rate; behind them come the
+multiply-adds of matrix units at their peak. Tiles count as whole ones. Launches, latency and what is around
+the loop are left out. So the times are floors that compare ops; they say nothing of two GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from vkbackend.buffer import Buffer, Home, View
+from vkbackend.limits import Limits
+from vkbackend.meta.sizing import bucket
+from vkbackend.ops import MATRIX_OPS, Recorder
+from vkbackend.ops.choice import mat_op, runs
+from vkbackend.ops.matrix import MatrixOp, Size, row_class
+from vkbackend.recording import Dispatch, Recording
+from vkbackend.tools.measure import compilers
+from vkbackend.tools.measure.kernel_row import row_of
+from vkbackend.tools.measure.turns import errors_told, table
+
+N = K = 4096
+ROWS = tuple(dict.fromkeys(bucket(n) for n in range(1, 513)))  # other steps do not exist
+TYPES = ("q4_0", "q4_k", "q6_k", "q8_0", "f16")
+MODULE = "vkbackend.tools.studies.row_choice"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peaks of a card, as its vendor tells them."""
+
+    nbytes: float  # of memory in a second
+    issues: float  # vector instructions of a subgroup in a second, all cores
+    matrix: float = 0.0  # multiply-adds of halves on matrix units in a second
+    dot: int = 1  # vector instructions that take as long as a dot product of four bytes
+
+
+RATES = {
+    "NAVI21": Rates(512e9, 144 * 2.25e9 / 2),  # RX 6800 XT: 144 SIMDs, 64 lanes in two cycles
+    "NAVI31": Rates(960e9, 192 * 2.5e9 / 2, 61e12),  # RX 7900 XTX
+    "DG2": Rates(560e9, 512 * 2.1e9 / 2, 69e12),  # A770: 512 engines of 8 lanes, 16 lanes in two cycles
+    "BMG": Rates(456e9, 160 * 2.67e9, 58e12),  # B580
+    "TURING": Rates(616e9, 272 * 1.55e9 / 2, 27e12),  # RTX 2080 Ti: 16 lanes a cycle in a partition
+    "AMPERE": Rates(936e9, 328 * 1.7e9, 36e12, dot=2),  # RTX 3090: integers at half the rate
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An op with so many rows; times in microseconds."""
+
+    rows: int
+    op: str
+    chosen: bool
+    memory_us: float
+    issue_us: float
+
+    @property
+    def us(self) -> float:
+        return max(self.memory_us, self.issue_us)
+
+
+# ---- in the process of a compiler ----
+
+
+def dispatch_of(op: MatrixOp, limits: Limits, kind: str, n_rows: int) -> Dispatch:
+    """The op with a matrix of N x K, in memory that does not exist."""
+
+    def view(shape: tuple[int, ...], dtype: str) -> View:
+        return View(Buffer(1 << 40, Home.SCRATCH, "nowhere"), 0, shape, dtype)
+
+    recording = Recording("row choice")
+    op(
+        Recorder(recording, limits),
+        view((N, K), kind),
+        view((n_rows, K), op.x_type),
+        view((n_rows, N), "f32"),
+    )
+    return next(c for c in recording.accesses() if isinstance(c, Dispatch))
+
+
+def tile_rows(consts: dict[str, int]) -> int:
+    """The rows of x in a workgroup's tile."""
+    if "FN" in consts:
+        return consts["N"] * consts["FN"] * consts["SN"]
+    return 8 * consts["RN"] if "RN" in consts else consts["N"]
+
+
+def costs(gpu: str, kind: str) -> Iterator[Cost]:
+    """Every op that this process' only driver can run, for every number of rows."""
+    from vkbackend.vulkan.device import open_for_report
+    from vkbackend.vulkan.instance import devices, select
+    from vkbackend.vulkan.pipeline_report import report_of
+
+    info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
+    device = open_for_report(info)
+    limits = device.limits
+    try:
+        for n_rows in ROWS:
+            for op in MATRIX_OPS.values():
+                if row_class(n_rows) not in op.rows or not runs(limits, op.name, kind):
+                    continue
+                d = dispatch_of(op, limits, kind, n_rows)
+                key, consts = (d.op, d.variant, d.consts), dict(d.consts)
+                if key not in seen:
+                    [(pipeline, _)] = device.programs.pipelines([d])
+                    made = report_of(device, pipeline)
+                    lanes = made.subgroup_size or consts.get("LANES", info.limits["subgroup_size"])
+                    row = row_of(gpu, info.vendor, op.name, lanes, made.statistics, made.texts)
+                    assert row.vector and row.macs, (gpu, key)
+                    seen[key] = row.vector / row.macs
+                    if "int_dot" in op.needs:  # 4 multiply-adds of each lane
+                        seen[key] += (rates.dot - 1) / (4 * lanes)
+                macs = N * K * tile_rows(consts) * op.grid(limits, Size(N, K, n_rows)).along_x
+                on_units = macs / rates.matrix if "matrix_units" in op.needs else 0.0
+                nbytes = sum(view.nbytes for view in (*d.args[:2], d.args[3]))
+                yield Cost(
+                    n_rows,
+                    op.name,
+                    op.name == mat_op(limits, n_rows, kind),
+                    1e6 * nbytes / rates.nbytes,
+                    1e6 * (macs * seen[key] / rates.issues + on_units),
+                )
+    finally:
+        device.close()
+
+
+# ---- the tables ----
+
+
+def choice_rows(gpu: str, kind: str, found: Sequence[Cost]) -> list[tuple[object, ...]]:
+    lines = []
+    for n_rows in ROWS:
+        of_rows = [cost for cost in found if cost.rows == n_rows]
+        own = next(cost for cost in of_rows if cost.chosen)
+        others = sorted((cost for cost in of_rows if not cost.chosen and cost.us > 0), key=lambda c: c.us)
+        best = (others[0].op, f"{others[0].us:.3g}", f"{own.us / others[0].us:.2f}") if others else ("-",) * 3
+        lines.append((gpu, kind, n_rows, own.op, f"{own.memory_us:.3g}", f"{own.issue_us:.3g}", *best))
+    return lines
+
+
+def step_row(gpu: str, kind: str, found: Sequence[Cost]) -> tuple[object, ...]:
+    """The largest step of the time, and of the time for a row, from one number of rows to the next."""
+    us = {cost.rows: cost.us for cost in found if cost.chosen}
+    growth = sorted(((us[b] / b / (us[a] / a), a, b) for a, b in pairwise(ROWS)), reverse=True)
+    steps = sorted(((us[b] / us[a], a, b) for a, b in pairwise(ROWS)), reverse=True)
+    return gpu, kind, *(f"{ratio:.2f} from {a} to {b}" for ratio, a, b in (steps[0], growth[0]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-g", "--gpus", default=",".join(RATES), help="(default: %(default)s)")
+    parser.add_argument("-t", "--types", default=",".join(TYPES), help="of weights (default: %(default)s)")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    with errors_told():
+        if args.alone:
+            found = [asdict(cost) for cost in costs(args.gpus, args.types)]
+            sys.stdout.write(json.dumps(found) + "\n")
+            return 0
+        choices, steps = [], []
+        for gpu in args.gpus.split(","):
+            for kind in args.types.split(","):
+                asked = compilers.ask(compilers.gpu_of(gpu), MODULE, ["--alone", "-g", gpu, "-t", kind])
+                found = [Cost(**one) for one in asked]
+                choices += choice_rows(gpu, kind, found)
+                steps.append(step_row(gpu, kind, found))
+        columns = ("GPU", "type", "rows", "op", "memory us", "issue us", "best other", "us", "ratio")
+        table("Which op, by counted work", columns, choices)
+        table("Steps", ("GPU", "type", "largest step", "largest growth of the time for a row"), steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
