@@ -254,12 +254,12 @@ def measure(
 
 
 def step_kinds(shape: StepShape) -> list[StepKind]:
-    """The kinds of steps that differ in what they need, the largest first."""
+    """The kinds of steps that differ in what they need, the largest first. With fewer output rows, or with
+    all logits where candidates are asked for elsewhere, a step needs less."""
     kinds: list[StepKind] = []
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
-        most, one = min(rows, shape.n_outputs), min(rows, 1, shape.n_outputs)
+        most = min(rows, shape.n_outputs)
         kinds += [StepKind(rows, most, shape.top_k, mix=mix) for mix in reversed(Mix)]
-        kinds += [StepKind(rows, most), StepKind(rows, one)]
         if shape.top_k:
             kinds.append(StepKind(rows, most, shape.top_k, masked=True, summed=True))
     if shape.halves and shape.n_rows >= shape.halves:

@@ -24,18 +24,12 @@ from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Keywords, Options, with_a_share
-from vkbackend.models.placement.cost import (
-    cost_function,
-    cost_of,
-    in_halves,
-    step_shape,
-    step_sizes,
-    trace_reduces,
-)
+from vkbackend.models.placement.cost import cost_function, cost_of
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.layout import Layout, lay_out, weight_nbytes
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, Held, itemised
 from vkbackend.models.placement.tensors import check_weights, notes, weights_in_file
+from vkbackend.models.placement.traced_steps import in_halves, step_shape, step_sizes, trace_reduces
 from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.flags import runner

@@ -32,18 +32,13 @@ from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
-from vkbackend.models.placement.cost import (
-    cost_function,
-    in_halves,
-    step_shape,
-    step_sizes,
-    token_recordings,
-)
+from vkbackend.models.placement.cost import cost_function
 from vkbackend.models.placement.fit import budgets_of, check_fit, sizes_with, with_fitting_layers
 from vkbackend.models.placement.kv_cache import KVCache
 from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.models.placement.tensors import FileSource, check_weights, notes, weights_in_file
+from vkbackend.models.placement.traced_steps import in_halves, step_shape, step_sizes, token_recordings
 from vkbackend.models.rope_options import state_rope
 from vkbackend.open_device import runtime_of
 from vkbackend.ops import CELL_BLOCK

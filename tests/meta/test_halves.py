@@ -16,7 +16,7 @@ from runners import load_runner
 
 from vkbackend import hazards
 from vkbackend.meta import mesh as meta_mesh
-from vkbackend.models.placement import cost
+from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run, cut_runs
 
 TOKENS = np.random.default_rng(5).integers(3, 512, 64).tolist()
@@ -25,7 +25,7 @@ RUNS = [Run(1, 0, 5, 0), Run(0, 5, 27, 0)]  # the second crosses the middle
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "HALVES_FROM", 32)
+    monkeypatch.setattr(traced_steps, "HALVES_FROM", 32)
 
 
 def logits(models: Path, devices: list[str], name: str, interleave: bool, **options: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ from vkbackend.models import llm as llm_module
 from vkbackend.models.chats.conversation import Chat
 from vkbackend.models.llm import LLM
 from vkbackend.models.model_tokens import vocabulary_of
-from vkbackend.models.placement import cost
+from vkbackend.models.placement import traced_steps
 
 POINT = {
     "type": "object",
@@ -124,8 +124,8 @@ def test_masks_on_the_devices_give_what_whole_rows_give(
     path, on = models / "stories-narrow-Q8_0.gguf", False
     shares = [5, 4][: len(devices)] if len(devices) == 2 else None
     whole = run()
-    monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
-    monkeypatch.setattr(cost, "MAX_TOP_K", 40)
+    monkeypatch.setattr(traced_steps, "TOP_K_VOCAB", 256)
+    monkeypatch.setattr(traced_steps, "MAX_TOP_K", 40)
     on = True
     assert run() == whole
     check(POINT, whole[0])

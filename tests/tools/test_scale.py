@@ -10,9 +10,9 @@ from vkbackend.buffer import Home
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.options import Options
-from vkbackend.models.placement.cost import trace_reduces
 from vkbackend.models.placement.fit import RESERVE
 from vkbackend.models.placement.layout import lay_out, sizes
+from vkbackend.models.placement.traced_steps import trace_reduces
 from vkbackend.tools.measure import simulated, synthetic
 from vkbackend.tools.measure.simulated import ALLOCATION_NBYTES, SimulatedDevice
 from vkbackend.tools.studies import scale

@@ -137,7 +137,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
 
 
 def choice_rows(gpu: str, kind: str, found: Sequence[Cost]) -> list[tuple[object, ...]]:
-    lines = []
+    lines: list[tuple[object, ...]] = []
     for n_rows in ROWS:
         of_rows = [cost for cost in found if cost.rows == n_rows]
         own = next(cost for cost in of_rows if cost.chosen)
@@ -163,10 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with errors_told():
         if args.alone:
-            found = [asdict(cost) for cost in costs(args.gpus, args.types)]
-            sys.stdout.write(json.dumps(found) + "\n")
+            made = [asdict(cost) for cost in costs(args.gpus, args.types)]
+            sys.stdout.write(json.dumps(made) + "\n")
             return 0
-        choices, steps = [], []
+        choices: list[tuple[object, ...]] = []
+        steps: list[tuple[object, ...]] = []
         for gpu in args.gpus.split(","):
             for kind in args.types.split(","):
                 asked = compilers.ask(compilers.gpu_of(gpu), MODULE, ["--alone", "-g", gpu, "-t", kind])

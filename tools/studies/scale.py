@@ -24,8 +24,8 @@ from vkbackend.checks import number_of, whole_number
 from vkbackend.meta.mesh import Step
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
-from vkbackend.models.placement.cost import in_halves
 from vkbackend.models.placement.fit import RESERVE
+from vkbackend.models.placement.traced_steps import in_halves
 from vkbackend.recording import Cut, Dispatch, Pace, Recording, cut_long
 from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
 from vkbackend.tools.measure.turns import errors_told, table, variable

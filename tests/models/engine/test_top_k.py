@@ -11,7 +11,7 @@ from device_sets import DEVICE_SETS
 from runners import load_runner
 
 from vkbackend.models.llm import LLM
-from vkbackend.models.placement import cost
+from vkbackend.models.placement import traced_steps
 from vkbackend.ops import MAX_TOP_K
 from vkbackend.step import Run
 from vkbackend.tools.measure import synthetic
@@ -87,7 +87,7 @@ def test_the_same_tokens_as_from_whole_rows(
 
     path, on = models / "stories-narrow-Q8_0.gguf", False
     whole = run()
-    monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
+    monkeypatch.setattr(traced_steps, "TOP_K_VOCAB", 256)
     on = True
     assert run() == whole
 
@@ -102,7 +102,7 @@ def test_logprobs_of_candidates_are_those_of_whole_rows(
             return [llm.generate("Once upon", 8, seed=1, ignore_eos=True, **kind).logprobs for kind in kinds]
 
     whole = run()
-    monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
+    monkeypatch.setattr(traced_steps, "TOP_K_VOCAB", 256)
     for want, got in zip(whole, run(), strict=True):
         assert len(want) == len(got) == 8
         for a, b in zip(want, got, strict=True):
@@ -114,7 +114,7 @@ def test_logprobs_of_candidates_are_those_of_whole_rows(
 
 
 def test_small_shares_give_whole_rows(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "TOP_K_VOCAB", 256)
+    monkeypatch.setattr(traced_steps, "TOP_K_VOCAB", 256)
     path = models / "stories-narrow-Q8_0.gguf"  # 512 tokens
     for n, top_k in ((2, MAX_TOP_K), (3, 0)):
         runner = load_runner(path, devices=["numpy"] * n, n_ctx=32)

@@ -20,9 +20,9 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
-from vkbackend.models.placement.cost import step_shape, step_sizes
 from vkbackend.models.placement.fit import sizes_with
 from vkbackend.models.placement.memory_report import HOMES, ITEMS, allocations, itemised, stored_nbytes
+from vkbackend.models.placement.traced_steps import step_shape, step_sizes
 from vkbackend.step import Run
 
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")

@@ -1,0 +1,213 @@
+"""Steps of a model as it would be placed, traced over devices without memory: what they need, which sums
+they exchange, and the programs of a token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from vkbackend.buffer import Buffer, Home, View, aligned
+from vkbackend.limits import Limits
+from vkbackend.meta.graph import Graph, mix_of
+from vkbackend.meta.reduce import Reduce
+from vkbackend.meta.sizing import (
+    Build,
+    Sizing,
+    StepKind,
+    StepShape,
+    StepSizes,
+    bucket,
+    build_step,
+    measure,
+)
+from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
+from vkbackend.meta.speed import resource_of
+from vkbackend.meta.split import MIRRORED, State, split
+from vkbackend.meta.tensor import Weight
+from vkbackend.models.architectures.base import Model, Weights
+from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState
+from vkbackend.models.options import Options
+from vkbackend.models.placement.layout import (
+    Layout,
+    layer_of,
+    memories,
+)
+from vkbackend.ops import MAX_TOP_K
+from vkbackend.recording import Recording
+from vkbackend.runtime import Device
+from vkbackend.step import MAX_ROWS
+from vkbackend.twins.device import NullDevice
+
+# With a smaller vocabulary, reading whole rows of logits costs the host less than the dispatch that picks
+# the top k costs a device.
+TOP_K_VOCAB = 4096
+# Rows of a micro-batch from which it is cut in two: smaller halves would not fill a device.
+HALVES_FROM = 64
+LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this small
+
+
+def in_halves(devices: Sequence[Device], options: Options) -> bool:
+    """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged: where
+    devices are real and several."""
+    return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
+
+
+def step_shape(
+    model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
+) -> StepShape:
+    """The largest step of a model whose micro-batches have up to `n_ubatch` rows; `halves`: large ones are
+    computed as two in turn."""
+    rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
+    fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
+    outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
+    widths = {name: table.n_rot for name, table in model.ropes(options.n_ctx).items()}
+    vocab = layout.output_plan.ranges["vocab"]
+    least = min(end - begin for begin, end in vocab if end > begin)
+    top_k = MAX_TOP_K if model.n_vocab >= TOP_K_VOCAB and least >= 4 * MAX_TOP_K else 0
+    return StepShape(rows, outputs, vocab, widths, layout.active, top_k, HALVES_FROM if halves else 0)
+
+
+def step_sizes(
+    model: Model,
+    layout: Layout,
+    options: Options,
+    limits: Sequence[Limits],
+    shape: StepShape,
+    reuse: bool = True,
+) -> StepSizes:
+    """What steps up to `shape` need besides weights and caches; `reuse`: values share memory."""
+    devices, build = _traced(model, layout, limits)
+    n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
+    short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
+    return measure(devices, build, shape, options.reduce_type, reuse, short)
+
+
+def token_recordings(
+    model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
+) -> list[Recording]:
+    """What each device does for one token, with the layers that repeat left out: the programs are those of
+    the whole step. The views are of memory that does not exist."""
+    devices, _ = _traced(model, layout, limits)
+    build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
+    inputs = [shape.unplaced(d) for d in range(len(devices))]
+    kind = StepKind(1, 1, shape.top_k, mix=mix_of(1))
+    return build_step(devices, inputs, Sizing(len(devices)), layout.active, options.reduce_type, kind, build)[
+        0
+    ]
+
+
+# How often a pair of neighbouring layers is traced. By the third time, a layer reuses memory that an earlier
+# one freed, so further repeats need no more.
+REPEATS = 3
+
+
+def repeating(layers: Sequence[object]) -> int:
+    """How many of the first layers stand for all layers. They contain every pair of neighbours that the model
+    has, up to REPEATS times each, and their last layer is like the model's last."""
+    pairs = list(pairwise(layers))
+    missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
+    for n, pair in enumerate(pairs, 2):
+        missing[pair] -= 1
+        if layers[n - 1] == layers[-1] and not +missing:
+            return n
+    return len(layers)
+
+
+def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
+    """What makes layers alike: the shapes of what each device holds of their weights, and their caches."""
+    found: list[list[object]] = [[] for _ in layout.plans]
+    for load in layout.loads:
+        if (il := layer_of(load.name)) is not None:
+            shapes = tuple(
+                tuple(shape for _, shape in piece_shapes(load, d, piece_nbytes(device)))
+                for d, device in enumerate(devices)
+            )
+            found[il].append((load.name.partition(".")[2].partition(".")[2], load.dtype, shapes))
+    for plan in layout.memories():
+        found[plan.layer].append((type(plan), repr(plan.spec), [plan.nbytes(d) for d in range(len(devices))]))
+    owners = [None if owner is None else repr(found[owner]) for owner in layout.cache_owners]
+    return [(repr(own), owner) for own, owner in zip(found, owners, strict=True)]
+
+
+def trace_reduces(
+    model: Model,
+    layout: Layout,
+    options: Options,
+    limits: Sequence[Limits],
+    n_rows: int = 1,
+) -> list[Reduce]:
+    """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
+    devices, build = _traced(model, layout, limits)
+    shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
+    inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
+    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, options.reduce_type)
+    build(graph)
+    return graph.reduces
+
+
+def _traced(
+    model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
+) -> tuple[list[NullDevice], Build]:
+    """Devices without memory, and what builds the step of the model, or of its first `n_layer` layers."""
+    devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
+    places = [_Places() for _ in devices]
+    weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
+    caches = _caches(layout)[:n_layer]
+    return devices, lambda graph: model.forward(graph, weights, caches)
+
+
+class _Places:
+    """Where a device without memory has its weights: one behind another, as they are loaded. Products of
+    neighbours can be fused."""
+
+    def __init__(self) -> None:
+        self._buffer, self._end = Buffer(1 << 62, Home.WEIGHTS, "traced"), 0
+
+    def view(self, shape: tuple[int, ...], dtype: str) -> View:
+        view = View(self._buffer, self._end, shape, dtype)
+        self._end = aligned(view.end)
+        return view
+
+
+def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
+    """A view of a buffer without memory: a traced step needs only its shape."""
+    return View(Buffer(1 << 62, Home.WEIGHTS, "traced"), 0, shape, dtype)
+
+
+def _weight(load: Load, devices: Sequence[NullDevice], places: Sequence[_Places]) -> Weight:
+    weight = Weight(load.name, load.shape, load.dtype, load.state, [])
+    for d, (device, place) in enumerate(zip(devices, places, strict=True)):
+        most = piece_nbytes(device)
+        weight.pieces.append(
+            [(first, place.view(shape, load.dtype)) for first, shape in piece_shapes(load, d, most)]
+        )
+        if len(load.shape) == 3 and expert_pieces(load, d, most):
+            weight.starts[d] = place.view((load.shape[0] + 1,), "u32")
+    return weight
+
+
+def _caches(layout: Layout) -> list[LayerMemory]:
+    own: dict[int, LayerCache] = {}
+    states: dict[int, LayerState] = {}
+    for state in layout.states:
+        arrays = (_cache(state.n_cells, how, "f32", layout.n_devices) for _, _, how in state.arrays())
+        states[state.layer] = LayerState(dict(zip(state.names(), arrays, strict=True)))
+    for plan in layout.caches:
+        shape = plan.n_slots, plan.width
+        cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
+        k, v = (
+            _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)
+            for _, width, dtype in plan.arrays
+        )
+        own[plan.layer] = LayerCache(k, v, cells, plan.spec.window)
+    return memories(layout, own, states)
+
+
+def _cache(n_cells: int, state: State, dtype: str, n_devices: int) -> Weight:
+    counts = [state.count(d) for d in range(n_devices)]
+    pieces = [[(0, _view((n_cells, n), dtype))] if n else [] for n in counts]
+    width = max(end for _, end in state.ranges) * (sum(state.segments) or 1)
+    return Weight("cache", (n_cells, width), dtype, state, pieces)
