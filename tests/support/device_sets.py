@@ -35,6 +35,7 @@ def device_params() -> list:  # type: ignore[type-arg]
 _N = len(device_infos())
 two_drivers = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
 one_driver = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
+QUICKEST = ["0" if _N else "numpy"]  # for tests of texts, whichever device computes them
 DEVICE_SETS = [
     pytest.param(spec.split(","), id=spec, marks=two_drivers if "1" in spec else one_driver)
     for spec in ("0", "0,0", "0,0,0", "0,1", "1,0")
@@ -54,6 +55,11 @@ def product(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
         marks = [*row.marks, *column.marks]
         made.append(pytest.param(*row.values, *column.values, id=f"{row.id}-{column.id}", marks=marks))
     return made
+
+
+def some(params: Iterable[Any], every: int) -> list[Any]:
+    """The first parameter and each `every`-th behind it; the others are left to the wide sweep."""
+    return [p if i % every == 0 else wide(p) for i, p in enumerate(map(_parameter, params))]
 
 
 def covering(rows: Sequence[Any], columns: Sequence[Any], each: int = 1) -> list[Any]:

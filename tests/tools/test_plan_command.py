@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_sets import wide
 from runners import load_runner
 
 from vkbackend.buffer import Home
@@ -35,9 +36,9 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     [
         (DENSE, (3.0, 1.0), (), {}),
         (DENSE, (1.0, 1.0, 1.0, 1.0, 1.0), (), {}),
-        (DENSE, (1.0, 2.0), ("-ngl", "2"), {"n_gpu_layers": 2}),
+        wide(pytest.param(DENSE, (1.0, 2.0), ("-ngl", "2"), {"n_gpu_layers": 2})),
         (DENSE, (1.0, 1.0), ("-nkvo", "-ot", "ffn=CPU"), {"kv_offload": False, "ffn": True}),
-        (DENSE, (1.0, 1.0), ("-sm", "layer"), {"split_mode": "layer"}),
+        wide(pytest.param(DENSE, (1.0, 1.0), ("-sm", "layer"), {"split_mode": "layer"})),
         (MOE, (5.0, 3.0, 2.0), (), {}),
         (QWEN2, (1.0, 3.0), ("--split-policy", "llama.cpp"), {"split_policy": "llama.cpp"}),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from caches import compiled, fill
-from device_sets import DEVICE_SETS, device_infos, nmse
+from device_sets import DEVICE_SETS, covering, device_infos, nmse, some
 from material import shared_models
 from prefills import opened, prefill
 
@@ -83,13 +83,12 @@ def numpy_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VKBACKEND_EXACT")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", some(FILES, 2))
 def test_files_in_numpy(numpy_dots: None, models: Path, name: str) -> None:
     check_file(models, name, ["numpy"] * 2)
 
 
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(("name", "n"), covering(MIXTURES, [1, 3]))
 def test_experts_in_numpy(numpy_dots: None, models: Path, name: str, n: int) -> None:
     check_file(models, name, ["numpy"] * n)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from device_sets import QUICKEST
 from places import ROOT
 
 from vkbackend.errors import InvalidArgument, UnknownArgument
@@ -47,7 +48,7 @@ def template(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def llm(models: Path) -> Iterator[LLM]:
-    with LLM(models / "stories-narrow-Q8_0.gguf", devices=["numpy"], n_ctx=2048, n_slots=2) as llm:
+    with LLM(models / "stories-narrow-Q8_0.gguf", devices=QUICKEST, n_ctx=2048, n_slots=2) as llm:
         yield llm
 
 

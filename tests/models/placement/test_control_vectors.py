@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from control_vectors import write_vectors
-from device_sets import DEVICE_SETS, nmse
+from device_sets import DEVICE_SETS, nmse, some
 from llama_float64 import forward
 from oracles.fixture import PROMPT as LONG_PROMPT
 from oracles.fixture import write
@@ -78,7 +78,7 @@ def test_equals_the_numpy_forward_on_vulkan(tmp_path: Path, devices: list[str]) 
 
 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.wide)])
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", some(FIXTURES, 8))
 def test_zero_is_none_to_the_bit(tmp_path: Path, name: str, n: int) -> None:
     """In every architecture; what real ones do there is in test_architectures.py."""
     path = write(build(name), tmp_path / "model.gguf")

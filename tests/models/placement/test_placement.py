@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import covering, device_infos, nmse
+from device_sets import covering, device_infos, nmse, wide
 from runners import load_runner
 
 from vkbackend.buffer import Home
@@ -120,10 +120,10 @@ def test_every_placement_on_every_number_of_devices(
         ({"tensor_split": [5, 3, 2]}, 3),
         ({"tensor_split": [0, 1, 1]}, 3),
         ({"tensor_split": [1, 0]}, 2),
-        ({}, 5),
+        wide(pytest.param({}, 5)),
         ({}, 8),
         ({"split_policy": "llama.cpp"}, 3),
-        ({"split_policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3),
+        wide(pytest.param({"split_policy": "llama.cpp", "tensor_split": [1, 0, 1]}, 3)),
         ({"override_tensor": ((r"blk\.2\.attn", "1"),)}, 2),
         ({"override_tensor": (("ffn", "1"), ("attn", "0"))}, 2),
         ({"override_tensor": (("^output.weight", "0"),)}, 2),

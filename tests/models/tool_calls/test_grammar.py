@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from device_sets import covering, product
 
 from vkbackend.models.chats.answer import AnswerReader, chat_completion
 from vkbackend.models.engine.completion import Chunk, Completion
@@ -118,9 +119,10 @@ def calls_of(format_: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]
     return content, [(name, json.loads(text)) for name, text in zip(names, arguments, strict=True)]
 
 
-@pytest.mark.parametrize("with_control", [False, True])
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    ("format_", "several", "with_control"),
+    covering([pytest.param(f, id=f.name) for f in FORMATS], product([False, True], [False, True])),
+)
 def test_what_is_forced_is_read(format_: ToolFormat, several: bool, with_control: bool) -> None:
     words, rng = vocabulary(with_control), random.Random(len(format_.name))
     ids = {mark: 256 + i for i, mark in enumerate(MARKS)} if with_control else {}

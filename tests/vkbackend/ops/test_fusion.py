@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import nmse
+from device_sets import covering, nmse
 from oracles.fixture import write
 from oracles.fixtures import build
 from runners import load_runner
@@ -45,8 +45,10 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
 
 # Rotated pairs of both kinds; norms of q and k; values normed without weights, k that is also v; biases;
 # sinks; a mixture; a delta net with partial rotation.
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    covering(["llama", "gemma3", "gemma4", "gpt-oss", "qwen2", "qwen3moe", "qwen3next"], [1, 2]),
+)
 def test_fused_equals_one_by_one(name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(build(name), tmp_path / "model.gguf")
     fused, few = logits(path, n, type_k="f32", type_v="f32")
