@@ -133,26 +133,21 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
         device.close()
 
 
-# ---- the tables ----
+# ---- the table ----
+
+SHOWN = (1, 8, 16, 32, 64, 128, 512)
+COLUMNS = ("GPU", "type", *(f"{n} rows" for n in SHOWN), "largest growth for a row", "slowest choice")
 
 
-def choice_rows(gpu: str, kind: str, found: Sequence[Cost]) -> list[tuple[object, ...]]:
-    lines: list[tuple[object, ...]] = []
-    for n_rows in ROWS:
-        of_rows = [cost for cost in found if cost.rows == n_rows]
-        own = next(cost for cost in of_rows if cost.chosen)
-        others = sorted((cost for cost in of_rows if not cost.chosen and cost.us > 0), key=lambda c: c.us)
-        best = (others[0].op, f"{others[0].us:.3g}", f"{own.us / others[0].us:.2f}") if others else ("-",) * 3
-        lines.append((gpu, kind, n_rows, own.op, f"{own.memory_us:.3g}", f"{own.issue_us:.3g}", *best))
-    return lines
-
-
-def step_row(gpu: str, kind: str, found: Sequence[Cost]) -> tuple[object, ...]:
-    """The largest step of the time, and of the time for a row, from one number of rows to the next."""
-    us = {cost.rows: cost.us for cost in found if cost.chosen}
-    growth = sorted(((us[b] / b / (us[a] / a), a, b) for a, b in pairwise(ROWS)), reverse=True)
-    steps = sorted(((us[b] / us[a], a, b) for a, b in pairwise(ROWS)), reverse=True)
-    return gpu, kind, *(f"{ratio:.2f} from {a} to {b}" for ratio, a, b in (steps[0], growth[0]))
+def table_row(gpu: str, kind: str, found: Sequence[Cost]) -> tuple[str, ...]:
+    """The chosen ops and their microseconds; where the time for a row grows most from one number of rows to
+    the next; where another op would be faster, by how much."""
+    own = {cost.rows: cost for cost in found if cost.chosen}
+    shown = (f"{own[n].op.removeprefix('mat_')} {own[n].us:.3g}" for n in SHOWN)
+    growth, a, b = max((own[b].us / b / (own[a].us / a), a, b) for a, b in pairwise(ROWS))
+    slower, rows, other = max((own[cost.rows].us / cost.us, cost.rows, cost.op) for cost in found)
+    slowest = f"{slower:.2f} x {other} at {rows}" if slower > 1 else "-"
+    return gpu, kind, *shown, f"{growth:.2f} from {a} to {b}", slowest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,17 +161,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             made = [asdict(cost) for cost in costs(args.gpus, args.types)]
             sys.stdout.write(json.dumps(made) + "\n")
             return 0
-        choices: list[tuple[object, ...]] = []
-        steps: list[tuple[object, ...]] = []
+        lines: list[tuple[str, ...]] = []
         for gpu in args.gpus.split(","):
             for kind in args.types.split(","):
                 asked = compilers.ask(compilers.gpu_of(gpu), MODULE, ["--alone", "-g", gpu, "-t", kind])
-                found = [Cost(**one) for one in asked]
-                choices += choice_rows(gpu, kind, found)
-                steps.append(step_row(gpu, kind, found))
-        columns = ("GPU", "type", "rows", "op", "memory us", "issue us", "best other", "us", "ratio")
-        table("Which op, by counted work", columns, choices)
-        table("Steps", ("GPU", "type", "largest step", "largest growth of the time for a row"), steps)
+                lines.append(table_row(gpu, kind, [Cost(**one) for one in asked]))
+        table(f"Microseconds of {N} x {K}, by counted work", COLUMNS, lines)
     return 0
 
 
