@@ -34,7 +34,7 @@ def _mat_op(limits: Limits, rows: str, dtype: str) -> str:
     if rows == "some":
         # A tile of matrix units is at most half full, and making halves of w takes longer than its products:
         # by counted work dot products are 1.2 to 2.6 times as fast (tools/studies/row_choice.py).
-        suited.sort(key=lambda op: op.x_type != "q8")
+        suited.sort(key=lambda op: op.x_type != "q8" or "matrix_units" in op.needs)
     return next(op for op in (*measured, *(op.name for op in suited)) if runs(limits, op, dtype))
 
 
