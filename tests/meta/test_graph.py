@@ -247,8 +247,9 @@ def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPa
         made.append((device.name, recording.name))
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
-    with opened(models, 2):
-        assert sorted(name for name, _ in made) == ["numpy.0", "numpy.1"]
+    with opened(models, 2) as runner:
+        runner.mesh.recorded_step(1, 1)
+    assert sorted(name for name, _ in made) == ["numpy.0", "numpy.1"]
 
 
 def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +258,8 @@ def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytes
             raise UnsupportedFeature("numpy.1 has no compiler")
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
-    with pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"), opened(models, 2):
-        pass
+    with opened(models, 2) as runner, pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"):
+        runner.mesh.recorded_step(1, 1)
 
 
 # ---- model files ----
