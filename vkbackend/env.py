@@ -32,7 +32,7 @@ def debug() -> int:
 # Optional features by the names of capabilities.py, which probes every one of them on every device.
 FEATURES = frozenset(
     "buffer_address cooperative_matrix cooperative_matrix_nv denorm_float16 device_map "
-    "executable_info float16 full_subgroups host_import int8 int_dot int_dot_accelerated "
+    "executable_info float16 full_subgroups host_import int8 int8_units_fast int_dot int_dot_accelerated "
     "memory_budget memory_model memory_model_device robust_buffer_access rte_float16 storage16 "
     "storage8 subgroup_arithmetic subgroup_max subgroup_min subgroup_shuffle subgroup_size_control "
     "timeline".split()

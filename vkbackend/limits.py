@@ -9,17 +9,21 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 # Features whose ops round activations to fewer bits than F32 has, or add up in fewer.
-INEXACT = frozenset({"int_dot", "float16", "matrix_units", "cooperative_matrix", "cooperative_matrix_nv"})
+INEXACT = frozenset(
+    {"int_dot", "float16", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"}
+)
 
 
 class MatrixUnits(NamedTuple):
-    """The matrices that a subgroup of `lanes` multiplies at once: [m, k] by [k, n] halves, sums in f32."""
+    """The matrices that a subgroup of `lanes` multiplies at once: [m, k] by [k, n] halves, sums in f32, and
+    [m, int8_k] by [int8_k, n] integers of 8 bits, sums in 32 bits (int8_k 0: none)."""
 
     api: str = "khr"  # the extension: khr, or nv
     m: int = 16
     n: int = 16
     k: int = 16
     lanes: int = 32
+    int8_k: int = 0
 
 
 _COMMON = MatrixUnits()

@@ -15,6 +15,7 @@ from vkbackend.tools.op_cases.moe import MatVecId
 from vkbackend.tools.op_cases.setup import Case, Setup, Tensor
 
 TYPES = tuple(shaderlib.manifest()["mat_dot"])  # of weights
+UNIT_TYPES = shaderlib.types_of("mat_mul_dot_coop")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class MatMulDot(MatDot):
 
 
 @dataclass(frozen=True)
+class MatMulDotCoop(MatMulDot):
+    op = ops.MATRIX_OPS["mat_mul_dot_coop"]
+
+
+@dataclass(frozen=True)
 class MatDotId(MatVecId):
     op = ops.EXPERTS_OPS["mat_dot_id"]
     type: str = "q8_0"
@@ -85,6 +91,9 @@ def quick() -> list[Case]:
         MatMulDot("q4_1", 65, 96, 31, pad=3, bias=True),
         MatMulDot("q6_k", 129, 256, 40),
         MatMulDot("q4_0", 5, 96, 2, nan=True),
+        MatMulDotCoop("q4_0", 67, 32, 33, pad=3, bias=True),
+        MatMulDotCoop("q8_0", 129, 96, 65, nan=True),  # slices of 64 end in the middle
+        MatMulDotCoop("q4_k", 64, 256, 20, bias=True),
         MatDotId("q8_0", side=96, widths=(17, 32, 0, 40), rows=2, pieces=2),
         MatDotId("q4_0", side=33, widths=(32, 0, 96, 64), rows=2, used=4, pieces=2, **down),
         MatMulDotId("mxfp4", side=96, widths=(67, 3), rows=70, used=1, tile=32),
@@ -104,6 +113,7 @@ def one_tiled(kind: str) -> list[Case]:
     k, widths = 3 * block_of(kind)[0], (3, 0, 2)
     return [
         MatMulDot(kind, 3, k),
+        *([MatMulDotCoop(kind, 3, k)] if kind in UNIT_TYPES else []),
         MatDotId(kind, side=k, widths=widths, used=3),
         MatMulDotId(kind, side=k, widths=widths, rows=3),
     ]
@@ -123,6 +133,9 @@ def wide() -> list[Case]:
             for case in (MatDotId, partial(MatMulDotId, tile=tile)):
                 cases += [case(kind, ops.ROWS, side, own, rows, 4)]
                 cases += [case(kind, ops.COLUMNS, 33, own, rows, 4, x_per_used=True, pieces=2)]
+        if kind in UNIT_TYPES:
+            cases += [MatMulDotCoop(kind, n, k, rows, bias=True) for n in (63, 65) for rows in (15, 17, 33)]
+            cases += [MatMulDotCoop(kind, 64, 4096, 128), MatMulDotCoop(kind, 8193, k, 65)]
         cases += [MatDot(kind, 64, block, 2), MatMulDot(kind, 2880, 2880 // block * block, 20)]
     return cases
 
@@ -133,5 +146,7 @@ def bench(kind: str) -> list[Case]:
     cases: list[Case] = [MatDot(kind, 3072, 1024, rows) for rows in (1, 2, 4, 8)]
     cases += [MatDot(kind, 1024, 3072), MatDot(kind, 256, 256), MatDot(kind, 16_384, 1024)]
     cases += [MatMulDot(kind, 3072, 1024, rows) for rows in (16, 32, 128)]
+    if kind in UNIT_TYPES:
+        cases += [MatMulDotCoop(kind, 3072, 1024, rows) for rows in (16, 128, 512)]
     experts: dict[str, Any] = {"side": 1024, "widths": (512,) * 8}
     return [*cases, MatDotId(kind, **experts), MatMulDotId(kind, **experts, rows=64)]

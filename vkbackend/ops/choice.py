@@ -64,7 +64,7 @@ def experts_operand_type(
     to a matrix, too. Else it is f32."""
     op = MATRIX_OPS[mat_op(limits, n_rows, dtype)]
     if groups and whole_rows and "matrix_units" in op.needs and groups.tile % limits.matrix_units.n == 0:
-        return op.x_type
+        return "f16s"
     able = all(_experts_op(limits, "q8", dtype, grouped=grouped) for grouped in (False, True))
     return "q8" if able and (fast_dots(limits) or op.x_type == "q8") else "f32"
 

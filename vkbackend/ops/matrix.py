@@ -125,8 +125,11 @@ class MatrixOp:
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
-    """The variant of a matrix op for weights of type `dtype`: on matrix units there is one for each API."""
-    return f"{dtype}-{limits.matrix_units.api}" if "matrix_units" in spec.needs else dtype
+    """The variant of a matrix op for weights of type `dtype`: on matrix units there is one for each API,
+    of integers for VK_KHR_cooperative_matrix alone."""
+    if "matrix_units" not in spec.needs:
+        return dtype
+    return f"{dtype}-{'khr' if 'int8_units' in spec.needs else limits.matrix_units.api}"
 
 
 def row_class(n_rows: int) -> str:

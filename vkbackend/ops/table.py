@@ -30,7 +30,7 @@ from vkbackend.ops.matrix import (
     tiles_of_64,
 )
 from vkbackend.ops.spec import SPECS, OpSpec
-from vkbackend.ops.units import UNIT_TILE, tiles_of_units
+from vkbackend.ops.units import UNIT_TILE, int8_tiles_of_units, tiles_of_units
 
 # ---- optional features ----
 
@@ -38,6 +38,7 @@ SUBGROUPS = ("subgroup_arithmetic", "full_subgroups")
 DOTS, HALVES = ("int_dot",), ("float16",)
 LANES = ("buffer_address", "subgroup_shuffle", "full_subgroups")
 UNITS = ("matrix_units", "full_subgroups")
+INT8_UNITS = (*UNITS, "int8_units")
 
 # ---- devices ----
 
@@ -66,6 +67,12 @@ def fast_dots(limits: Limits) -> bool:
     return not limits.is_cpu and "int_dot_accelerated" in limits.features
 
 
+def fast_int8_units(limits: Limits) -> bool:
+    """GPUs whose matrix units multiply integers four times as fast as halves. Where it is twice, or as fast,
+    halves win: the scales of every block of integers take longer (docs/measurements/kernels.md)."""
+    return not limits.is_cpu and "int8_units_fast" in limits.features
+
+
 def fast_waves(limits: Limits) -> bool:
     """GPUs whose subgroups are wide enough for a row of w."""
     return not limits.is_cpu and limits.subgroup_size >= 16
@@ -92,6 +99,16 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         # Sums meet in shared memory. On a CPU a thread has a row of w to itself, so nothing has to meet; with
         # gate and up it would.
         MatrixOp("mat_vec", rows_by_threads, "TPR N FOURS", FEW, anywhere, gates=on_gpus),
+        MatrixOp(
+            "mat_mul_dot_coop",
+            int8_tiles_of_units,
+            f"{UNIT_TILE} WIDE",
+            MANY,
+            fast_int8_units,
+            "q8",
+            INT8_UNITS,
+            gpus_only=True,
+        ),
         MatrixOp(
             "mat_mul_coop",
             tiles_of_units,

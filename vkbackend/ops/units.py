@@ -1,4 +1,4 @@
-"""How products in half precision are cut for matrix units."""
+"""How products are cut for matrix units, of halves and of integers of 8 bits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ UNIT_TILE = "M N K FM FN SM SN LANES"  # behind LOCAL: what unit_consts gives
 _NARROW, _NARROW_SUMS = 16, 32
 _MAX_SUBGROUPS = 64  # of a workgroup, on Intel
 _ROW_NBYTES = 2 * _TK + 16  # of a slice in its shared memory
+_INT8_ROW_NBYTES = 96  # of mat_mul_dot_coop: up to 64 codes, 16 bytes behind them, 2 floats for each block
 
 
 def tiles_of_units(limits: Limits, size: Size) -> Grid:
@@ -22,13 +23,24 @@ def tiles_of_units(limits: Limits, size: Size) -> Grid:
     return Grid(consts, -(-size.n // tile_m), -(-size.n_rows // tile_n))
 
 
-def coop_tile(limits: Limits, n: int, n_rows: int) -> tuple[int, int, int, int]:
+def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
+    """The same for matrices of integers."""
+    tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows, _INT8_ROW_NBYTES)
+    consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down) | {
+        "K": limits.matrix_units.int8_k
+    }
+    return Grid(consts, -(-size.n // tile_m), -(-size.n_rows // tile_n))
+
+
+def coop_tile(
+    limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
+) -> tuple[int, int, int, int]:
     """(rows of w, rows of x, subgroups along w, subgroups along x) of a tile: the largest that the rows of x
     more than half fill, that gives enough tiles to occupy a GPU, and that fits into shared memory."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
-        nbytes = (tile_m + tile_n) * _ROW_NBYTES + 4 * across * down * units.m * units.n
+        nbytes = (tile_m + tile_n) * row_nbytes + 4 * across * down * units.m * units.n
         enough = tile_m < 128 or -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES
         if n_rows > tile_n // 2 and enough and nbytes <= limits.max_shared_nbytes:
             break
@@ -60,3 +72,9 @@ def usable(units: MatrixUnits) -> bool:
     ones, and the results of all subgroups fit into the shared memory of the portable floor."""
     fits = units.m <= 64 and units.n <= 32 and units.m * units.n <= 1024
     return fits and all(v & (v - 1) == 0 for v in units[1:]) and _TK % units.k == 0
+
+
+def usable_int8_k(k: int) -> bool:
+    """Whether mat_mul_dot_coop can use matrices of integers of this k: it divides blocks of 32, in words of
+    eight codes."""
+    return k in (8, 16, 32)

@@ -191,6 +191,8 @@ def _features_in_properties(
         and p.float_controls.roundingModeIndependence != _NO_INDEPENDENCE,
         "denorm_float16": bool(p.float_controls.shaderDenormPreserveFloat16)
         and p.float_controls.denormBehaviorIndependence != _NO_INDEPENDENCE,
+        # GeForce adds products of halves to floats at half the rate of NVIDIA's other GPUs.
+        "int8_units_fast": "GeForce RTX" in string(p.base.properties.deviceName),
         "int_dot_accelerated": bool(p.dots.integerDotProduct4x8BitPackedSignedAccelerated),
     }
 

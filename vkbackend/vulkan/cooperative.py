@@ -1,28 +1,34 @@
 """Matrix units of a physical device: which sizes of matrices its subgroups multiply, halves by halves with
-sums in f32, as VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix report them."""
+sums in f32 and int8 by int8 with sums in int32, as VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix
+report them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from vkbackend.limits import MatrixUnits
-from vkbackend.ops.units import usable
+from vkbackend.ops.units import usable, usable_int8_k
 from vkbackend.vulkan.vk import NULL, C, enumerate_all, ffi, lib
 
-_F16, _F32, _SUBGROUP = 0, 1, 3  # VkComponentTypeKHR, VkScopeKHR; the same numbers in both extensions
+# VkComponentTypeKHR, VkScopeKHR; the same numbers in both extensions
+_F16, _F32, _INT8, _INT32, _SUBGROUP = 0, 1, 3, 5, 3
+HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # of operands and of sums
 # Other features that matrix units need. If the memory model is enabled, atomics in all shaders need its
 # device scope.
 BESIDES = ("float16", "memory_model", "memory_model_device")
 FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}  # by extension, the better one first
 
 
-def _sizes(instance: Any, physical: Any, suffix: str) -> list[tuple[int, int, int]]:
-    """(m, n, k) of every kind of product of halves that sums in f32 within a subgroup."""
+Sizes = list[tuple[int, int, int]]  # (m, n, k)
+
+
+def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], Sizes]:
+    """For HALVES and INTEGERS, the size of every kind of their products within a subgroup."""
     name = f"vkGetPhysicalDeviceCooperativeMatrixProperties{suffix}"
     struct = f"VkCooperativeMatrixProperties{suffix}"
     address = lib.vkGetInstanceProcAddr(instance, name.encode())
     if address == NULL:
-        return []
+        return {HALVES: [], INTEGERS: []}
     query = ffi.cast(f"PFN_{name}", address)
 
     def typed(physical: Any, count: Any, values: Any) -> int:
@@ -32,20 +38,28 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> list[tuple[int, int, in
 
     found = enumerate_all(typed, struct, physical, what=name)
     result = "ResultType" if suffix == "KHR" else "DType"
-    return [
-        (p.MSize, p.NSize, p.KSize)
-        for p in found
-        if p.AType == p.BType == _F16
-        and p.CType == getattr(p, result) == _F32
-        and p.scope == _SUBGROUP
-        and not getattr(p, "saturatingAccumulation", 0)
-    ]
+    return {
+        (operands, sums): [
+            (p.MSize, p.NSize, p.KSize)
+            for p in found
+            if p.AType == p.BType == operands
+            and p.CType == getattr(p, result) == sums
+            and p.scope == _SUBGROUP
+            and not getattr(p, "saturatingAccumulation", 0)
+        ]
+        for operands, sums in (HALVES, INTEGERS)
+    }
 
 
-def best(api: str, found: list[tuple[int, int, int]], lanes: int) -> MatrixUnits | None:
-    """The size to use: 16 x 16 x 16, which most GPUs are built for, else the largest that serves."""
+def best(api: str, found: Sizes, lanes: int, integers: Sizes | None = None) -> MatrixUnits | None:
+    """The size to use: 16 x 16 x 16, which most GPUs are built for, else the largest that serves. With it the
+    longest k of the matrices of integers that have the same m and n."""
     able = [units for size in found if usable(units := MatrixUnits(api, *size, lanes))]
-    return max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k), default=None)
+    units = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k), default=None)
+    if not units or api != "khr":  # there is no shader for integers and the other extension
+        return units
+    depths = [k for m, n, k in integers or () if (m, n) == (units.m, units.n) and usable_int8_k(k)]
+    return units._replace(int8_k=max(depths, default=0))
 
 
 def units_of(
@@ -55,5 +69,6 @@ def units_of(
     if not all(features[name] for name in BESIDES):
         return ()
     apis = (api for api, feature in FEATURES.items() if features[feature])
-    found = (best(api, _sizes(instance, physical, api.upper()), lanes) for api in apis)
+    sizes = ((api, _sizes(instance, physical, api.upper())) for api in apis)
+    found = (best(api, by_kind[HALVES], lanes, by_kind[INTEGERS]) for api, by_kind in sizes)
     return tuple(units for units in found if units)

@@ -52,7 +52,8 @@ class VulkanDevice(LogicalDevice, Device):
         units = usable_units(info, name, features)
         features["memory_model"] = features["memory_model_device"] = bool(units)
         if units:
-            self.limits = replace(self.limits, features=able | {"matrix_units"}, matrix_units=units)
+            able |= {"matrix_units"} | ({"int8_units"} if units.int8_k and "int8" in able else set())
+            self.limits = replace(self.limits, features=able, matrix_units=units)
         if env.floor():
             self.limits = replace(
                 Limits.floor(),

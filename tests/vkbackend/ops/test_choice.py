@@ -30,6 +30,9 @@ SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
 GPU = Limits(subgroup_size=32, features=PLAIN)
 HALVES = replace(GPU, features=GPU.features | {"float16"})
 UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
+# Halves are as fast, or half as fast; or a quarter.
+INTEGERS = replace(UNITS, features=UNITS.features | {"int8_units"})
+FAST_INTEGERS = replace(INTEGERS, features=INTEGERS.features | {"int8_units_fast"})
 FAST_DOTS = replace(GPU, features=GPU.features | {"int_dot_accelerated"})
 
 
@@ -44,8 +47,8 @@ def view(*shape: int, dtype: str = "f32") -> View:
 
 def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
     recording = Recording("choice")
-    x = view(rows, 64, dtype=ops.operand_type(limits, rows, dtype))
-    Recorder(recording, limits).mat(view(64, 64, dtype=dtype), x, view(rows, 64))
+    x = view(rows, 256, dtype=ops.operand_type(limits, rows, dtype))
+    Recorder(recording, limits).mat(view(64, 256, dtype=dtype), x, view(rows, 64))
     (dispatch,) = recording.accesses()
     assert isinstance(dispatch, Dispatch)
     return dispatch.op
@@ -158,6 +161,19 @@ def test_half_a_tile_of_matrix_units_goes_to_dot_products() -> None:
     assert found == ["mat_mul_dot", "mat_mul_dot", "mat_mul_coop"]
     assert chosen(both_kinds, 9, "f16") == "mat_mul_coop"  # no dot products
     assert chosen(both_kinds.exact(), 9, "q4_0") == "mat_tile"
+
+
+def test_integers_on_matrix_units_where_they_are_four_times_as_fast() -> None:
+    assert [chosen(FAST_INTEGERS, rows, "q4_0") for rows in (8, 9)] == ["mat_wave", "mat_mul_dot_coop"]
+    for dtype in ("q6_k", "f16"):  # scales of 16, and no codes
+        assert chosen(FAST_INTEGERS, 9, dtype) == "mat_mul_coop"
+    assert chosen(INTEGERS, 9, "q4_0") == "mat_mul_coop"
+    assert chosen(replace(INTEGERS, choices=both("mat_mul_dot_coop")), 9, "q4_0") == "mat_mul_dot_coop"
+    assert chosen(FAST_INTEGERS.exact(), 9, "q4_0") == "mat_tile"
+    without = replace(FAST_INTEGERS, features=FAST_INTEGERS.features - {"int8_units"})
+    assert chosen(without, 9, "q4_0") == "mat_mul_coop"
+    groups = ops.Groups(view(400, dtype="u32"), view(33, 3, dtype="u32"), 32)  # there are none for experts
+    assert ops.experts_operand_type(FAST_INTEGERS, 200, "q4_0", groups) == "f16s"
 
 
 def test_experts_meet_activations_of_8_bits_like_other_matrices() -> None:

@@ -12,29 +12,45 @@ import pytest
 from vkbackend import ops, shaderlib, twins
 from vkbackend.formats import dequantize, row_nbytes
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.ops.units import coop_tile, usable
+from vkbackend.ops.matrix import Size
+from vkbackend.ops.units import coop_tile, int8_tiles_of_units, usable
 from vkbackend.vulkan import cooperative
 from vkbackend.vulkan.device import usable_units
 
 pytestmark = pytest.mark.no_vulkan
 
 
-# As their drivers report them: NVIDIA, AMD RDNA3, two of Intel, lavapipe.
+# As their drivers report them, of halves and of integers: NVIDIA, AMD RDNA3, two of Intel, lavapipe.
 REPORTED = {
-    "nvidia": ([(16, 16, 16), (16, 8, 16), (16, 8, 8)], 32),
-    "amd": ([(16, 16, 16)], 64),
-    "intel dg2": ([(8, 8, 16)], 8),
-    "intel bmg": ([(8, 16, 16)], 16),
-    "lavapipe": ([(8, 8, 8)], 8),
+    "nvidia": ([(16, 16, 16), (16, 8, 16), (16, 8, 8)], [(16, 8, 16), (16, 16, 32), (8, 8, 16)], 32),
+    "amd": ([(16, 16, 16)], [(16, 16, 16)], 64),
+    "intel dg2": ([(8, 8, 16)], [(8, 8, 32)], 8),
+    "intel bmg": ([(8, 16, 16)], [(8, 16, 32)], 16),
+    "lavapipe": ([(8, 8, 8)], [(8, 8, 8)], 8),
 }
-UNITS = {name: cooperative.best("khr", sizes, lanes) for name, (sizes, lanes) in REPORTED.items()}
+UNITS = {
+    name: cooperative.best("khr", halves, lanes, ints) for name, (halves, ints, lanes) in REPORTED.items()
+}
 
 
 def test_the_usual_size_comes_first() -> None:
-    assert UNITS["nvidia"] == MatrixUnits("khr", 16, 16, 16, 32)
-    assert UNITS["intel bmg"] == MatrixUnits("khr", 8, 16, 16, 16)
+    assert UNITS["nvidia"] == MatrixUnits("khr", 16, 16, 16, 32, int8_k=32)
+    assert UNITS["intel bmg"] == MatrixUnits("khr", 8, 16, 16, 16, int8_k=32)
     assert cooperative.best("nv", [(16, 8, 8), (16, 8, 16)], 32) == MatrixUnits("nv", 16, 8, 16, 32)
     assert cooperative.best("khr", [], 32) is None
+
+
+@pytest.mark.parametrize(
+    ("api", "integers", "k"),
+    [
+        ("khr", [(16, 16, 16), (16, 16, 32)], 32),
+        ("khr", [(16, 16, 64), (16, 8, 32)], 0),  # blocks have 32, and other m and n would be other tiles
+        ("khr", [], 0),
+        ("nv", [(16, 16, 32)], 0),
+    ],
+)
+def test_integers_have_the_tiles_of_halves(api: str, integers: list[tuple[int, int, int]], k: int) -> None:
+    assert cooperative.best(api, [(16, 16, 16)], 32, integers) == MatrixUnits(api, int8_k=k)
 
 
 @pytest.mark.parametrize("size", [(64, 64, 16), (16, 16, 64), (16, 12, 16), (32, 64, 16)])
@@ -69,6 +85,13 @@ def test_tiles_are_whole_matrices_within_the_limits(
     assert (tile_m + tile_n) * 80 + 4 * across * down * units.m * units.n <= limits.max_shared_nbytes
     sums = tile_m * tile_n // (across * down * units.lanes)  # of a lane
     assert units.lanes > 16 or sums <= 32 or across * down * units.lanes * 2 > limits.max_invocations
+    grid = int8_tiles_of_units(replace(limits, matrix_units=units), Size(n, 4096, rows))
+    c, slice_nbytes = grid.consts, 80 if units.lanes > 16 else 48
+    assert 32 % c["K"] == 0 and c["LOCAL"] == c["SM"] * c["SN"] * units.lanes <= limits.max_invocations
+    w_rows, x_rows = c["M"] * c["FM"] * c["SM"], c["N"] * c["FN"] * c["SN"]
+    assert grid.along_w * w_rows >= n and grid.along_x * x_rows >= rows
+    floats = (w_rows + x_rows) * (4 if units.lanes > 16 else 2) + c["SM"] * c["SN"] * units.m * units.n
+    assert (w_rows + x_rows) * slice_nbytes + 4 * floats <= limits.max_shared_nbytes
     largest = limits.max_invocations > 128 and rows > 64 and -(-n // 128) * -(-rows // 128) >= 64
     assert (tile_m, tile_n) == ((128, 128) if largest else (64, 64) if rows > 32 else (64, 32))
 

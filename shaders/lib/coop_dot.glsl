@@ -1,0 +1,103 @@
+// A tile of a product of integers on matrix units and its slices in shared memory: codes of w (lib/quants.glsl) by x in
+// 8 bits (lib/q8.glsl), whose products of a block of 32 elements are scaled by a float of w's row and one of x's. The
+// including file declares M, N, K of the device's matrices, FM x FN of them for a subgroup, SM x SN subgroups, W4, X4,
+// WIDE, and includes lib/dequant.glsl and lib/q8.glsl.
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
+#extension GL_KHR_cooperative_matrix : require
+#define CODES_ONLY
+#include "lib/quants.glsl"
+
+#define CODES_A coopmat<int8_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA>
+#define CODES_B coopmat<int8_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB>
+#define MATRIX_DOTS coopmat<int, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
+#define MATRIX_SUM coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
+// Codes of K elements of each row from `row` on, from element k of the slice on.
+#define LOAD_W_CODES(m, row, k) \
+    coopMatLoad(m, w_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutRowMajor)
+#define LOAD_X_CODES(m, row, k) \
+    coopMatLoad(m, x_codes, (row) * STRIDE + (k) / 8, STRIDE, gl_CooperativeMatrixLayoutColumnMajor)
+// Every column is the same, or every row: a stride of 0.
+#define LOAD_COLUMN(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutColumnMajor)
+#define LOAD_ROW(m, from, at) coopMatLoad(m, from, at, 0, gl_CooperativeMatrixLayoutRowMajor)
+
+const uint TM = M * FM * SM; // rows of w in a tile
+const uint TN = N * FN * SN; // rows of x
+// Elements of k in a slice. In subgroups of up to 16 lanes (Intel) 64 spilled 36 registers.
+const uint TK = LANES > 16 ? 64 : 32;
+const uint BLOCKS = TK / 32;
+const uint PIECES = TK / 16; // of a row, 16 codes each, which as many neighbouring threads have
+const uint STRIDE = TK / 8 + 2; // of a row, in words of 8 codes: eight rows of 80 bytes begin at different banks
+const uint W_ROUNDS = (TM * PIECES + LOCAL - 1) / LOCAL;
+const uint X_ROUNDS = (TN * PIECES + LOCAL - 1) / LOCAL;
+
+shared uvec2 w_codes[TM * STRIDE]; // [row of w][k]
+shared uvec2 x_codes[TN * STRIDE]; // [row of x][k]
+shared float w_scale[BLOCKS * TM]; // [block][row of w]
+shared float x_scale[BLOCKS * TN]; // [block][row of x]
+#ifdef HAS_LOW
+shared float w_low[BLOCKS * TM];
+shared float x_sum[BLOCKS * TN]; // of the values, not of the codes
+#endif
+
+uint piece(uint round) { return gl_LocalInvocationID.x + round * LOCAL; }
+
+uint w_row_of(uint round) { return piece(round) / PIECES; } // in the tile, which may end before
+
+uint x_row_of(uint round) { return piece(round) / PIECES; }
+
+uvec4 x_codes_at(uint at) {
+    if (WIDE != 0) return x4[at / 4];
+    return uvec4(x[at], x[at + 1], x[at + 2], x[at + 3]);
+}
+
+// Codes that count from 0 on as int8: less CODE_OFFSET, of four at once.
+uvec4 signed_codes(uvec4 codes) {
+#ifndef SIGNED_CODES
+    if (CODE_OFFSET != 0) return (codes + (128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
+#endif
+    return codes;
+}
+
+// Puts the slice that begins at element k of n into shared memory. w_at: where a thread's rows of w start; x_at: its rows
+// of x. Beyond the last block scales of w are 0, and codes those of the last block.
+void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint k, uint n) {
+    uvec4 codes[X_ROUNDS];
+    uvec2 block[X_ROUNDS];
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
+        const uint i = min(k + piece(j) % PIECES * 16, n - 16);
+        codes[j] = x_codes_at(x_at[j] + i / 4);
+        const uint of = x_at[j] + q8_block(n, i);
+        block[j] = uvec2(x[of], x[of + 1]);
+    }
+    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
+        if (TM * PIECES % LOCAL != 0 && piece(j) >= TM * PIECES) continue;
+        const uint first = k + piece(j) % PIECES * 16, part = first % 32;
+        const Quants q = quants16(w_at[j], min(first - part, n - 32), part);
+        const uvec4 own = signed_codes(q.codes);
+        const uint place = w_row_of(j) * STRIDE + piece(j) % PIECES * 2;
+        w_codes[place] = own.xy;
+        w_codes[place + 1] = own.zw;
+        if (part == 0) {
+            const uint at = piece(j) % PIECES / 2 * TM + w_row_of(j);
+            w_scale[at] = first < n ? q.scale : 0.0;
+#ifdef HAS_LOW
+            w_low[at] = first < n ? q.low : 0.0;
+#endif
+        }
+    }
+    [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
+        if (TN * PIECES % LOCAL != 0 && piece(j) >= TN * PIECES) continue;
+        const uint place = x_row_of(j) * STRIDE + piece(j) % PIECES * 2;
+        x_codes[place] = codes[j].xy;
+        x_codes[place + 1] = codes[j].zw;
+        if (piece(j) % 2 == 0) {
+            const uint at = piece(j) % PIECES / 2 * TN + x_row_of(j);
+            x_scale[at] = uintBitsToFloat(block[j].x);
+#ifdef HAS_LOW
+            x_sum[at] = uintBitsToFloat(block[j].x) * float(q8_sum32(block[j].y));
+#endif
+        }
+    }
+}
