@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # What docs/measurements/kernels.csv keeps: products in some formats, on GPUs of three vendors.
 _KINDS, _ROWS = r"\(type='(q4_0|q4_k|q6_k|q8_0|f16)',", "(1|8|128|512)"
-RECORDED = f"Mat(Dot|Wave|Tile|MulDot|MulCoop){_KINDS} n=3072, k=1024, rows={_ROWS},"
+RECORDED = f"Mat(Dot|Wave|Tile|MulDot|MulCoop|MulDotCoop){_KINDS} n=3072, k=1024, rows={_ROWS},"
 RECORDED_GPUS = ("NAVI21", "NAVI31", "DG2", "BMG", "AMPERE")
 MODULE = "vkbackend.tools.studies.count_instructions"
 CASE = r"Mat(Dot|Wave)\(.*n=3072, k=1024, rows=1,"

@@ -4,6 +4,7 @@ report them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vkbackend.limits import MatrixUnits
@@ -17,8 +18,6 @@ HALVES, INTEGERS = (_F16, _F32), (_INT8, _INT32)  # of operands and of sums
 # device scope.
 BESIDES = ("float16", "memory_model", "memory_model_device")
 FEATURES = {"khr": "cooperative_matrix", "nv": "cooperative_matrix_nv"}  # by extension, the better one first
-
-
 Sizes = list[tuple[int, int, int]]  # (m, n, k)
 
 
@@ -51,15 +50,19 @@ def _sizes(instance: Any, physical: Any, suffix: str) -> dict[tuple[int, int], S
     }
 
 
-def best(api: str, found: Sizes, lanes: int, integers: Sizes | None = None) -> MatrixUnits | None:
+def best(
+    api: str, found: Sizes, lanes: int, integers: Sequence[tuple[int, int, int]] = ()
+) -> MatrixUnits | None:
     """The size to use: 16 x 16 x 16, which most GPUs are built for, else the largest that serves. With it the
     longest k of the matrices of integers that have the same m and n."""
     able = [units for size in found if usable(units := MatrixUnits(api, *size, lanes))]
-    units = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k), default=None)
-    if not units or api != "khr":  # there is no shader for integers and the other extension
-        return units
-    depths = [k for m, n, k in integers or () if (m, n) == (units.m, units.n) and usable_int8_k(k)]
-    return units._replace(int8_k=max(depths, default=0))
+    if not able:
+        return None
+    largest = max(able, key=lambda u: (u[1:4] == (16, 16, 16), u.m * u.n * u.k))
+    if api != "khr":  # there is no shader for integers and the other extension
+        return largest
+    depths = [k for m, n, k in integers if (m, n) == (largest.m, largest.n) and usable_int8_k(k)]
+    return largest._replace(int8_k=max(depths, default=0))
 
 
 def units_of(
