@@ -26,9 +26,8 @@ def tiles_of_units(limits: Limits, size: Size) -> Grid:
 def int8_tiles_of_units(limits: Limits, size: Size) -> Grid:
     """The same for matrices of integers."""
     tile_m, tile_n, across, down = coop_tile(limits, size.n, size.n_rows, _INT8_ROW_NBYTES)
-    consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down) | {
-        "K": limits.matrix_units.int8_k
-    }
+    consts = unit_consts(limits.matrix_units, tile_m, tile_n, across, down)
+    consts["K"] = limits.matrix_units.int8_k
     return Grid(consts, -(-size.n // tile_m), -(-size.n_rows // tile_n))
 
 

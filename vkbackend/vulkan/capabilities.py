@@ -191,8 +191,7 @@ def _features_in_properties(
         and p.float_controls.roundingModeIndependence != _NO_INDEPENDENCE,
         "denorm_float16": bool(p.float_controls.shaderDenormPreserveFloat16)
         and p.float_controls.denormBehaviorIndependence != _NO_INDEPENDENCE,
-        # GeForce adds products of halves to floats at half the rate of NVIDIA's other GPUs.
-        "int8_units_fast": "GeForce RTX" in string(p.base.properties.deviceName),
+        "int8_units_fast": has_fast_int8_units(string(p.base.properties.deviceName)),
         "int_dot_accelerated": bool(p.dots.integerDotProduct4x8BitPackedSignedAccelerated),
     }
 
@@ -229,6 +228,12 @@ def subgroup_size(vendor: str, reported: int, features: dict[str, bool | int | s
     """
     low, high = int(features["subgroup_min"]), int(features["subgroup_max"])
     return 16 if vendor == "Intel" and features["subgroup_size_control"] and low <= 16 <= high else reported
+
+
+def has_fast_int8_units(name: str) -> bool:
+    """Whether matrix units multiply integers of 8 bits four times as fast as halves. A GeForce adds products
+    of halves to floats at half the rate of NVIDIA's other GPUs, and nothing but its name tells."""
+    return "GeForce RTX" in name
 
 
 def _has(api: int, extensions: set[str], version: int, extension: str) -> bool:

@@ -15,6 +15,7 @@ from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops.matrix import Size
 from vkbackend.ops.units import coop_tile, int8_tiles_of_units, usable
 from vkbackend.vulkan import cooperative
+from vkbackend.vulkan.capabilities import has_fast_int8_units
 from vkbackend.vulkan.device import usable_units
 
 pytestmark = pytest.mark.no_vulkan
@@ -51,6 +52,17 @@ def test_the_usual_size_comes_first() -> None:
 )
 def test_integers_have_the_tiles_of_halves(api: str, integers: list[tuple[int, int, int]], k: int) -> None:
     assert cooperative.best(api, [(16, 16, 16)], 32, integers) == MatrixUnits(api, int8_k=k)
+
+
+def test_integers_are_the_rule_on_a_geforce_alone() -> None:
+    assert has_fast_int8_units("NVIDIA GeForce RTX 4090")
+    for name in (
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA RTX A6000",
+        "AMD Radeon RX 9070 XT",
+        "Intel(R) Arc(TM) B580",
+    ):
+        assert not has_fast_int8_units(name)
 
 
 @pytest.mark.parametrize("size", [(64, 64, 16), (16, 16, 64), (16, 12, 16), (32, 64, 16)])
