@@ -28,4 +28,6 @@ def test_no_cliff_and_no_op_that_is_much_slower(gpu: str, kind: str) -> None:
     asked = compilers.ask(compilers.gpu_of(gpu), row_choice.MODULE, ["--alone", "-g", gpu, "-t", kind])
     row = dict(zip(COLUMNS, table_row(gpu, kind, [Cost(**one) for one in asked]), strict=True))
     assert float(row["largest growth for a row"].split()[0]) < 1.4
-    assert row["slowest choice"] == "-" or float(row["slowest choice"].split()[0]) < 1.25
+    # On BMG integers on matrix units are 1.27 times as fast by this count, and slower than halves if they
+    # hide vector instructions: docs/measurements/kernels.md.
+    assert row["slowest choice"] == "-" or float(row["slowest choice"].split()[0]) < 1.3

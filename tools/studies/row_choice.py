@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from vkbackend.buffer import Buffer, Home, View
@@ -41,15 +41,18 @@ class Rates:
     issues: float  # vector instructions of a subgroup in a second, all cores
     matrix: float = 0.0  # multiply-adds of halves on matrix units in a second
     dot: int = 1  # vector instructions that take as long as a dot product of four bytes
+    int8: int = 1  # multiply-adds of integers on matrix units in the time of one of halves
 
 
 RATES = {
     "NAVI21": Rates(512e9, 144 * 2.25e9 / 2),  # RX 6800 XT: 144 SIMDs, 64 lanes in two cycles
     "NAVI31": Rates(960e9, 192 * 2.5e9 / 2, 61e12),  # RX 7900 XTX
-    "DG2": Rates(560e9, 512 * 2.1e9 / 2, 69e12),  # A770: 512 engines of 8 lanes, 16 lanes in two cycles
-    "BMG": Rates(456e9, 160 * 2.67e9, 58e12),  # B580
-    "TURING": Rates(616e9, 272 * 1.55e9 / 2, 27e12),  # RTX 2080 Ti: 16 lanes a cycle in a partition
-    "AMPERE": Rates(936e9, 328 * 1.7e9, 36e12, dot=2),  # RTX 3090: integers at half the rate
+    "DG2": Rates(
+        560e9, 512 * 2.1e9 / 2, 69e12, int8=2
+    ),  # A770: 512 engines of 8 lanes, 16 lanes in two cycles
+    "BMG": Rates(456e9, 160 * 2.67e9, 58e12, int8=2),  # B580
+    "TURING": Rates(616e9, 272 * 1.55e9 / 2, 27e12, int8=4),  # RTX 2080 Ti: 16 lanes a cycle in a partition
+    "AMPERE": Rates(936e9, 328 * 1.7e9, 36e12, dot=2, int8=4),  # RTX 3090: integers at half the rate
 }
 
 
@@ -103,6 +106,8 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
     info, rates, seen = select("0", devices()), RATES[gpu], dict[object, float]()
     device = open_for_report(info)
     limits = device.limits
+    if rates.int8 == 4:  # NVK on no GPU does not tell that it is a GeForce
+        limits = replace(limits, features=limits.features | {"int8_units_fast"})
     try:
         for n_rows in ROWS:
             for op in MATRIX_OPS.values():
@@ -121,6 +126,7 @@ def costs(gpu: str, kind: str) -> Iterator[Cost]:
                         seen[key] += (rates.dot - 1) / (4 * lanes)
                 macs = N * K * tile_rows(consts) * op.grid(limits, Size(N, K, n_rows)).along_x
                 on_units = macs / rates.matrix if "matrix_units" in op.needs else 0.0
+                on_units /= rates.int8 if "int8_units" in op.needs else 1
                 nbytes = sum(view.nbytes for view in (*d.args[:2], d.args[3]))
                 yield Cost(
                     n_rows,
