@@ -172,12 +172,19 @@ def tiles_of_64(limits: Limits, size: Size) -> Grid:
     return Grid({"LOCAL": 128, "RN": rn}, -(-size.n // 64), -(-size.n_rows // (8 * rn)))
 
 
+def fills(n_rows: int, tile: int) -> bool:
+    """Whether tiles of so many rows of x do not pad them by more than a quarter, once they take several: 192
+    rows in tiles of 128 would cost what 256 do, a third more than in tiles of 64."""
+    return n_rows <= tile or 4 * tile * -(-n_rows // tile) <= 5 * n_rows
+
+
 def dot_tiles(limits: Limits, size: Size) -> Grid:
     """64 rows of w by 16 or 32 rows of x; by 64 if that still gives enough tiles to occupy a GPU and
     subgroups are wider than 16 lanes: in narrow ones (Intel) a lane has 128 registers, and tiles of 64
     spilled up to 67."""
     grid = tiles_of_64(limits, size)
-    if limits.subgroup_size > 16 and size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES:
+    enough = size.n_rows > 32 and grid.along_w * -(-size.n_rows // 64) >= BUSY_TILES
+    if limits.subgroup_size > 16 and enough and fills(size.n_rows, 64):
         return Grid(grid.consts | {"RN": 8}, grid.along_w, -(-size.n_rows // 64))
     return grid
 
@@ -186,7 +193,8 @@ def tiles_by_size(limits: Limits, size: Size) -> Grid:
     """16 x 8 threads. Each makes 8 x 8 values if that gives enough tiles to occupy a GPU, else 4 x 4, or 4 x
     2 for up to 16 rows of x."""
     rm, rn = 4, 2 if size.n_rows <= 16 else 4
-    if size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES:
+    enough = size.n_rows > 32 and -(-size.n // 128) * -(-size.n_rows // 64) >= BUSY_TILES
+    if enough and fills(size.n_rows, 64):
         rm, rn = 8, 8
     return Grid({"LOCAL": 128, "RM": rm, "RN": rn}, -(-size.n // (16 * rm)), -(-size.n_rows // (8 * rn)))
 

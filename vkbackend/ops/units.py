@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vkbackend.limits import Limits, MatrixUnits
-from vkbackend.ops.matrix import BUSY_TILES, Grid, Size
+from vkbackend.ops.matrix import BUSY_TILES, Grid, Size, fills
 from vkbackend.ops.target import floor_pow2
 
 _TK = 32  # elements of k in a slice of mat_mul_coop
@@ -35,13 +35,14 @@ def coop_tile(
     limits: Limits, n: int, n_rows: int, row_nbytes: int = _ROW_NBYTES
 ) -> tuple[int, int, int, int]:
     """(rows of w, rows of x, subgroups along w, subgroups along x) of a tile: the largest that the rows of x
-    more than half fill, that gives enough tiles to occupy a GPU, and that fits into shared memory."""
+    more than half fill, that fits into shared memory, and, if it is the first, that gives enough tiles to
+    occupy a GPU and pads the rows of x little."""
     units = limits.matrix_units
     for tile_m, tile_n in ((128, 128), (64, 64), (64, 32)):
         across, down = subgroups(limits, tile_m, tile_n)
         nbytes = (tile_m + tile_n) * row_nbytes + 4 * across * down * units.m * units.n
-        enough = tile_m < 128 or -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES
-        if n_rows > tile_n // 2 and enough and nbytes <= limits.max_shared_nbytes:
+        enough = -(-n // tile_m) * -(-n_rows // tile_n) >= BUSY_TILES and fills(n_rows, tile_n)
+        if n_rows > tile_n // 2 and (enough or tile_m < 128) and nbytes <= limits.max_shared_nbytes:
             break
     return tile_m, tile_n, across, down
 
