@@ -306,7 +306,7 @@ def quick() -> list[Case]:
         AttnDecodeCoop(((1, 300, 1),), 16, 2, 128, 128, 4, "q8_0", "q8_0"),
         AttnDecodeCoop(_RUNS, 20, 1, 64, 64, None, "q8_0", "f16", sinks=True),
         AttnDecodeCoop(_RUNS, 8, 2, 32, 96, None, "q8_0", "q4_0", sinks=True),
-        AttnDecodeCoop(_RUNS, 4, 1, 256, 64, None, "f32", "bf16", softcap=4.0),
+        AttnDecodeCoop(_RUNS, 4, 1, 128, 64, None, "f32", "bf16", softcap=4.0),
         AttnDecodeCoop(_RUNS, 5, 2, 32, 32, None, "q4_0", "f16", group=4, q_first=2),
         AttnDecodeCoop(_RUNS, 9, 3, 64, 16, 2, "bf16", "f32", group=5, q_first=3),
         AttnDecodeCoop(_RUNS, 4, 1, 64, 64, 2, "f16", "q8_0", window=5, softcap=4.0),
