@@ -29,7 +29,11 @@ layout(push_constant) uniform Push {
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
 layout(set = 0, binding = 1) readonly buffer KCache { uint k[]; };
+layout(set = 0, binding = 1) buffer KCache1 { uint k1[]; }; // the same
+layout(set = 0, binding = 1) buffer KCache4 { uvec4 k4[]; };
 layout(set = 0, binding = 2) readonly buffer VCache { uint v[]; };
+layout(set = 0, binding = 2) buffer VCache1 { uint v1[]; };
+layout(set = 0, binding = 2) buffer VCache4 { uvec4 v4[]; };
 layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
 layout(set = 0, binding = 4) readonly buffer Sinks { float sinks[]; };
 layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
@@ -40,40 +44,9 @@ layout(set = 0, binding = 5) writeonly buffer Y { float y[]; };
 #include "lib/kv_quads.glsl"
 #include "lib/tanh.glsl"
 #include "lib/unit_attention.glsl"
+const bool KEEPS = LANES > 16; // narrow subgroups (Intel) have no registers to spare, also for what is under way
+#include "lib/unit_pieces.glsl"
 #include "lib/query_tiles.glsl"
-
-const uint BATCH = 4; // quads that an invocation reads before it stores one
-
-// The keys of a block that lies at `cell`; in place of a key that nobody sees one that somebody does, since 0 times what
-// was never written may be NaN.
-void read_k(uint cell, uint kv_head, uint first_valid, uint n_valid) {
-    for (uint first = gl_LocalInvocationID.x; first < CELL_BLOCK * K_QUADS; first += BATCH * LOCAL) {
-        QUAD value[BATCH];
-        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
-            const uint e = first + u * LOCAL;
-            const uint key = clamp(e / K_QUADS, first_valid, n_valid - 1);
-            value[u] = k_halves(((cell + key) * n_kv + kv_head) * K_QUADS + e % K_QUADS);
-        }
-        [[unroll]] for (uint u = 0; u < BATCH; ++u) {
-            const uint e = first + u * LOCAL;
-            if (e < CELL_BLOCK * K_QUADS) kv_tile[e / K_QUADS * K_STRIDE + e % K_QUADS] = value[u];
-        }
-    }
-}
-
-// An invocation turns four dimensions of four keys: a column of V then lies in a row, as the units read it.
-void read_v(uint cell, uint kv_head, uint first_valid, uint n_valid) {
-    for (uint e = gl_LocalInvocationID.x; e < CELL_BLOCK / 4 * V_QUADS; e += LOCAL) {
-        const uint keys = e / V_QUADS;
-        const uint quad = e % V_QUADS;
-        QUAD value[4];
-        [[unroll]] for (uint u = 0; u < 4; ++u) {
-            const uint key = clamp(4 * keys + u, first_valid, n_valid - 1);
-            value[u] = v_halves(((cell + key) * n_kv + kv_head) * V_QUADS + quad);
-        }
-        [[unroll]] for (uint i = 0; i < 4; ++i) kv_tile[(4 * quad + i) * P_STRIDE + keys] = quad_across(value, i);
-    }
-}
 
 QueryTile tile; // of this workgroup
 
@@ -96,8 +69,10 @@ void main() {
     for (uint e = gl_LocalInvocationID.x; e < TQ * K_QUADS; e += LOCAL) {
         const uint row = tile.first_row + min(e / K_QUADS, tile.n - 1); // surplus rows repeat the last
         const uint at = q_off + (row * n_heads + head()) * HEAD_K + 4 * (e % K_QUADS);
-        q_tile[e / K_QUADS * Q_STRIDE + e % K_QUADS] = half_quad(vec4(q[at], q[at + 1], q[at + 2], q[at + 3]));
+        const vec4 value = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]);
+        q_tile[e / K_QUADS * Q_STRIDE + e % K_QUADS] = half_quad(K_CODES ? value.xzyw : value);
     }
+    find_places(kv_head);
     const uint row_pos = tile.first_pos + row_of_tile();
     const uint first_seen = max(first_key, first_key_of(row_pos));
     clear_sums();
@@ -109,12 +84,25 @@ void main() {
         const uint first_valid = max(first_key, block_pos) - block_pos;
 
         barrier(); // V of the block before was multiplied
-        read_k(cell, kv_head, first_valid, n_valid);
+        if (KEEPS) {
+            hold_k(cell);
+            store_k();
+        } else {
+            [[unroll]] for (uint j = 0; j < K_ROUNDS; ++j) {
+                hold_k_round(cell, j);
+                store_k_round(j);
+            }
+        }
         barrier();
+        if (KEEPS) hold_v(cell); // under way while its keys are scored
         score_keys();
         barrier();
-        read_v(cell, kv_head, first_valid, n_valid);
+        if (!KEEPS) {
+            hold_v(cell);
+            store_v(first_valid, n_valid);
+        }
         weigh_keys(block_pos, first_seen, row_pos);
+        if (KEEPS) store_v(first_valid, n_valid);
         barrier();
         add_values();
     }

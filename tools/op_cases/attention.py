@@ -149,11 +149,6 @@ class AttnDecodeCoop(AttnDecode):
     def needs(self) -> tuple[str, ...]:
         return ops.OPS["attn_decode_coop"].needs
 
-    def setup(self, rng: np.random.Generator) -> Setup:
-        setup = super().setup(rng)
-        tensors = {n: replace(t, align=16) if n in ("k", "v") else t for n, t in setup.tensors.items()}
-        return replace(setup, tensors=tensors)  # caches are read by 16 bytes
-
     def fits(self, limits: Limits) -> bool:
         group = self.group or self.n_heads // self.n_kv
         return ops.tile_of_units(limits, group, self.head_k, self.head_v, "attn_decode_coop") is not None
@@ -228,11 +223,12 @@ def _attention_tensors(
     case: AttnDecode | AttnPrefill, rng: np.random.Generator, rows: int
 ) -> dict[str, Tensor]:
     cells, n_cells = cell_table(rng, case.runs, case.ring)
-    stored = case.runs, case.window
+    stored, align = (case.runs, case.window), 16 if case.needs else 4
     return {
         "q": uniform(rng, rows, case.n_heads, case.head_k, span=8.0),  # scores of about +-10: maxima move
-        "k": cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored),
-        "v": cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored),
+        # on matrix units caches are read by 16 bytes
+        "k": replace(cache(rng, case.type_k, cells, n_cells, case.n_kv * case.head_k, *stored), align=align),
+        "v": replace(cache(rng, case.type_v, cells, n_cells, case.n_kv * case.head_v, *stored), align=align),
         "cells": cells,
     }
 

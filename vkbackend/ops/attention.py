@@ -64,6 +64,12 @@ def _check_sinks(sinks: View | None, n_heads: int) -> None:
     assert sinks is None or (sinks.dtype == "f32" and sinks.shape == (n_heads,)), (sinks, n_heads)
 
 
+def _check_aligned(*caches: View) -> None:
+    """On matrix units, halves are read by 16 bytes."""
+    for cache in caches:
+        assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
+
+
 def _group(q: View, k: View) -> int:
     """Heads of q to a head of K, where all groups are whole."""
     n_heads, n_kv = q.shape[1], math.prod(k.shape[1:]) // q.shape[2]
@@ -204,8 +210,7 @@ class AttentionOps(Target):
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
         assert tile, f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {head_v}"
-        for cache in (k, v):  # read by 16 bytes
-            assert cache.dtype != "f16" or cache.offset % 16 == 0, cache
+        _check_aligned(k, v)
         consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0)}
         variant, tiles = self.limits.matrix_units.api, -(-group // tile.rows)
         views = (q, k, v, cells, part, step)
@@ -286,6 +291,7 @@ class AttentionOps(Target):
         assert tile, (
             f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {y.shape[2]}"
         )
+        _check_aligned(k, v)
         variant = self.limits.matrix_units.api
         self._attend_runs("attn_prefill_coop", variant, (q, k, v, cells, y, step), tile, **how)
 

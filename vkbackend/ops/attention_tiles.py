@@ -82,7 +82,8 @@ def tile_of_units(
     if not able:
         return None
     decodes = op == "attn_decode_coop"
-    parts = able[-1] if decodes else able[0]
+    few = next((parts for parts in able if parts * in_row > 1), able[0])  # 16 keys for an invocation at most
+    parts = able[-1] if decodes else few
     held = CELL_BLOCK * (head_k + head_v) // 8  # pieces of K and V that a row that decodes has in registers
     found = None
     for groups in (4, 2, 1):
@@ -96,7 +97,7 @@ def tile_of_units(
             break
         consts = {"LOCAL": local, "UNIT_M": units.m, "UNIT_N": units.n, "UNIT_K": units.k}
         consts |= {"LANES": units.lanes, "ROW_GROUPS": groups, "V_PARTS": parts}
-        twice = units.lanes > 8 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
+        twice = units.lanes > 16 and math.gcd(head_k, CELL_BLOCK) % (2 * units.k) == 0
         found = Tile(rows, {**consts, "UNROLL": 1 + twice}, {})
         if rows < 2 * n_rows:
             break
