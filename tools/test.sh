@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 bin=$root/.venv/bin
+unset PYTHONDONTWRITEBYTECODE # containers set it; hundreds of processes would compile the sources, 0.4 s each
 
 bash tools/setup.sh --test
 drivers=$(bash tools/setup.sh --drivers)
@@ -54,7 +55,8 @@ fi
 # kp is compiled the first time, is made meanwhile, behind everything else.
 kompute="" workers=()
 if [ $# = 0 ] || [ "$*" = --all ]; then
-    workers=(-n "$(($(nproc) < 4 ? $(nproc) : 4))" --dist loadfile) # a file's fixtures load its models once
+    # One worker more than cores, as tests wait for processes. A file's fixtures load its models once.
+    workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile)
     log=$(mktemp)
     nice -n 10 bash tools/setup.sh --kompute --test >"$log" 2>&1 </dev/null &
     kompute=$!
@@ -70,8 +72,9 @@ if [ "$kompute" ]; then
     sed 's/^setup:/test: kompute:/' "$log"
     case $made in
         0)
-            .venv-kompute/bin/pytest --runtime kompute -m runtimes </dev/null || status=$?
-            [ $# = 0 ] || .venv-kompute/bin/pytest --runtime kompute tests/vkbackend/ops </dev/null || status=$?
+            run=(.venv-kompute/bin/pytest --runtime kompute "${workers[@]}")
+            "${run[@]}" -m runtimes </dev/null || status=$?
+            [ $# = 0 ] || "${run[@]}" tests/vkbackend/ops </dev/null || status=$?
             ;;
         3) echo "test: the kompute runtime is NOT tested: see above" ;;
         *) status=1 && echo "test: FAILED to set up the kompute runtime: see above" >&2 ;;
