@@ -16,6 +16,7 @@ import numpy as np
 
 from vkbackend import env, forks, hazards
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
+from vkbackend.collector import collection_paused
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.candidates import Outputs
@@ -239,7 +240,7 @@ class Mesh:
         )
         compile_all(self.devices, recordings)
         executables, values = [], {name: list(views) for name, views in made.items()}
-        with ExitStack() as undo:
+        with collection_paused(), ExitStack() as undo:
             for d, (device, recording) in enumerate(zip(self.devices, recordings, strict=True)):
                 offsets, nbytes = self._plan(recording)
                 if nbytes > self._arenas[d].nbytes:  # packing is not monotone: fewer rows may need a bit more

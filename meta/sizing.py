@@ -14,6 +14,7 @@ import numpy as np
 
 from vkbackend import env
 from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned
+from vkbackend.collector import collection_paused
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
@@ -172,6 +173,7 @@ def ordered(graphs: Sequence[Graph], d: int) -> Recording:
     return interleave(first, rest[0], "halves") if rest else first
 
 
+@collection_paused()
 def build_step(
     devices: Sequence[Device],
     inputs: Sequence[Inputs],
@@ -215,6 +217,7 @@ class StepSizes:
         return self.params + aligned(self.logits[device])
 
 
+@collection_paused()
 def measure(
     devices: Sequence[Device],
     build: Build,

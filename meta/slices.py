@@ -40,12 +40,17 @@ class Load:
 def expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     """(rows, columns) of each expert of a stack [n_expert, n_out, n_in] that `device` holds, in elements."""
     try:
-        return _expert_slices(replace(load, name="", home=Home.WEIGHTS, in_file=False), device)
+        return _expert_slices(_nameless(load), device)
     except PlanError:
         return _expert_slices(load, device)  # its message has the name
 
 
-@lru_cache(512)  # planning asks a dozen times for each stack, and most layers are cut alike
+def _nameless(load: Load) -> Load:
+    """What most layers have alike: planning asks a dozen times for each stack."""
+    return replace(load, name="", home=Home.WEIGHTS, in_file=False)
+
+
+@lru_cache(512)
 def _expert_slices(load: Load, device: int) -> tuple[tuple[slice, slice], ...]:
     experts = load.state.experts or (load.state.ranges,) * load.shape[0]
     slices = []
@@ -168,10 +173,18 @@ def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, in
     its shape is [n_out, columns of all its experts], but its bytes are one matrix [n_out, columns] per
     expert.
     """
+    try:
+        return list(_expert_pieces(_nameless(load), device, max_range))
+    except PlanError:
+        return list(_expert_pieces(load, device, max_range))  # its message has the name
+
+
+@lru_cache(512)
+def _expert_pieces(load: Load, device: int, max_range: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
     slices = expert_slices(load, device)
     sizes = [(r.stop - r.start) * (c.stop - c.start) for r, c in slices]
     if not sum(sizes):
-        return []
+        return ()
     elements, nbytes = block_of(load.dtype)
     if max(sizes) // elements * nbytes > max_range:
         raise PlanError(f"{load.name}: one expert exceeds one binding of {max_range} bytes")
@@ -187,7 +200,7 @@ def expert_pieces(load: Load, device: int, max_range: int) -> list[tuple[int, in
         shape = (n_out, total // n_out) if by_columns else (total // n_in, n_in)
         pieces.append((first, count, shape))
         first += count
-    return pieces
+    return tuple(pieces)
 
 
 def piece_nbytes(device: Device) -> int:

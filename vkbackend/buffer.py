@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -91,8 +91,8 @@ class View:
         """The view of rows begin..end of the first axis (row bytes must be a multiple of 4 unless begin is
         0)."""
         stride = math.prod(self.shape[1:-1]) * row_nbytes(self.dtype, self.shape[-1])
-        return replace(self, offset=self.offset + begin * stride, shape=(end - begin, *self.shape[1:]))
+        return View(self.buffer, self.offset + begin * stride, (end - begin, *self.shape[1:]), self.dtype)
 
     def reshape(self, *shape: int) -> View:
         assert math.prod(shape) == math.prod(self.shape), f"cannot view {self.shape} as {shape}"
-        return replace(self, shape=shape)
+        return View(self.buffer, self.offset, shape, self.dtype)

@@ -10,12 +10,12 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from vkbackend.buffer import Buffer, Home, View, Virtual
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """Bytes begin..end of a buffer."""
 
     buffer: Buffer | Virtual
@@ -28,7 +28,7 @@ class Range:
 
 def ranges(views: Iterable[View]) -> tuple[Range, ...]:
     """Where views lie."""
-    return tuple(Range(v.buffer, v.offset, v.end) for v in views)
+    return tuple([Range(v.buffer, v.offset, v.offset + v.nbytes) for v in views])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,8 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         views = [v for i, v in enumerate(self.args) if i not in self.written]
-        written = [self.args[i] for i in self.written]
         object.__setattr__(self, "reads", ranges([*views, self.step] if self.step else views))
-        object.__setattr__(self, "writes", ranges(written))
+        object.__setattr__(self, "writes", ranges([self.args[i] for i in self.written]))
 
     @property
     def bound(self) -> tuple[View, ...]:
@@ -154,7 +153,7 @@ class Recording:
             if isinstance(view.buffer, Buffer):
                 return view
             home = placements[view.buffer]
-            return replace(view, buffer=home.buffer, offset=home.offset + view.offset)
+            return View(home.buffer, home.offset + view.offset, view.shape, view.dtype)
 
         def moved(command: Command) -> Command:
             if isinstance(command, Dispatch):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vkbackend.buffer import Home
+from vkbackend.collector import collection_paused
 from vkbackend.errors import InvalidArgument
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.plan import Dim, Plan, normalise, share_out, table
@@ -52,6 +53,7 @@ class Layout:
         return table([*self.plans, self.output_plan], [*names, "output"], self.n_devices)
 
 
+@collection_paused()
 def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Options) -> Layout:
     """Decide everything for `n_devices` devices; raises InvalidArgument, PlanError and UnsupportedModel."""
     normalise(options.shares, n_devices)

@@ -8,11 +8,12 @@ table.py has the products with matrices and experts, and `OPS`, which is all ops
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 PUSH_NBYTES = 128  # what every Vulkan device has
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpSpec:
     """The interface of one shader. `args` are storage bindings in order, "name:r" or "name:w"."""
 
@@ -24,16 +25,16 @@ class OpSpec:
     needs: tuple[str, ...] = ()  # optional features without which the shader does not run
     twin: str = ""  # the op whose numpy twin this one shares; "": it has its own
 
-    @property
+    @cached_property
     def addressed(self) -> bool:
         """Its push constants begin with 64-bit addresses of the args, which are not bound."""
         return "buffer_address" in self.needs
 
-    @property
+    @cached_property
     def arg_names(self) -> tuple[str, ...]:
         return tuple(arg.partition(":")[0] for arg in self.args)
 
-    @property
+    @cached_property
     def written(self) -> tuple[int, ...]:
         """Indices of the args the shader writes."""
         return tuple(i for i, arg in enumerate(self.args) if arg.endswith(":w"))

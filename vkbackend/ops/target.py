@@ -47,19 +47,21 @@ class Target:
         flops: int = 0,
     ) -> None:
         """Append a dispatch of the op that the spec describes."""
-        assert tuple(push) == tuple(name for name, _ in spec.push), (spec.name, tuple(push))
+        assert len(push) == len(spec.push), (spec.name, tuple(push))
         assert tuple(consts) == spec.consts and len(args) == len(spec.args), (spec.name, tuple(consts))
         assert (step is not None) == spec.step, spec.name
-        integers = [value for (_, kind), value in zip(spec.push, push.values(), strict=True) if kind != "f"]
-        assert all(0 <= value < 1 << 32 for value in integers), (spec.name, push)
-        assert all(0 < count <= MAX_GROUPS for count in groups), (spec.name, groups)
+        assert 0 < min(groups) and max(groups) <= MAX_GROUPS, (spec.name, groups)
+        values: list[tuple[str, int | float]] = []
+        for (name, kind), (given, value) in zip(spec.push, push.items(), strict=True):
+            assert given == name and (kind == "f" or 0 <= value < 1 << 32), (spec.name, push)
+            values.append((name, float(value) if kind == "f" else value))
         self.recording.dispatch(
             Dispatch(
                 spec.name,
                 variant,
                 args,
                 spec.written,
-                tuple((name, float(push[name]) if kind == "f" else push[name]) for name, kind in spec.push),
+                tuple(values),
                 tuple(consts.items()),
                 groups,
                 step,

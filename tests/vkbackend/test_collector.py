@@ -1,0 +1,42 @@
+"""The garbage collector rests while steps are recorded, and is as before afterwards."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from vkbackend.collector import collection_paused
+
+pytestmark = pytest.mark.no_vulkan
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    enabled = gc.isenabled()
+    yield
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_it_is_as_before_afterwards(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    with collection_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled() == enabled
+    with pytest.raises(KeyError), collection_paused():
+        raise KeyError
+    assert gc.isenabled() == enabled
+
+
+def test_threads_in_turn_leave_it_on() -> None:
+    """The first that pauses it ends last, and the other way round."""
+    gc.enable()
+    for last in (0, 1):
+        pauses = [collection_paused(), collection_paused()]
+        for pause in pauses:
+            pause.__enter__()
+        for pause in (pauses[1 - last], pauses[last]):
+            pause.__exit__(None, None, None)
+        assert gc.isenabled()
