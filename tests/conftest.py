@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # to look through half a million objects of modules and tests took a tenth of a run
     # Models are held to tolerances of F32 activations, on devices that would round them, too.
     os.environ["VKBACKEND_EXACT"] = "1"
     if runtime := config.getoption("--runtime"):
@@ -78,6 +80,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "native" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=f"about the native runtime, this is {runtime}"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
