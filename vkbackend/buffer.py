@@ -11,6 +11,7 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from vkbackend.formats import row_nbytes
@@ -65,6 +66,12 @@ class Virtual:
         return f"<virtual {self.label} {self.nbytes} B>"
 
 
+@lru_cache(4096)
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    *rows, width = shape
+    return -(-math.prod(rows) * row_nbytes(dtype, width) // 4) * 4
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """A contiguous row-major array of `shape` and `dtype` at byte `offset` (a multiple of 4) of `buffer`."""
@@ -78,8 +85,7 @@ class View:
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        *rows, width = self.shape
-        object.__setattr__(self, "nbytes", -(-math.prod(rows) * row_nbytes(self.dtype, width) // 4) * 4)
+        object.__setattr__(self, "nbytes", _nbytes(self.shape, self.dtype))
         assert self.offset % 4 == 0, f"view offset {self.offset} is not a multiple of 4"
         assert self.offset + self.nbytes <= self.buffer.nbytes, f"{self!r} exceeds {self.buffer!r}"
 
