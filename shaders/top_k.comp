@@ -6,6 +6,7 @@
 // there (KIND 1). With KIND 2 `source` is a mask, a bit for each place, the lowest of a word first; places
 // whose bit is 0 are left out.
 #include "lib/types.glsl"
+#include "lib/order.glsl"
 
 layout(constant_id = 1) const uint K = 64;
 layout(constant_id = 2) const uint KIND = 0; // 0: not read, 1: ids, 2: a mask in whole words per row
@@ -23,15 +24,6 @@ layout(set = 0, binding = 3) writeonly buffer Values { float values[]; };
 
 shared uint best_key[LOCAL];
 shared uint best_at[LOCAL];
-
-// Bits whose unsigned order is that of the values: both zeros are equal, NaN comes first; 0 is below all.
-uint order_key(float value) {
-    const uint bits = floatBitsToUint(value);
-    const uint mag = bits & 0x7fffffffu;
-    if (mag > 0x7f800000u) return 0xffffffffu;
-    if (mag == 0u) return 0x80000000u;
-    return bits == mag ? bits | 0x80000000u : ~bits;
-}
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;

@@ -13,10 +13,8 @@ from vkbackend.formats import block_of
 from vkbackend.ops.attention_tiles import (
     CELL_BLOCK,
     MAX_SPLITS,
-    MAX_TILE,
-    MAX_TILE_HEADS,
     Tile,
-    batch_of,
+    rows_cut,
     tile_of_rows,
     tile_of_units,
 )
@@ -77,7 +75,7 @@ def _group(q: View, k: View) -> int:
     return n_heads // n_kv
 
 
-def _attn_push(
+def attn_push(
     q: View, k: View, v: View, cells: View, head_v: int, group: int, q_first: int
 ) -> tuple[dict[str, int | float], int, dict[str, int]]:
     """(push constants, head_k, constants of the caches' types)."""
@@ -182,14 +180,10 @@ class AttentionOps(Target):
         head, in the denominator of its softmax alone (with splits, attn_combine takes them).
         """
         group = group or _group(q, k)
-        tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // q.shape[2])))
-        local = 8 if self.limits.is_cpu else 128  # a multiple or a part of CELL_BLOCK
-        heads = -(-group // tiles)
-        # With eight quads for more heads, a thread's sums do not fit into Intel's registers.
-        batch = min(batch_of(self.limits), 8 if heads <= 4 else 4)
-        consts = {"LOCAL": local, "HEADS": heads, "BATCH": batch}
+        cut = rows_cut(self.limits, q.shape[2], group)
+        consts = {"LOCAL": cut.local, "HEADS": cut.heads, "BATCH": cut.batch}
         self._attend_rows(
-            "attn_decode", "f32", (q, k, v, cells, part, step), tiles, consts, group=group, **how
+            "attn_decode", "f32", (q, k, v, cells, part, step), cut.tiles, consts, group=group, **how
         )
 
     def attn_decode_coop(
@@ -238,7 +232,7 @@ class AttentionOps(Target):
         n_rows, n_heads, n_splits, head_v = (
             (*part.shape[:2], 1, part.shape[2]) if final else (*part.shape[:3], part.shape[3] - 2)
         )
-        push, head_k, types = _attn_push(q, k, v, cells, head_v, group, q_first)
+        push, head_k, types = attn_push(q, k, v, cells, head_v, group, q_first)
         assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
         assert sinks is None or final, "sinks go to attn_combine"
         _check_sinks(sinks, n_heads)
@@ -312,7 +306,7 @@ class AttentionOps(Target):
     ) -> None:
         q, k, v, cells, y, step = views
         n_rows, n_heads, head_v = y.shape
-        push, head_k, types = _attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
+        push, head_k, types = attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_sinks(sinks, n_heads)
         n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # every run may end in a broken tile

@@ -41,6 +41,23 @@ def batch_of(limits: Limits) -> int:
     return 8 if limits.subgroup_size > 1 and not limits.is_cpu else 1
 
 
+class RowsCut(NamedTuple):
+    """How attn_decode takes the q heads of a kv head: `tiles` of `heads`, with `local` threads each."""
+
+    tiles: int
+    heads: int
+    local: int
+    batch: int
+
+
+def rows_cut(limits: Limits, head_k: int, group: int) -> RowsCut:
+    tiles = -(-group // max(1, min(MAX_TILE_HEADS, MAX_TILE // head_k)))
+    heads = -(-group // tiles)
+    # With eight quads for more heads, a thread's sums do not fit into Intel's registers.
+    batch = min(batch_of(limits), 8 if heads <= 4 else 4)
+    return RowsCut(tiles, heads, 8 if limits.is_cpu else 128, batch)  # a multiple or a part of CELL_BLOCK
+
+
 class Tile(NamedTuple):
     """Rows of a prompt that a workgroup takes, and the specialization constants of its cut."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from vkbackend.ops.attention import AttentionOps
 from vkbackend.ops.choice import ProductOps
+from vkbackend.ops.chosen import ChosenOps
 from vkbackend.ops.elementwise import ElementwiseOps
 from vkbackend.ops.heads import HeadOps
 from vkbackend.ops.moe import MoeOps
@@ -20,6 +21,7 @@ from vkbackend.ops.streams import StreamOps
 
 class Recorder(
     AttentionOps,
+    ChosenOps,
     ElementwiseOps,
     HeadOps,
     MoeOps,

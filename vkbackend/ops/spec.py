@@ -101,6 +101,21 @@ SPECS: dict[str, OpSpec] = {
             "HEAD_V HAS_SINKS MAX_SPLITS",
         ),
         op_spec(
+            "attn_chosen",
+            "q:r k:r v:r cells:r chosen:r part:w",
+            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits n_chosen scale:f",
+            "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL BATCH",
+            step=True,
+        ),
+        op_spec(
+            "index_scores",
+            "q:r w:r k:r cells:r y:w",
+            "n_heads n_rows first_row blocks_per_slot n_positions",
+            "HEAD HEADS K_TYPE BATCH",
+            step=True,
+        ),
+        op_spec("index_top_k", "x:r ids:w", "n_positions n_rows first_row n_chosen", "BATCH", step=True),
+        op_spec(
             "attn_prefill",
             "q:r k:r v:r cells:r sinks:r y:w",
             "n_heads n_kv group q_first n_rows blocks_per_slot window chunk scale:f softcap:f",

@@ -15,6 +15,7 @@ from functools import cache
 from vkbackend.ops.table import OPS
 from vkbackend.twins import (
     attention,
+    chosen,
     elementwise,
     half,
     heads,
@@ -28,7 +29,7 @@ from vkbackend.twins import (
 )
 
 _FAMILIES = (
-    *(attention, elementwise, half, heads, matrix, moe, quantized, recurrent, rows),
+    *(attention, chosen, elementwise, half, heads, matrix, moe, quantized, recurrent, rows),
     *(state_space, streams),
 )
 

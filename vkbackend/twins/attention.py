@@ -19,7 +19,7 @@ NEG_LARGE = -1.0e30
 CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # by bytes of 32 elements
 
 
-def _cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> Array:
+def cells_of(step: StepParams, row: int, cells: Array, blocks_per_slot: int) -> Array:
     """Cell of each position 0..pos of a row's slot."""
     position, slot = int(step.rows[row, 0]), int(step.rows[row, 1])
     positions = np.arange(position + 1)
@@ -77,7 +77,7 @@ def kv_store(
         out = cache.reshape(-1, width)
     for row in range(len(rows)):
         with np.errstate(over="ignore"):  # beyond 65,504 f16 is inf, as in the shader
-            out[_cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
+            out[cells_of(step, row, cells, blocks_per_slot)[-1]] = rows[row]
 
 
 def _stored_blocks(rows: Array, dtype: str) -> Array:
@@ -103,7 +103,7 @@ def attn_decode(
     out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
     out[..., head_v] = NEG_LARGE
     for row in range(min(n_rows, step.n_decode)):
-        at = _cells_of(step, row, cells, blocks_per_slot)
+        at = cells_of(step, row, cells, blocks_per_slot)
         first = _first_key(len(at), window, chunk)
         start = first // CELL_BLOCK * CELL_BLOCK
         per_split = ceil_div(ceil_div(len(at) - start, CELL_BLOCK), n_splits) * CELL_BLOCK
@@ -111,7 +111,7 @@ def attn_decode(
             begin = start + split * per_split
             own = at[max(begin, first) : begin + per_split]
             if len(own):
-                score, values = _scores(queries[row], k, v, own, n_kv, group, q_first, scale, softcap)
+                score, values = scores_of(queries[row], k, v, own, n_kv, group, q_first, scale, softcap)
                 top = score.max(axis=1, keepdims=True)
                 prob = np.exp(score - top)
                 out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
@@ -152,9 +152,9 @@ def attn_prefill(
     out = y.reshape(n_rows, n_heads, head_v).copy()
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
-        at = _cells_of(step, row, cells, blocks_per_slot)
+        at = cells_of(step, row, cells, blocks_per_slot)
         at = at[_first_key(len(at), window, chunk) :]
-        score, values = _scores(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
+        score, values = scores_of(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
         logits = np.c_[score, f64(sinks, n_heads)] if has_sinks else score
         prob = np.exp(score - logits.max(axis=1, keepdims=True))
         total = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
@@ -168,7 +168,7 @@ def _first_key(n_keys: int, window: int, chunk: int) -> int:
     return max(first, (n_keys - 1) // chunk * chunk) if chunk else first
 
 
-def _scores(
+def scores_of(
     query: Array, k: Array, v: Array, at: Array, n_kv: int, group: int, q_first: int, scale: float,
     softcap: float,
 ) -> tuple[Array, Array]:  # fmt: skip

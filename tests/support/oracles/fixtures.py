@@ -9,6 +9,7 @@ from oracles import (
     newer_decoders,
     newer_mixtures,
     recurrent,
+    sparse,
     state_space,
 )
 from oracles.fixture import Fixture
@@ -16,7 +17,7 @@ from oracles.parts import BUILDERS
 
 MADE_OF = (  # these modules register their fixtures
     *(decoders, gemma, more_decoders, newer_decoders, newer_mixtures),
-    *(recurrent, state_space),
+    *(recurrent, sparse, state_space),
 )
 FIXTURES = tuple(BUILDERS)
 

@@ -22,6 +22,7 @@ from oracles import (
     hf_newer_decoders,
     hf_newer_mixtures,
     hf_recurrent,
+    hf_sparse,
     hf_state_space,
 )
 from oracles.fixture import Fixture
@@ -34,6 +35,7 @@ MADE_OF = (  # these modules register their builders
     hf_more_decoders,
     hf_newer_decoders,
     hf_recurrent,
+    hf_sparse,
     hf_state_space,
 )
 

@@ -1,0 +1,51 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// As attn_decode, for every row of the step, over the positions that index_top_k chose for the row. They lie anywhere:
+// the cells of a block of 32 of them are looked up together. Rows of no run give zeros.
+#include "lib/types.glsl"
+
+layout(constant_id = 1) const uint HEAD_K = 64;
+layout(constant_id = 2) const uint HEAD_V = 64;
+layout(constant_id = 3) const uint HEADS = 1;
+layout(constant_id = 4) const uint K_TYPE = 1;
+layout(constant_id = 5) const uint V_TYPE = 1;
+layout(constant_id = 6) const uint FINAL = 0;
+layout(constant_id = 7) const uint BATCH = 1; // as attn_decode
+
+layout(push_constant) uniform Push {
+    uint q_off, k_off, v_off, cells_off, chosen_off, part_off;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, n_splits, n_chosen;
+    float scale;
+};
+layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 1) readonly buffer K { uint k[]; };
+layout(set = 0, binding = 2) readonly buffer V { uint v[]; };
+layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
+layout(set = 0, binding = 4) readonly buffer Chosen { uint chosen[]; };
+layout(set = 0, binding = 5) writeonly buffer Part { float part[]; };
+
+#define STEP_BINDING 6
+#include "lib/step.glsl"
+#include "lib/cells.glsl"
+#include "lib/kv_quads.glsl"
+
+shared uint key_cells[2 * CELL_BLOCK]; // of this block and of the one before, in turn: some threads may still read that
+
+// The cells of a block of chosen positions. Those of the last block that are missing are the last one again.
+uint look_up(uint slot, uint block, uint n_keys) {
+    const uint half_of = block % 2 * CELL_BLOCK;
+    for (uint j = gl_LocalInvocationID.x; j < CELL_BLOCK; j += LOCAL) {
+        const uint position = chosen[chosen_off + gl_WorkGroupID.z * n_chosen + min(block * CELL_BLOCK + j, n_keys - 1)];
+        key_cells[half_of + j] = block_cell(slot, position / CELL_BLOCK) + position % CELL_BLOCK;
+    }
+    barrier();
+    return half_of;
+}
+
+#define N_KEYS(row) (row < step_n_rows() ? min(step_params.rows[row].x + 1, n_chosen) : 0)
+#define FIRST_KEY(n_keys) 0
+#define OPEN_BLOCK(slot, block) const uint half_of = look_up(slot, block, n_keys)
+#define CELL(j) key_cells[half_of + j]
+#define CAPPED(score) score
+#define INVERSE_SUM(m, sum, head) (sum > 0.0 ? 1.0 / sum : 0.0)
+#include "lib/row_attention.glsl"

@@ -1,0 +1,75 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// How much each position 0..pos matters to a row (DeepSeek-AI 2025, arXiv:2512.02556): y = sum over the indexer's heads of
+// w * max(q . k, 0). Workgroup (block of LOCAL positions, -, row); a thread has a position. It takes HEADS heads at a
+// time, whose q all threads share, and reads the position's key once for them. Positions behind pos are not written.
+#include "lib/types.glsl"
+#include "lib/cache_types.glsl"
+
+layout(constant_id = 1) const uint HEAD = 128; // values of a key
+layout(constant_id = 2) const uint HEADS = 8;
+layout(constant_id = 3) const uint K_TYPE = 1;
+layout(constant_id = 4) const uint BATCH = 1; // quads that a thread reads before it uses one: latencies overlap
+
+layout(push_constant) uniform Push {
+    uint q_off, w_off, k_off, cells_off, y_off;
+    uint n_heads, n_rows, first_row, blocks_per_slot, n_positions;
+};
+layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
+layout(set = 0, binding = 1) readonly buffer W { float w[]; };
+layout(set = 0, binding = 2) readonly buffer K { uint k[]; };
+layout(set = 0, binding = 3) readonly buffer Cells { uint cells[]; };
+layout(set = 0, binding = 4) writeonly buffer Y { float y[]; };
+
+#define STEP_BINDING 5
+#include "lib/step.glsl"
+#include "lib/cells.glsl"
+#define CACHE(i) k[i]
+#define CACHE_OFF k_off
+#define CACHE_TYPE K_TYPE
+#define CACHE_QUAD k_quad
+#define CACHE_BLOCK_QUAD k_block_quad
+#include "lib/cache.glsl"
+
+const uint QUADS = HEAD / 4;
+
+shared vec4 q_tile[HEADS * QUADS];
+shared float w_tile[HEADS];
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint row = gl_WorkGroupID.z;
+    if (first_row + row >= step_n_rows()) return;
+    const uint pos = step_params.rows[first_row + row].x;
+    const uint slot = step_params.rows[first_row + row].y;
+    if (gl_WorkGroupID.x * LOCAL > pos) return;
+    const uint own = gl_WorkGroupID.x * LOCAL + thread;
+    const uint seen = min(own, pos); // cells behind it may never have been written
+    const uint base = (block_cell(slot, seen / CELL_BLOCK) + seen % CELL_BLOCK) * QUADS;
+
+    float sum = 0.0;
+    for (uint first = 0; first < n_heads; first += HEADS) {
+        barrier(); // the tile before was used
+        for (uint e = thread; e < HEADS * QUADS; e += LOCAL) {
+            const uint head = first + e / QUADS;
+            const uint at = q_off + (row * n_heads + min(head, n_heads - 1)) * HEAD + 4 * (e % QUADS);
+            q_tile[e] = vec4(q[at], q[at + 1], q[at + 2], q[at + 3]);
+        }
+        for (uint a = thread; a < HEADS; a += LOCAL) {
+            w_tile[a] = first + a < n_heads ? w[w_off + row * n_heads + first + a] : 0.0;
+        }
+        barrier();
+        float s[HEADS];
+        [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] = 0.0;
+        // The bounds are no constants, or drivers unroll all of it.
+        for (uint turn = base; turn < base + QUADS; turn += BATCH) {
+            vec4 value[BATCH];
+            [[unroll]] for (uint i = 0; i < BATCH; ++i) value[i] = k_quad(turn + i);
+            [[unroll]] for (uint i = 0; i < BATCH; ++i) {
+                [[unroll]] for (uint a = 0; a < HEADS; ++a) s[a] += dot(value[i], q_tile[a * QUADS + turn - base + i]);
+            }
+        }
+        [[unroll]] for (uint a = 0; a < HEADS; ++a) sum += w_tile[a] * max(s[a], 0.0);
+    }
+    if (own <= pos) y[y_off + row * n_positions + own] = sum;
+}

@@ -1,0 +1,109 @@
+#version 450
+#extension GL_GOOGLE_include_directive : require
+// The positions of the n_chosen largest scores among 0..pos of each row, ascending; the lower position first on ties, NaN
+// before all. A row of a lower position has all of them. One workgroup finds the least chosen score from its highest
+// byte to its lowest: it counts how many scores have each value of a byte, among those that agree in the bytes above.
+// Then each thread takes what lies above that score from a stretch of positions of its own.
+#include "lib/types.glsl"
+#include "lib/order.glsl"
+
+layout(constant_id = 1) const uint BATCH = 1; // scores that a thread reads before it uses one: latencies overlap
+
+layout(push_constant) uniform Push {
+    uint x_off, ids_off;
+    uint n_positions, n_rows, first_row, n_chosen;
+};
+layout(set = 0, binding = 0) readonly buffer X { float x[]; };
+layout(set = 0, binding = 1) writeonly buffer Ids { uint ids[]; };
+
+#define STEP_BINDING 2
+#include "lib/step.glsl"
+
+const uint N_GROUPS = 16; // of as many counters
+
+shared uint count[N_GROUPS * N_GROUPS];
+shared uint group_count[N_GROUPS];
+shared uint found; // the byte of the least chosen score
+shared uint left; // how many scores with that byte are chosen
+shared uint above_of[LOCAL];
+shared uint equal_of[LOCAL];
+
+void main() {
+    const uint thread = gl_LocalInvocationID.x;
+    const uint row = gl_WorkGroupID.z;
+    if (first_row + row >= step_n_rows()) return;
+    const uint n = step_params.rows[first_row + row].x + 1;
+    const uint base = x_off + row * n_positions;
+    const uint to = ids_off + row * n_chosen;
+    if (n <= n_chosen) {
+        for (uint i = thread; i < n; i += LOCAL) ids[to + i] = i;
+        return;
+    }
+
+    uint least = 0; // the bytes of the least chosen score that are known
+    uint known = 0; // their bits
+    uint need = n_chosen; // scores to be chosen among those that agree in these bits
+    for (uint shift = 32; shift > 0;) {
+        shift -= 8;
+        for (uint i = thread; i < N_GROUPS * N_GROUPS; i += LOCAL) count[i] = 0;
+        barrier();
+        for (uint first = thread; first < n; first += BATCH * LOCAL) {
+            uint key[BATCH];
+            [[unroll]] for (uint i = 0; i < BATCH; ++i) key[i] = order_key(x[base + min(first + i * LOCAL, n - 1)]);
+            [[unroll]] for (uint i = 0; i < BATCH; ++i) {
+                if (first + i * LOCAL < n && (key[i] & known) == least) atomicAdd(count[key[i] >> shift & 0xffu], 1);
+            }
+        }
+        barrier();
+        if (thread < N_GROUPS) {
+            uint total = 0;
+            for (uint i = 0; i < N_GROUPS; ++i) total += count[thread * N_GROUPS + i];
+            group_count[thread] = total;
+        }
+        barrier();
+        if (thread == 0) {
+            uint group = N_GROUPS - 1;
+            for (; need > group_count[group]; --group) need -= group_count[group];
+            uint byte = group * N_GROUPS + N_GROUPS - 1;
+            for (; need > count[byte]; --byte) need -= count[byte];
+            found = byte;
+            left = need;
+        }
+        barrier();
+        least |= found << shift;
+        known |= 0xffu << shift;
+        need = left;
+    }
+
+    const uint stretch = (n + LOCAL - 1) / LOCAL;
+    const uint begin = min(thread * stretch, n);
+    const uint end = min(begin + stretch, n);
+    uint above = 0, equal = 0;
+    for (uint first = begin; first < end; first += BATCH) {
+        uint key[BATCH];
+        [[unroll]] for (uint i = 0; i < BATCH; ++i) key[i] = order_key(x[base + min(first + i, n - 1)]);
+        [[unroll]] for (uint i = 0; i < BATCH; ++i) {
+            above += uint(first + i < end && key[i] > least);
+            equal += uint(first + i < end && key[i] == least);
+        }
+    }
+    above_of[thread] = above;
+    equal_of[thread] = equal;
+    barrier();
+    above = 0;
+    equal = 0; // those of the threads before
+    for (uint t = 0; t < thread; ++t) {
+        above += above_of[t];
+        equal += equal_of[t];
+    }
+    uint place = to + above + min(equal, need);
+    for (uint first = begin; first < end; first += BATCH) {
+        uint key[BATCH];
+        [[unroll]] for (uint i = 0; i < BATCH; ++i) key[i] = order_key(x[base + min(first + i, n - 1)]);
+        [[unroll]] for (uint i = 0; i < BATCH; ++i) {
+            if (first + i >= end || key[i] < least) continue;
+            if (key[i] == least && equal++ >= need) continue;
+            ids[place++] = first + i;
+        }
+    }
+}

@@ -1,0 +1,8 @@
+// Bits whose unsigned order is that of the values: both zeros are equal, NaN comes first; 0 is below all.
+uint order_key(float value) {
+    const uint bits = floatBitsToUint(value);
+    const uint mag = bits & 0x7fffffffu;
+    if (mag > 0x7f800000u) return 0xffffffffu;
+    if (mag == 0u) return 0x80000000u;
+    return bits == mag ? bits | 0x80000000u : ~bits;
+}

@@ -1,0 +1,191 @@
+"""Test cases of the ops of attention to chosen positions; the lists of cases.py include them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from vkbackend.ops import CELL_BLOCK, Recorder
+from vkbackend.tools.op_cases.setup import (
+    Case,
+    RunSpec,
+    Setup,
+    Tensor,
+    Views,
+    cache,
+    cell_table,
+    n_rows_of,
+    output,
+    step_of,
+    uniform,
+)
+
+
+@dataclass(frozen=True)
+class IndexScores(Case):
+    """Rows of the runs from `first_row` on, one more than the step has. What lies behind a row's position
+    stays as it was."""
+
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
+    n_heads: int = 4
+    head: int = 32
+    type_k: str = "f16"
+    first_row: int = 0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + 1 - self.first_row
+        cells, n_cells = cell_table(rng, self.runs)
+        tensors = {
+            "q": uniform(rng, rows, self.n_heads, self.head),
+            "w": uniform(rng, rows, self.n_heads),
+            "k": cache(rng, self.type_k, cells, n_cells, self.head, self.runs),
+            "cells": cells,
+            "y": output(rows, cells.shape[1] * CELL_BLOCK),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            args = (v[name] for name in ("q", "w", "k", "cells", "y", "step"))
+            r.index_scores(*args, first_row=self.first_row)
+
+        return Setup(tensors, record, step_of(rng, self.runs))
+
+
+@dataclass(frozen=True)
+class IndexTopK(Case):
+    """Scores of so many `values`, so that there are ties, zeros of both signs among them; NaN and infinities
+    if asked. The largest of all lies behind the row's position."""
+
+    tolerance: ClassVar[float] = 0.0
+    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
+    k: int = 4
+    values: int = 1000
+    nan: bool = False
+    first_row: int = 0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + 1 - self.first_row
+        n = -(-max(first + n for _, first, n in self.runs) // CELL_BLOCK) * CELL_BLOCK
+        x = (rng.integers(-self.values // 2, self.values // 2 + 1, (rows, n)) / 16).astype(np.float32)
+        x *= rng.choice(np.array([-1, 1], np.float32), x.shape)
+        if self.nan:
+            x[:, ::7], x[:, 1::7], x[:, 2::7] = np.nan, np.inf, -np.inf
+        step = step_of(rng, self.runs)
+        for row in range(rows - 1):
+            x[row, int(step.rows[self.first_row + row, 0]) + 1 :] = 1e30
+        tensors = {"x": Tensor(x.shape, "f32", x), "ids": output(rows, self.k, dtype="u32")}
+
+        def record(r: Recorder, v: Views) -> None:
+            r.index_top_k(v["x"], v["ids"], v["step"], first_row=self.first_row)
+
+        return Setup(tensors, record, step)
+
+
+@dataclass(frozen=True)
+class AttnChosen(Case):
+    """As AttnDecode, of all rows; positions are scattered, and those of a row's list that it must not read
+    do not exist."""
+
+    tolerance: ClassVar[float] = 1e-9
+    runs: tuple[RunSpec, ...] = ((0, 0, 1),)
+    n_heads: int = 2
+    n_kv: int = 1
+    head_k: int = 16
+    head_v: int = 16
+    k: int = 20
+    n_splits: int | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    group: int | None = None
+    q_first: int = 0
+
+    def setup(self, rng: np.random.Generator) -> Setup:
+        rows = n_rows_of(self.runs) + 1
+        cells, n_cells = cell_table(rng, self.runs)
+        step = step_of(rng, self.runs)
+        chosen = np.full((rows, self.k), 0x7FFFFFFF, np.uint32)
+        for row in range(rows - 1):
+            n = int(step.rows[row, 0]) + 1
+            chosen[row, : min(n, self.k)] = np.sort(rng.permutation(n)[: self.k])
+        splits = (self.n_splits, self.head_v + 2) if self.n_splits else (self.head_v,)
+        tensors = {
+            "q": uniform(rng, rows, self.n_heads, self.head_k, span=8.0),
+            "k": cache(rng, self.type_k, cells, n_cells, self.n_kv * self.head_k, self.runs),
+            "v": cache(rng, self.type_v, cells, n_cells, self.n_kv * self.head_v, self.runs),
+            "cells": cells,
+            "chosen": Tensor(chosen.shape, "u32", chosen),
+            "y": output(rows, self.n_heads, *splits),
+        }
+
+        def record(r: Recorder, v: Views) -> None:
+            args = (v[name] for name in ("q", "k", "v", "cells", "chosen", "y", "step"))
+            group = self.group or self.n_heads // self.n_kv
+            r.attn_chosen(*args, scale=self.head_k**-0.5, group=group, q_first=self.q_first)
+
+        return Setup(tensors, record, step)
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        if not self.n_splits:
+            return {name: array}
+        has_keys = array[..., self.head_v + 1] > 0
+        return {
+            "acc": array[..., : self.head_v],
+            "max": np.where(has_keys, array[..., self.head_v], 0),
+            "sum": array[..., self.head_v + 1],
+        }
+
+
+# ---- the lists ----
+
+_RUNS = ((2, 30, 3), (0, 0, 1), (3, 95, 2))  # slots out of order, across and on block edges
+_LONG = ((1, 300, 2), (0, 127, 2))
+
+
+def quick() -> list[Case]:
+    return [
+        IndexScores(((0, 0, 1),), 1, 8),
+        IndexScores(_RUNS, 5, 40, "f32"),
+        IndexScores(_LONG, 64, 128),
+        IndexScores(_RUNS, 17, 64, "q8_0", first_row=2),
+        IndexScores(_RUNS, 3, 256, "bf16"),
+        IndexScores(_LONG, 8, 32, "q4_0"),
+        IndexTopK(((0, 0, 1),), 1),
+        IndexTopK(_RUNS, 31),
+        IndexTopK(_LONG, 64, values=9),
+        IndexTopK(_LONG, 127, nan=True),
+        IndexTopK(_LONG, 128, values=1, first_row=1),
+        IndexTopK(((0, 2046, 4),), 2048),
+        IndexTopK(((0, 4999, 1), (1, 2999, 1)), 2048, values=10**7),
+        AttnChosen(((0, 0, 1),), 1, 1, 8, 8, k=1),
+        AttnChosen(_RUNS, 6, 2, 64, 64, n_splits=3),
+        AttnChosen(_LONG, 4, 1, 128, 128, k=129, n_splits=4),
+        AttnChosen(((0, 40, 1),), 3, 1, 576, 512, 33, None, "f16", "f32"),
+        AttnChosen(_LONG, 2, 1, 16, 24, 97, 2, "f32", "f16"),
+        AttnChosen(_RUNS, 4, 2, 32, 96, 31, None, "q8_0", "q4_0"),
+        AttnChosen(_RUNS, 12, 1, 32, 32, 32, None, "bf16", "q8_0"),
+        AttnChosen(_RUNS, 5, 2, 32, 32, 20, None, "q4_0", "bf16", group=4, q_first=2),
+    ]
+
+
+def wide() -> list[Case]:
+    cases: list[Case] = []
+    for k in (1, 31, 32, 33, 255, 256, 257):
+        for nan in (False, True):
+            cases += [IndexTopK(_LONG, k, values, nan) for values in (1, 9, 10**6)]
+        cases.append(AttnChosen(_LONG, 8, 1, 192, 128, k, (None, 1, 5)[k % 3]))
+    for kind in ("f32", "f16", "bf16", "q8_0", "q4_0"):
+        cases += [IndexScores(_LONG, n, head, kind) for n in (1, 15, 33) for head in (32, 96)]
+        cases.append(replace(AttnChosen(_LONG, 4, 2, 64, 32, 65), type_k=kind, type_v=kind))
+    return cases
+
+
+def bench() -> list[Case]:
+    """A layer of DeepSeek V3.2 at 16,384 positions, on one of four devices."""
+    runs = ((0, 16_383, 1),)
+    return [
+        IndexScores(runs, 64, 128),
+        IndexTopK(runs, 2048),
+        AttnChosen(runs, 32, 1, 576, 512, 2048, n_splits=8),
+    ]

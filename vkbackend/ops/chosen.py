@@ -1,0 +1,101 @@
+"""Ops of attention to chosen positions (DeepSeek-AI 2025, arXiv:2512.02556): an indexer scores all positions
+of a row, the best are chosen, and attention reads only their keys and values.
+"""
+
+from __future__ import annotations
+
+import math
+
+from vkbackend.buffer import View
+from vkbackend.formats import block_of
+from vkbackend.ops.attention import CACHE_TYPES, attn_push, rows_cut
+from vkbackend.ops.attention_tiles import CELL_BLOCK
+from vkbackend.ops.target import Target, floor_pow2, rows_of
+
+MAX_INDEX_HEAD = 256
+INDEX_HEADS = 16  # of a tile of index_scores: their q take up to 16 KiB of shared memory
+
+
+class ChosenOps(Target):
+    """Scores of positions, the choice, attention to it."""
+
+    def index_scores(
+        self, q: View, w: View, k: View, cells: View, y: View, step: View, *, first_row: int = 0
+    ) -> None:
+        """y[r, p] = sum over heads h of w[r, h] * max(q[r, h] . k[p], 0) for positions p = 0..pos of the slot
+        of row first_row + r of the step; behind pos, y stays as it is.
+
+        q [n_rows, n_heads, head], w [n_rows, n_heads], y [n_rows, n_positions]; k [n_cells, head] of a type
+        in CACHE_TYPES: an indexer's heads share one key.
+        """
+        n_rows, n_heads, head = q.shape
+        n_positions = cells.shape[1] * CELL_BLOCK
+        assert w.shape == (n_rows, n_heads) and y.shape == (n_rows, n_positions), (q, w, y)
+        assert k.shape[1:] == (head,) and k.shape[0] % CELL_BLOCK == 0 and cells.dtype == "u32", (k, cells)
+        assert head % max(8, block_of(k.dtype)[0]) == 0 and head <= MAX_INDEX_HEAD, k
+        heads = min(INDEX_HEADS if head <= MAX_INDEX_HEAD // 2 else INDEX_HEADS // 2, n_heads)
+        local, batch = (32, 1) if self.limits.is_cpu else (128, 4 if head % 16 == 0 else 2)
+        consts = {"LOCAL": local, "HEAD": head, "HEADS": heads, "K_TYPE": CACHE_TYPES.index(k.dtype)}
+        push: dict[str, int | float] = {"n_heads": n_heads, "n_rows": n_rows, "first_row": first_row}
+        push |= {"blocks_per_slot": cells.shape[1], "n_positions": n_positions}
+        self.record(
+            "index_scores",
+            "f32",
+            (q, w, k, cells, y),
+            push,
+            {**consts, "BATCH": batch},
+            (-(-n_positions // local), 1, n_rows),
+            step,
+            flops=2 * n_rows * n_heads * n_positions * head,
+        )
+
+    def index_top_k(self, x: View, ids: View, step: View, *, first_row: int = 0) -> None:
+        """The positions of the k largest of x[r, 0..pos], pos that of row first_row + r of the step, in
+        ascending order, ties by position, NaN first; all of them where there are at most k.
+
+        x [n_rows, n_positions], ids u32 [n_rows, k]. With fewer than k positions the rest of ids stays as it
+        is.
+        """
+        (n_rows, n_positions), k = x.shape, ids.shape[1]
+        assert rows_of(ids, k, "u32") == n_rows and rows_of(x, n_positions) == n_rows, (x, ids)
+        local, batch = (32, 1) if self.limits.is_cpu else (1024, 8)
+        push: dict[str, int | float] = {"n_positions": n_positions, "n_rows": n_rows}
+        push |= {"first_row": first_row, "n_chosen": k}
+        consts = {"LOCAL": min(local, floor_pow2(self.limits.max_invocations)), "BATCH": batch}
+        self.record("index_top_k", "f32", (x, ids), push, consts, (1, 1, n_rows), step)
+
+    def attn_chosen(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        cells: View,
+        chosen: View,
+        part: View,
+        step: View,
+        *,
+        scale: float,
+        group: int,
+        q_first: int = 0,
+    ) -> None:
+        """As attn_decode, for every row of the step: its heads attend to the positions in `chosen` u32
+        [n_rows, n_chosen], of which row r has the first min(pos + 1, n_chosen)."""
+        cut = rows_cut(self.limits, q.shape[2], group)
+        final = len(part.shape) == 3
+        n_splits, head_v = (1, part.shape[2]) if final else (part.shape[2], part.shape[3] - 2)
+        push, head_k, types = attn_push(q, k, v, cells, head_v, group, q_first)
+        n_rows, n_heads = part.shape[:2]
+        assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q, part)
+        assert rows_of(chosen, chosen.shape[1], "u32") == n_rows, (q, chosen)
+        push |= {"n_splits": n_splits, "n_chosen": chosen.shape[1], "scale": scale}
+        consts = {"LOCAL": cut.local, "HEAD_K": head_k, "HEAD_V": head_v, "HEADS": cut.heads, **types}
+        self.record(
+            "attn_chosen",
+            "f32",
+            (q, k, v, cells, chosen, part),
+            push,
+            {**consts, "FINAL": int(final), "BATCH": cut.batch},
+            (int(push["n_kv"]) * cut.tiles, n_splits, n_rows),
+            step,
+            flops=2 * math.prod(q.shape[:2]) * chosen.shape[1] * (head_k + head_v),
+        )

@@ -1,0 +1,66 @@
+"""Twins of attention to chosen positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vkbackend.step import StepParams
+from vkbackend.twins.arrays import Array, ceil_div, f64
+from vkbackend.twins.attention import CELL_BLOCK, NEG_LARGE, attn_combine, cells_of, scores_of
+
+
+def index_scores(
+    q: Array, w: Array, k: Array, cells: Array, y: Array, step: StepParams, *, n_heads: int, n_rows: int,
+    first_row: int, blocks_per_slot: int, n_positions: int, head: int, **_: Any,
+) -> None:  # fmt: skip
+    """y[r, p] = sum over heads of w * max(q . k[p], 0), for the positions up to the row's own."""
+    queries, gains = f64(q, n_rows, n_heads, head), f64(w, n_rows, n_heads)
+    out = y.reshape(n_rows, n_positions)
+    for row in range(min(n_rows, step.n_rows - first_row)):
+        at = cells_of(step, first_row + row, cells, blocks_per_slot)
+        products = queries[row] @ k.reshape(k.shape[0], -1)[at].astype(np.float64).T
+        out[row, : len(at)] = gains[row] @ np.maximum(products, 0)
+
+
+def index_top_k(
+    x: Array, ids: Array, step: StepParams, *, n_positions: int, n_rows: int, first_row: int, n_chosen: int,
+    **_: Any,
+) -> None:  # fmt: skip
+    """The positions of the n_chosen largest up to the row's own, ascending, ties by position, NaN first."""
+    rows, out = x.reshape(n_rows, n_positions), ids.reshape(n_rows, n_chosen)
+    for row in range(min(n_rows, step.n_rows - first_row)):
+        found = rows[row, : int(step.rows[first_row + row, 0]) + 1]
+        order = np.lexsort((np.arange(len(found)), -np.nan_to_num(found, nan=np.inf), ~np.isnan(found)))
+        chosen = np.sort(order[:n_chosen])
+        out[row, : len(chosen)] = chosen
+
+
+def attn_chosen(
+    q: Array, k: Array, v: Array, cells: Array, chosen: Array, part: Array, step: StepParams, *,
+    n_heads: int, n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, n_splits: int,
+    n_chosen: int, scale: float, head_k: int, head_v: int, final: int = 0, **_: Any,
+) -> None:  # fmt: skip
+    """As attn_decode, of every row over its chosen positions in the order in which they stand."""
+    queries, positions = f64(q, n_rows, n_heads, head_k), chosen.reshape(n_rows, n_chosen)
+    out = np.zeros((n_rows, n_heads, n_splits, head_v + 2))
+    out[..., head_v] = NEG_LARGE
+    for row in range(min(n_rows, step.n_rows)):
+        at = cells_of(step, row, cells, blocks_per_slot)
+        at = at[positions[row, : min(len(at), n_chosen)]]
+        per_split = ceil_div(ceil_div(len(at), CELL_BLOCK), n_splits) * CELL_BLOCK
+        for split in range(n_splits):
+            own = at[split * per_split : (split + 1) * per_split]
+            if len(own):
+                score, values = scores_of(queries[row], k, v, own, n_kv, group, q_first, scale, 0.0)
+                top = score.max(axis=1, keepdims=True)
+                prob = np.exp(score - top)
+                out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
+                out[row, :, split, head_v] = top[:, 0]
+                out[row, :, split, head_v + 1] = prob.sum(axis=1)
+    if final:
+        shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
+        attn_combine(out, out, part, **shape)
+    else:
+        part.reshape(out.shape)[:] = out
