@@ -48,6 +48,7 @@ class Graph:
     mix: Mix | None = None  # None: that of one long run
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
+    kept: dict[str, Tensor] = field(default_factory=dict)  # what a layer leaves to later ones, by name
     values: dict[str, list[View | None]] = field(default_factory=dict)  # by label, for dumps and tests
     _scope: str = ""
     _section: str = ""  # the outermost scope

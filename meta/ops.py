@@ -62,12 +62,14 @@ def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over the width (Ba et al. 2016)."""
-    x, graph = whole(x), x.graph
-    y = graph.new(x.rows, x.width, split.rows_op("layer_norm", x.state), "layer_norm", holders_of(x))
+    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over each head of x of w's width: of all of x, where it has
+    one (Ba et al. 2016)."""
+    x, graph, width = whole(x), x.graph, w.shape[0]
+    y = graph.new(x.rows, x.width, split.per_head("layer_norm", x.state, width), "layer_norm", holders_of(x))
     for d in holders_of(y):
-        bias = b.whole(d) if b else None
-        graph.on(d, "layer_norm").layer_norm(x.on(d), w.whole(d), bias, y.on(d), eps=eps)
+        bias, source = b.whole(d) if b else None, x.on(d)
+        heads = source.reshape(x.rows * source.shape[1] // width, width)
+        graph.on(d, "layer_norm").layer_norm(heads, w.whole(d), bias, y.on(d), eps=eps)
     return y
 
 

@@ -203,6 +203,16 @@ def attention(
     raise _no_rule("attention", q=q, k=k, v=v)
 
 
+def index_scores(q: State, w: State, keys: State, heads: int, head_dim: int) -> None:
+    """An indexer is cut like its layer's one kv head: a device has all of it, or nothing."""
+    if q == w == keys == MIRRORED:
+        return
+    sizes = (q, heads * head_dim), (w, heads), (keys, head_dim)
+    units = [heads_of("index_scores", state, size) for state, size in sizes]
+    if units[0] != units[1] or units[0] != units[2] or max(end for _, end in units[0]) != 1:
+        raise _no_rule("index_scores", q=q, w=w, keys=keys)
+
+
 def per_head_weight(op: str, y: State, w: State, head_dim: int) -> None:
     """A weight with one value per head lies as the heads of `head_dim` do."""
     want = MIRRORED if y == MIRRORED else split(0, tuple((b // head_dim, e // head_dim) for b, e in y.ranges))

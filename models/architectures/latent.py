@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from vkbackend.errors import GGUFError
 from vkbackend.formats import block_of
-from vkbackend.meta import ops
+from vkbackend.meta import ops, ops_chosen
 from vkbackend.meta.ops_heads import concat, mat_heads
 from vkbackend.meta.plan import MIRROR, columns, rows
 from vkbackend.meta.policy import Attention
@@ -116,11 +116,16 @@ class LatentAttention(Decoder):
 
     # ---- graph ----
 
+    def choose(self, h: Tensor, q: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor | None:
+        """The positions that a row of h, whose q come from `q`, attends to (indexed.py); None for all."""
+        return None
+
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
         layer, latent, shared, eps = self.config.layers[il], self.latent, self.shared, self.config.eps
-        c, k_shared = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared")
+        c, k_shared, h = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared"), x
         if self.rank_q:
             x = ops.rms_norm(linear(x, w, "attn_q_a"), w("attn_q_a_norm"), eps)
+        chosen = self.choose(h, x, w, cache, il)
         q, q_shared = linear(x, w, "attn_q"), linear(x, w, "attn_q_shared")
         if self.turns:
             q_shared = ops.rope(q_shared, shared, self.q_rope, half_split=self.half_split)
@@ -136,15 +141,10 @@ class LatentAttention(Decoder):
         ops.kv_store(concat(c, k_shared, latent, shared), cache.k, cache.cells)
         ops.kv_store(c, cache.v, cache.cells)
         q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, latent, shared)
-        a = ops.attention(
-            q,
-            cache.k,
-            cache.v,
-            cache.cells,
-            heads=layer.n_head,
-            kv_heads=1,
-            head_dim_k=latent + shared,
-            head_dim_v=latent,
-            scale=layer.scale,
-        )
+        sizes = {"heads": layer.n_head, "head_dim_k": latent + shared, "head_dim_v": latent}
+        caches = cache.k, cache.v, cache.cells
+        if chosen:
+            a = ops_chosen.attention(q, *caches, chosen, **sizes, scale=layer.scale)
+        else:
+            a = ops.attention(q, *caches, **sizes, kv_heads=1, scale=layer.scale)
         return linear(mat_heads(a, w("attn_v_b"), layer.n_head), w, "attn_output")

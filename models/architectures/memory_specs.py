@@ -13,7 +13,8 @@ class KVSpec:
     """Caches of one layer: kv heads and their widths; split like the plan's dimension `dim`.
 
     `window`: positions that a row sees, 0 for all. `owner`: the earlier layer whose caches this one reads
-    instead of having its own; its q heads then lie where the owner's do.
+    instead of having its own. `index_dim`: values of a position's index key, by which an indexer chooses
+    positions, 0 without one. `chooser`: the earlier layer whose choice this one attends to.
     """
 
     n_head_kv: int
@@ -22,18 +23,32 @@ class KVSpec:
     dim: str = "kv_heads"
     window: int = 0
     owner: int | None = None
+    index_dim: int = 0
+    chooser: int | None = None
+
+    @property
+    def leader(self) -> int | None:
+        """The earlier layer on whose devices this one's q heads must lie."""
+        return self.owner if self.owner is not None else self.chooser
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """The K and V cache of one layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], the
-    window that the cells are enough for (0: all positions). `shared`: another layer writes the cache."""
+    window that the cells are enough for (0: all positions). `shared`: another layer writes the cache.
+    `index`: the keys of an indexer [n_cells, index_dim]."""
 
     k: Weight
     v: Weight
     cells: Weight
     window: int = 0
     shared: bool = False
+    index: Weight | None = None
+
+    @property
+    def arrays(self) -> tuple[Weight, ...]:
+        """All that is stored of a position, in the order of CachePlan.arrays."""
+        return (self.k, self.v, self.index) if self.index else (self.k, self.v)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ MODELS = {
     "qwen35": "dense Qwen3.5 and 3.6",
     "qwen35moe": "Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B",
     "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM-4.7-Flash",
+    "deepseek32": "DeepSeek V3.2",
+    "glm-dsa": "GLM-5, GLM-5.2",
     "mistral4": "Mistral Small 4",
     "kimi-linear": "Kimi-Linear-48B-A3B",
     "mamba2": "Mamba-2, Mamba-Codestral",

@@ -1,5 +1,5 @@
-"""Copying what a slot holds on the devices: blocks of K and V, and recurrent states. A slot is cheap to fork:
-nothing goes through the host, and full blocks are shared rather than copied.
+"""Copying what a slot holds on the devices: blocks of K, V and index keys, and recurrent states. A slot is
+cheap to fork: nothing goes through the host, and full blocks are shared rather than copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def copy_blocks(devices: Sequence[Device], kv: KVCache, copies: Sequence[Copy]) 
         pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
         for plan in kv.plans if table and pairs else ():
             if kv.tables[plan.ring] is table:
-                for cache in (kv.own[plan.layer].k, kv.own[plan.layer].v):
+                for cache in kv.own[plan.layer].arrays:
                     for begin, other, n in _runs(np.array(pairs).T):
                         _copy(recordings, cache, CELL_BLOCK * begin, CELL_BLOCK * other, CELL_BLOCK * n)
     _run(devices, recordings)

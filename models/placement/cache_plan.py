@@ -25,7 +25,7 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of one layer that has its own. `arrays`: (name, head size, type) of K and V."""
+    """The caches of one layer that has its own. `arrays`: (name, head size, type) of K, V and index keys."""
 
     layer: int
     spec: KVSpec
@@ -48,7 +48,7 @@ class CachePlan:
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
-        """Bytes of K and of V on a device."""
+        """Bytes of each array on a device."""
         begin, end = self.heads[device]
         return [self.n_cells * row_nbytes(dtype, (end - begin) * width) for _, width, dtype in self.arrays]
 
@@ -79,14 +79,16 @@ def plan_caches(
 
 
 def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, str], ...]:
-    arrays = ("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)
+    arrays = [("k", spec.head_dim_k, options.type_k), ("v", spec.head_dim_v, options.type_v)]
+    if spec.index_dim:
+        arrays.append(("index", spec.index_dim, options.type_k))
     for name, width, dtype in arrays:
         if width % (block := block_of(dtype)[0]):
             raise InvalidArgument(
                 f"a {name} cache of type {dtype} needs head sizes that are multiples of {block}, and those "
                 f"of layer {il} are {width}; use f16, bf16 or f32"
             )
-    return arrays
+    return tuple(arrays)
 
 
 def blocks_per_slot(window: int, options: Options) -> int:
@@ -109,33 +111,34 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """The layers. The owner of a shared cache gets the larger quant block of its own and of the layers that
-    share it, so that its heads can be split in units that fit all of them."""
+    """The layers. The owner of a shared cache, or of a shared choice of positions, gets the larger quant
+    block of its own and of the layers that share it, so that its heads can be split in units that fit all of
+    them."""
     units = list(layers)
     for il, spec in enumerate(specs):
-        if isinstance(spec, KVSpec) and spec.owner is not None:
-            own, theirs, owner = layers[il].attention, units[spec.owner].attention, specs[spec.owner]
-            assert isinstance(owner, KVSpec) and owner.owner is None and spec.owner < il, (
+        if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
+            own, theirs, owner = layers[il].attention, units[leader].attention, specs[leader]
+            assert isinstance(owner, KVSpec) and owner.leader is None and leader < il, (
                 f"layer {il} has no owner's cache"
             )
             assert isinstance(own, Attention) and isinstance(theirs, Attention), (own, theirs)
             heads = [(a.n_head, a.n_head_kv, a.head_dim_k, a.head_dim_v) for a in (own, theirs)]
             if heads[0] != heads[1]:
                 raise UnsupportedModel(
-                    f"layer {il} reads the cache of layer {spec.owner}, which has other heads: (q, kv, sizes "
+                    f"layer {il} reads what layer {leader} wrote, which has other heads: (q, kv, sizes "
                     f"of k and v) are {heads[1]}, not {heads[0]}"
                 )
             larger = max(own.block, theirs.block)  # blocks are powers of two
-            units[spec.owner] = replace(units[spec.owner], attention=replace(theirs, block=larger))
+            units[leader] = replace(units[leader], attention=replace(theirs, block=larger))
     return units
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """The plans. A layer that reads another layer's cache has its q heads on the devices with these kv
-    heads."""
+    """The plans. A layer that reads another layer's cache, or its choice of positions, has its q heads on
+    the devices with these kv heads."""
     return [
-        replace(plan, ranges={**plan.ranges, **_heads(plans[spec.owner])})
-        if isinstance(spec, KVSpec) and spec.owner is not None
+        replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
+        if isinstance(spec, KVSpec) and spec.leader is not None
         else plan
         for plan, spec in zip(plans, specs, strict=True)
     ]

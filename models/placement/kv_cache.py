@@ -71,7 +71,7 @@ class KVCache:
                 self.tables[plan.ring] = CellTable(mesh, plan)
             table = self.tables[plan.ring]
             table.window = max(table.window, plan.window)
-            k, v = (
+            k, v, *index = (
                 mesh.cache(
                     f"cache_{name}_l{plan.layer}",
                     plan.n_cells,
@@ -82,7 +82,9 @@ class KVCache:
                 )
                 for name, width, dtype in plan.arrays
             )
-            own[plan.layer] = LayerCache(k, v, table.cells, plan.spec.window)
+            own[plan.layer] = LayerCache(
+                k, v, table.cells, plan.spec.window, index=index[0] if index else None
+            )
         self.own = own
         self.layers = memories(layout, own, self.states.layers)
 

@@ -198,11 +198,11 @@ def _caches(layout: Layout) -> list[LayerMemory]:
     for plan in layout.caches:
         shape = plan.n_slots, plan.width
         cells = Weight("cells", shape, "u32", MIRRORED, [[(0, _view(shape, "u32"))]] * layout.n_devices)
-        k, v = (
+        k, v, *index = (
             _cache(plan.n_cells, split(1, plan.heads, [width]), dtype, layout.n_devices)
             for _, width, dtype in plan.arrays
         )
-        own[plan.layer] = LayerCache(k, v, cells, plan.spec.window)
+        own[plan.layer] = LayerCache(k, v, cells, plan.spec.window, index=index[0] if index else None)
     return memories(layout, own, states)
 
 

@@ -49,6 +49,12 @@ LATENT: dict[str, Any] = {  # attention has keys of its own
     "attention.value_length_mla": 32,
     "rope.dimension_count": 16,
 }
+INDEXER = {  # DeepSeek's sparse attention
+    "attention.q_lora_rank": 64,
+    "attention.indexer.head_count": 4,
+    "attention.indexer.key_length": 32,
+    "attention.indexer.top_k": 64,
+}
 CURVES = {f"xielu.{name}": 1.0 for name in ("alpha_p", "alpha_n", "beta", "eps")}  # of apertus alone
 SHORT_CONV = {"attention.head_count_kv": [0, 0, 0, 4] * (N_LAYER // 4), "shortconv.l_cache": 3}
 ONE_OF_THREE = {  # a layer scans, attends or has a feed-forward network
@@ -61,6 +67,8 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron_h_moe": ONE_OF_THREE,
     "deepseek2": LATENT,
     "mistral4": LATENT,
+    "deepseek32": LATENT | INDEXER,
+    "glm-dsa": LATENT | INDEXER | {"attention.indexer.types": [1, 1, 0, 0] * (N_LAYER // 4)},
     "gemma3n": {
         "embedding_length_per_layer_input": 32,
         "activation_sparsity_scale": [1.6] + [-np.inf] * (N_LAYER - 1),

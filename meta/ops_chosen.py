@@ -1,0 +1,77 @@
+"""Attention to chosen positions over N devices (DeepSeek-AI 2025, arXiv:2512.02556), as the ops of ops.py.
+
+The indexer lies where its layer's kv head does: each of these devices has all of it, with its cache of index
+keys, and makes the same choice from the same rows. Nothing is exchanged. Devices of different kinds may
+disagree where two scores are as good as equal; each attends with its own heads to what it chose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend import ops as device_ops
+from vkbackend.meta import split
+from vkbackend.meta.split import MIRRORED
+from vkbackend.meta.sums import holders_of
+from vkbackend.meta.tensor import Tensor, Weight
+
+# Of the scores of a piece of the rows: 64 rows in a context of 128k. All 512 rows would exceed what every
+# device can bind.
+SCORES_NBYTES = 1 << 25
+
+
+def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top_k: int) -> Tensor:
+    """The positions [rows, top_k] (u32) that matter most to each row, ascending: the best sums over the
+    indexer's heads of w * max(q . k, 0).
+
+    q [rows, heads * head], w [rows, heads], `keys` [n_cells, head] with a key for every position.
+    """
+    graph, rows, head = q.graph, q.rows, keys.shape[1]
+    split.index_scores(q.state, w.state, keys.state, heads, head)
+    chosen = graph.new(rows, top_k, MIRRORED, "chosen", holders_of(q))
+    for d in holders_of(chosen):
+        on, step, table = graph.on(d, "index"), graph.inputs[d].step, cells.whole(d)
+        n_positions = table.shape[1] * device_ops.CELL_BLOCK
+        queries, gains = q.on(d).reshape(rows, heads, head), w.on(d)
+        ids = replace(chosen.on(d), dtype="u32")
+        most = max(1, SCORES_NBYTES // (4 * n_positions))
+        for first in range(0, rows, most):
+            end = min(first + most, rows)
+            scores = graph.scratch((end - first, n_positions), "index scores")
+            own = queries.rows(first, end), gains.rows(first, end)
+            on.index_scores(*own, keys.whole(d), table, scores, step, first_row=first)
+            on.index_top_k(scores, ids.rows(first, end), step, first_row=first)
+    return chosen
+
+
+def attention(
+    q: Tensor,
+    k: Weight,
+    v: Weight,
+    cells: Weight,
+    chosen: Tensor,
+    *,
+    heads: int,
+    head_dim_k: int,
+    head_dim_v: int,
+    scale: float,
+) -> Tensor:
+    """As ops.attention with one kv head, over the chosen positions of each row."""
+    graph, rows, top_k = q.graph, q.rows, chosen.width
+    state = split.attention(q.state, k.state, v.state, heads, 1, head_dim_k, head_dim_v)
+    y = graph.new(rows, heads * head_dim_v, state, "attention")
+    for d, out in enumerate(y.views):
+        if out is None:
+            continue
+        local, on, step = out.shape[1] // head_dim_v, graph.on(d, "attention"), graph.inputs[d].step
+        q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
+        first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
+        args = q_view, k.whole(d), v.whole(d), cells.whole(d), replace(chosen.on(d), dtype="u32")
+        n_blocks = min(-(-top_k // device_ops.CELL_BLOCK), cells.shape[1])
+        n_splits = device_ops.attn_splits(on.limits, rows, local, 1, n_blocks)
+        part = graph.scratch((rows, local, n_splits, head_dim_v + 2), "attention parts")
+        result = out if n_splits == 1 else part
+        on.attn_chosen(*args, result, step, scale=scale, group=heads, q_first=first_head)
+        if n_splits > 1:
+            on.attn_combine(part, out)
+    return y

@@ -1,0 +1,13 @@
+"""deepseek32 (DeepSeek V3.2): deepseek2 whose layers attend to the positions that an indexer chooses
+(indexed.py). The indexer's RoPE pairs dimensions half of them apart. DeepSeek-AI 2025, arXiv:2512.02556.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.indexed import IndexedAttention
+
+
+class Model(IndexedAttention):
+    """The weights and the graph."""
+
+    index_half_split = True

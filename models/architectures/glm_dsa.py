@@ -1,0 +1,22 @@
+"""glm-dsa (GLM-5, GLM-5.2): as deepseek32, but the indexer's RoPE pairs neighbours. In GLM-5.2 most layers
+have no indexer and attend to the positions that an earlier one chose (indexed.py). Names: llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from vkbackend.models.architectures.indexed import IndexedAttention
+from vkbackend.models.architectures.mixture import Mixture
+from vkbackend.models.architectures.reading import read_counts
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.moe import Gating
+
+
+class Model(IndexedAttention):
+    """The weights and the graph."""
+
+    mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
+
+    def read_indexed(self, gguf: GGUF, n_layer: int) -> list[bool]:
+        """As the file says for each layer, else those whose tensors it has."""
+        found = [int(f"blk.{il}.indexer.attn_k.weight" in gguf.tensors) for il in range(n_layer)]
+        return [bool(has) for has in read_counts(gguf, "attention.indexer.types", n_layer, found, 1, low=0)]

@@ -1,0 +1,94 @@
+"""Latent attention to the positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556): deepseek2
+with a small attention beside it, whose heads share one key, stored for every position.
+
+A position's score is a sum over these heads of weight * max(q . k, 0); a row attends to the `top_k` best.
+Index keys have a LayerNorm with bias, and RoPE in their first dimensions, as the indexer's q. The published
+models turn both by a Hadamard matrix for 8 bits, and scale scores by a constant: neither changes the choice.
+A layer without an indexer attends to what the one before it chose (arXiv:2603.12201). Names: llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.meta import ops, ops_chosen
+from vkbackend.meta.plan import rows
+from vkbackend.meta.tensor import Tensor
+from vkbackend.models.architectures import deepseek2
+from vkbackend.models.architectures.base import Weights, linear
+from vkbackend.models.architectures.config import Config
+from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache, MemorySpec
+from vkbackend.models.architectures.reading import read_count
+from vkbackend.models.architectures.weight_specs import WeightSpec
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.ops.chosen import MAX_INDEX_HEAD
+
+EPS = 1e-6  # of the index keys' LayerNorm; files do not say it
+
+
+class IndexedAttention(deepseek2.Model):
+    """`index_half_split`: how the indexer's RoPE pairs dimensions; the attention's own pairs neighbours."""
+
+    index_half_split = False
+
+    def read_config(self, gguf: GGUF) -> Config:
+        config = super().read_config(gguf)
+        if self.full or not self.rank_q:
+            raise GGUFError(
+                f"{gguf.paths[0]}: an indexer needs a q from a latent (attention.q_lora_rank), and keys and "
+                "values of one latent head (attention.key_length_mla)"
+            )
+        self.n_index, self.index_dim, self.top_k = (
+            read_count(gguf, f"attention.indexer.{key}") for key in ("head_count", "key_length", "top_k")
+        )
+        if self.index_dim % 8 or not self.shared <= self.index_dim <= MAX_INDEX_HEAD:
+            raise UnsupportedModel(
+                f"index keys of {self.index_dim}: multiples of 8 from {self.shared}, which RoPE turns, to "
+                f"{MAX_INDEX_HEAD} are supported"
+            )
+        indexed = self.read_indexed(gguf, len(config.layers))
+        if not indexed[0]:
+            raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer, and no layer before it has one")
+        # By layer: the one whose choice it attends to.
+        self.choosers = [max(i for i in range(il + 1) if indexed[i]) for il in range(len(indexed))]
+        return config
+
+    def read_indexed(self, gguf: GGUF, n_layer: int) -> list[bool]:
+        """Which layers have an indexer."""
+        return [True] * n_layer
+
+    def attention_weights(self, il: int) -> list[WeightSpec]:
+        specs = super().attention_weights(il)
+        if self.choosers[il] != il:
+            return specs
+        n_embd, n, whole = self.config.n_embd, self.index_dim, rows("kv_heads")
+        return [
+            *specs,
+            WeightSpec("indexer.attn_q_b.weight", (self.n_index * n, self.rank_q), whole),
+            WeightSpec("indexer.attn_k.weight", (n, n_embd), whole),
+            WeightSpec("indexer.k_norm.weight", (n,)),
+            WeightSpec("indexer.k_norm.bias", (n,)),
+            WeightSpec("indexer.proj.weight", (self.n_index, n_embd), whole),
+        ]
+
+    def kv(self, il: int) -> MemorySpec:
+        spec, chooser = super().kv(il), self.choosers[il]
+        assert isinstance(spec, KVSpec)
+        return replace(spec, index_dim=self.index_dim) if chooser == il else replace(spec, chooser=chooser)
+
+    def choose(self, h: Tensor, q: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
+        kept = h.graph.kept
+        if cache.index is None:
+            return kept["chosen"]
+        k = ops.layer_norm(linear(h, w, "indexer.attn_k"), w("indexer.k_norm"), w.bias("indexer.k_norm"), EPS)
+        turned = [
+            ops.rope(x, self.index_dim, half_split=self.index_half_split)
+            for x in (k, linear(q, w, "indexer.attn_q_b"))
+        ]
+        ops.kv_store(turned[0], cache.index, cache.cells)
+        gains = linear(h, w, "indexer.proj")
+        kept["chosen"] = ops_chosen.choose(
+            turned[1], gains, cache.index, cache.cells, heads=self.n_index, top_k=self.top_k
+        )
+        return kept["chosen"]
