@@ -212,6 +212,27 @@ def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: l
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("name", [name for name in FIXTURES if name.startswith(("deepseek32", "glm-dsa"))])
+@pytest.mark.parametrize("devices", [p for p in DEVICE_SETS if p.id == "0,1"])
+def test_two_drivers_choose_the_same_positions(folder: Path, name: str, devices: list[str]) -> None:
+    top_k = build(name).keys["attention.indexer.top_k"]
+    with opened(model(folder, name), devices, keep_values=True) as runner:
+        prefill(runner)
+        values = runner.mesh.recorded_step(bucket(N), bucket(N)).values
+        chosen = {k: v for k, v in values.items() if k.endswith("chosen")}
+        assert len(chosen) == sum(len(plan.arrays) == 3 for plan in runner.layout.caches)
+        for label, views in chosen.items():
+            first, second = (
+                device.read(view).view(np.uint32).reshape(view.shape)[:N]
+                for device, view in zip(runner.mesh.devices, views, strict=True)
+                if view is not None
+            )
+            for row in range(N):
+                n = min(row + 1, top_k)  # the others are not written
+                assert np.array_equal(first[row, :n], second[row, :n]), (label, row)
+
+
+@pytest.mark.wide
 @architectures
 @pytest.mark.parametrize("way", WAYS)
 def test_layers_on_different_devices(folder: Path, name: str, way: str) -> None:

@@ -1,0 +1,156 @@
+"""Models whose rows attend to the positions that an indexer chooses: any shares give the golden logits, the
+index keys go wherever K and V go, a layer without an indexer follows the one that has it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_sets import covering, nmse, some
+from oracles.fixture import PROMPT, write
+from oracles.fixtures import build
+from places import GOLDEN
+from runners import load_runner
+from safetensors import safe_open
+
+from vkbackend import LLM
+from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.meta import ops_chosen
+from vkbackend.models.architectures.registry import load_model
+from vkbackend.models.engine.runner import Runner
+from vkbackend.models.gguf.reader import GGUF
+from vkbackend.recording import Dispatch
+from vkbackend.step import Run
+
+pytestmark = pytest.mark.no_vulkan
+
+NAMES = ("deepseek32", "glm-dsa", "glm-dsa+shared")
+FULL = [0, 1, 4]  # layers of glm-dsa+shared that have an indexer
+F32: dict[str, Any] = {"type_k": "f32", "type_v": "f32", "reduce_type": "f32", "n_ctx": 96}
+N = len(PROMPT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("indexed")
+
+
+def model(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.gguf"
+    return path if path.exists() else write(build(name), path)
+
+
+def check(runner: Runner, name: str, n_prompt: int = 40) -> None:
+    """A prompt in one step, the rest token by token."""
+    rows = [runner.step(PROMPT[:n_prompt], [Run(0, 0, n_prompt, 0)], range(n_prompt)).copy()]
+    rows += [runner.step([PROMPT[i]], [Run(0, 0, 1, i)], [0]).copy() for i in range(n_prompt, N)]
+    assert nmse(np.concatenate(rows), np.load(GOLDEN / f"{name}.npz")["logits"]) <= 1e-9
+
+
+@pytest.mark.parametrize(("name", "shares"), covering(NAMES, ([2, 1, 1], [1, 0, 3], [9, 1, 9])))
+def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -> None:
+    path, options = model(folder, name), F32 | {"n_ubatch": 64, "tensor_split": shares}
+    runner = load_runner(path, devices=["numpy"] * 3, **options)
+    try:
+        check(runner, name)
+    finally:
+        runner.close()
+
+
+def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven rows at a time: the last piece of 48 has six."""
+    monkeypatch.setattr(ops_chosen, "SCORES_NBYTES", 7 * 4 * 96)
+    runner = load_runner(model(folder, "glm-dsa"), devices=["numpy"] * 2, n_ubatch=64, **F32)
+    try:
+        check(runner, "glm-dsa")
+        [executable, _] = next(s for kind, s in runner.mesh._steps.items() if kind.n_rows == 48).executables
+        ops = [c.op for c in executable.recording.accesses() if isinstance(c, Dispatch)]
+        assert ops.count("index_top_k") == 3 * 7  # pieces of 7 rows, and one of 6, in each layer
+    finally:
+        runner.close()
+
+
+def test_a_token_beside_a_prompt(folder: Path) -> None:
+    """In a step that decodes and reads a prompt, every row has its own choice."""
+    want = np.load(GOLDEN / "deepseek32.npz")["logits"]
+    runner = load_runner(model(folder, "deepseek32"), devices=["numpy"], n_slots=2, n_ubatch=64, **F32)
+    try:
+        runner.step(PROMPT[:45], [Run(0, 0, 45, 0)], [])
+        runs = [Run(0, 0, 1, 45), Run(1, 1, 30, 0)]
+        logits = runner.step([PROMPT[45], *PROMPT[:30]], runs, range(31))
+        assert nmse(logits, want[[45, *range(30)]]) <= 1e-9
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", some(("glm-dsa+shared", "deepseek32"), 2))
+def test_slots_go_back_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
+    """Three devices and two give what a new slot on one device gives."""
+    path, prompt = model(folder, name), PROMPT[:30]
+    other, few = [*prompt, 7, 8, 9], {"temperature": 0, "ignore_eos": True}
+    with LLM(path, devices=["numpy"], **F32) as llm:
+        want = [llm.generate(text, 6, **few).tokens for text in (prompt, other)]
+        third = llm.generate([*other, *want[1]], 6, **few).tokens
+    with LLM(path, devices=["numpy"] * 3, tensor_split=[3, 0, 2], n_slots=2, n_ubatch=16, **F32) as llm:
+        assert llm.generate(prompt, 6, slot=0, **few).tokens == want[0]
+        back = llm.generate(other, 6, slot=0, **few)
+        assert back.tokens == want[1] and back.timings["prompt_n"] == 3  # from the first prompt's end
+        llm.copy_slot(0, 1)
+        copied = llm.generate([*other, *want[1]], 6, slot=1, **few)
+        assert copied.tokens == third and copied.timings["prompt_n"] == 1
+        llm.save_state(tmp_path / "state", slot=0)
+    layers = FULL if "shared" in name else range(4)
+    with safe_open(tmp_path / "state", "numpy") as file:
+        assert {key for key in file.keys() if "index" in key} == {f"cache_index_l{il}" for il in layers}
+    with LLM(path, devices=["numpy"] * 2, n_slots=2, **F32) as llm:
+        loaded = llm.generate(llm.load_state(tmp_path / "state", slot=1), 6, slot=1, **few)
+        assert loaded.tokens == third and loaded.timings["prompt_n"] == 1
+
+
+def test_a_shared_choice_keeps_attention_where_it_was_made(folder: Path) -> None:
+    """With whole layers on devices, layers 2 and 3 attend on the device of layer 1."""
+    path = model(folder, "glm-dsa+shared")
+    runner = load_runner(path, devices=["numpy"] * 3, split_mode="layer", n_ubatch=64, **F32)
+    try:
+        heads = [plan.ranges["heads"] for plan in runner.layout.plans]
+        assert heads[1] == heads[2] == heads[3] != heads[4]
+        assert [plan.layer for plan in runner.layout.caches if len(plan.arrays) == 3] == FULL
+        check(runner, "glm-dsa+shared")
+    finally:
+        runner.close()
+
+
+def test_a_file_that_does_not_say_which_layers_have_indexers(folder: Path, tmp_path: Path) -> None:
+    """As files of GLM-5.2 from before the key: the tensors say it."""
+    m = build("glm-dsa+shared")
+    del m.keys["attention.indexer.types"]
+    runner = load_runner(write(m, tmp_path / "m.gguf"), devices=["numpy"], n_ubatch=64, **F32)
+    try:
+        check(runner, "glm-dsa+shared")
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        ("attention.indexer.key_length", 60, UnsupportedModel, "index keys of 60: multiples of 8"),
+        ("attention.indexer.key_length", 264, UnsupportedModel, "index keys of 264"),
+        ("attention.indexer.key_length", 0, GGUFError, "attention.indexer.key_length is 0"),
+        ("attention.indexer.top_k", None, GGUFError, "attention.indexer.top_k"),
+        ("attention.indexer.types", [0, 1, 0, 0, 1], GGUFError, "layer 0 has no indexer"),
+        ("attention.indexer.types", [1, 2, 0, 0, 1], GGUFError, "indexer.types is 2, expected 0..1"),
+        ("attention.indexer.types", [1, 1], GGUFError, "indexer.types has 2 values for 5 layers"),
+        ("attention.q_lora_rank", None, GGUFError, "an indexer needs a q from a latent"),
+    ],
+)
+def test_files_that_do_not_go(tmp_path: Path, key: str, value: Any, error: type, message: str) -> None:
+    m = build("glm-dsa+shared")
+    m.keys[key] = value
+    if value is None:
+        del m.keys[key]
+    with GGUF.open(write(m, tmp_path / "m.gguf")) as gguf, pytest.raises(error, match=message):
+        load_model(gguf)
