@@ -33,7 +33,6 @@ PROOFS = {  # column -> its tests; a name without a file is in test_architecture
         "test_three_devices_equal_one",
         "test_devices_equal_one",
         "test_two_drivers_equal_one",
-        "test_at_most_two_exchanges_per_layer",
     ),
     "layer split": ("test_layers_on_different_devices",),
     "state save": ("test_a_saved_slot_goes_on_elsewhere",),

@@ -4,9 +4,11 @@ have no indexer and attend to the positions that an earlier one chose (indexed.p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vkbackend.models.architectures.indexed import IndexedAttention
 from vkbackend.models.architectures.mixture import Mixture
-from vkbackend.models.architectures.reading import read_counts
+from vkbackend.models.architectures.reading import read_flags
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.moe import Gating
 
@@ -16,7 +18,7 @@ class Model(IndexedAttention):
 
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
 
-    def read_indexed(self, gguf: GGUF, n_layer: int) -> list[bool]:
+    def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
         """As the file says for each layer, else those whose tensors it has."""
-        found = [int(f"blk.{il}.indexer.attn_k.weight" in gguf.tensors) for il in range(n_layer)]
-        return [bool(has) for has in read_counts(gguf, "attention.indexer.types", n_layer, found, 1, low=0)]
+        said = read_flags(gguf, "attention.indexer.types", n_layer)
+        return said or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]

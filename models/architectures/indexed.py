@@ -9,6 +9,7 @@ A layer without an indexer attends to what the one before it chose (arXiv:2603.1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vkbackend.errors import GGUFError, UnsupportedModel
@@ -54,7 +55,7 @@ class IndexedAttention(deepseek2.Model):
         self.choosers = [max(i for i in range(il + 1) if indexed[i]) for il in range(len(indexed))]
         return config
 
-    def read_indexed(self, gguf: GGUF, n_layer: int) -> list[bool]:
+    def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
         """Which layers have an indexer."""
         return [True] * n_layer
 

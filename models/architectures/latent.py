@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from vkbackend.errors import GGUFError
 from vkbackend.formats import block_of
@@ -141,10 +142,11 @@ class LatentAttention(Decoder):
         ops.kv_store(concat(c, k_shared, latent, shared), cache.k, cache.cells)
         ops.kv_store(c, cache.v, cache.cells)
         q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, latent, shared)
-        sizes = {"heads": layer.n_head, "head_dim_k": latent + shared, "head_dim_v": latent}
         caches = cache.k, cache.v, cache.cells
+        how: dict[str, Any] = {"heads": layer.n_head, "head_dim_k": latent + shared, "head_dim_v": latent}
+        how["scale"] = layer.scale
         if chosen:
-            a = ops_chosen.attention(q, *caches, chosen, **sizes, scale=layer.scale)
+            a = ops_chosen.attention(q, *caches, chosen, **how)
         else:
-            a = ops.attention(q, *caches, **sizes, kv_heads=1, scale=layer.scale)
+            a = ops.attention(q, *caches, kv_heads=1, **how)
         return linear(mat_heads(a, w("attn_v_b"), layer.n_head), w, "attn_output")

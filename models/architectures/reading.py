@@ -52,6 +52,15 @@ def read_counts(
     return tuple(_counted(gguf, name, value, limit, low) for value in values[:n_layer])
 
 
+def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
+    """A yes or no of every layer, from an array of bools or integers; empty where the file has none."""
+    name = f"{gguf.architecture}.{key}"
+    flags = [bool(flag) for flag in gguf.flags(name, [])]
+    if flags and len(flags) < n_layer:
+        raise GGUFError(f"{gguf.paths[0]}: {name} has {len(flags)} values for {n_layer} layers")
+    return tuple(flags[:n_layer])
+
+
 def read_n_layer(gguf: GGUF) -> int:
     """How many layers a token goes through. Layers that predict tokens further ahead come after them and do
     not count."""
@@ -65,12 +74,11 @@ def read_n_layer(gguf: GGUF) -> int:
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
     """Which layers see a sliding window: as the file says for each, or all but every `period`-th one (the
     file's period, else this one)."""
-    name = f"{gguf.architecture}.attention.sliding_window_pattern"
+    key = "attention.sliding_window_pattern"
+    name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
-        flags = [bool(flag) for flag in gguf.get(name)] or [il % period < period - 1 for il in range(n_layer)]
-        if len(flags) < n_layer:
-            raise GGUFError(f"{gguf.paths[0]}: {name} has {len(flags)} values for {n_layer} layers")
-        return tuple(flags[:n_layer])
+        flags = read_flags(gguf, key, n_layer)
+        return flags or tuple(il % period < period - 1 for il in range(n_layer))
     period = int(gguf.u32(name, period)) or n_layer + 1
     return tuple(il % period < period - 1 for il in range(n_layer))
 

@@ -202,6 +202,9 @@ class GGUF:
     def ints(self, key: str, default: T | _Required = REQUIRED) -> npt.NDArray[np.integer[Any]] | T:
         return self._read(key, default, "an array of integers", INTEGERS, True)
 
+    def flags(self, key: str, default: T | _Required = REQUIRED) -> npt.NDArray[Any] | T:
+        return self._read(key, default, "an array of bools or integers", {BOOL, *INTEGERS}, True)
+
     def floats(self, key: str, default: T | _Required = REQUIRED) -> npt.NDArray[np.floating[Any]] | T:
         return self._read(key, default, "an array of floats", FLOATS, True)
 

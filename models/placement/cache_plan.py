@@ -124,8 +124,9 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
             assert isinstance(own, Attention) and isinstance(theirs, Attention), (own, theirs)
             heads = [(a.n_head, a.n_head_kv, a.head_dim_k, a.head_dim_v) for a in (own, theirs)]
             if heads[0] != heads[1]:
+                what = "cache" if spec.owner is not None else "choice"
                 raise UnsupportedModel(
-                    f"layer {il} reads what layer {leader} wrote, which has other heads: (q, kv, sizes "
+                    f"layer {il} reads the {what} of layer {leader}, which has other heads: (q, kv, sizes "
                     f"of k and v) are {heads[1]}, not {heads[0]}"
                 )
             larger = max(own.block, theirs.block)  # blocks are powers of two

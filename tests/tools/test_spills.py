@@ -19,7 +19,7 @@ from vkbackend.tools.studies.count_instructions import RECORDED, RECORDED_GPUS, 
 # On all GPUs one of every product, in a format of each family, and what attention and norms run.
 SAMPLE = (
     r"'(f16|q4_0|q6_k)', n=3072, k=1024, rows=(1|16|512),|Id\((type=)?'(f16|q4_0|q6_k)'"
-    "|^Attn|^RmsNorm|^Rope|^KvStore|^MoeTopk|^SsmScan"
+    "|^Attn|^Index|^RmsNorm|^Rope|^KvStore|^MoeTopk|^SsmScan"
 )
 # Arrays that a GPU of this kind has in memory, since no compiler can know the index, and a kernel that is not
 # chosen there: (driver, kernel).

@@ -142,7 +142,7 @@ def test_a_file_that_does_not_say_which_layers_have_indexers(folder: Path, tmp_p
         ("attention.indexer.key_length", 0, GGUFError, "attention.indexer.key_length is 0"),
         ("attention.indexer.top_k", None, GGUFError, "attention.indexer.top_k"),
         ("attention.indexer.types", [0, 1, 0, 0, 1], GGUFError, "layer 0 has no indexer"),
-        ("attention.indexer.types", [1, 2, 0, 0, 1], GGUFError, "indexer.types is 2, expected 0..1"),
+        ("attention.indexer.types", 1, GGUFError, "indexer.types' is a u32, expected an array of bools"),
         ("attention.indexer.types", [1, 1], GGUFError, "indexer.types has 2 values for 5 layers"),
         ("attention.q_lora_rank", None, GGUFError, "an indexer needs a q from a latent"),
     ],

@@ -57,7 +57,7 @@ def glm_dsa(m: Fixture) -> None:
 @fixture("glm-dsa+shared")
 def glm_dsa_shared(m: Fixture) -> None:
     """As GLM-5.2: two layers without an indexer attend to the keys that the one before them chose."""
-    full = [1, 1, 0, 0, 1]
+    full = [True, True, False, False, True]
     sparse_keys(m, len(full), attention__indexer__types=full)
     deepseek2_layers(m, len(full))
     for il, has in enumerate(full):
