@@ -6,6 +6,7 @@
 #include "lib/product_tile.glsl"
 
 layout(constant_id = 1) const uint RN = 4; // rows of x per thread, 1..8
+layout(constant_id = 2) const uint FUSED = 0; // 1: fma rounds once (lib/dot_tile.glsl)
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, b_off, y_off;
@@ -27,8 +28,8 @@ void main() {
     const uint first_r = product_tile_of_x(n_rows, TN) * TN;
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
 
-    uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // rows repeat beyond the last ones
-    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = row_start(min(first_i + w_row_of(j), n - 1), k);
+    const uint w_at = row_start(min(first_i + w_row(), n - 1), k);
+    uint x_at[X_ROUNDS]; // rows repeat beyond the last ones
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         x_at[j] = x_off + min(first_r + x_row_of(j), n_rows - 1) * q8_row_words(k);
     }

@@ -5,7 +5,8 @@
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint RN = 2; // pairs per thread, 1..4
-layout(constant_id = 2) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
+layout(constant_id = 2) const uint FUSED = 0; // 1: fma rounds once (lib/dot_tile.glsl)
+layout(constant_id = 3) const uint AXIS = 0; // which side of an expert is its own: 0 rows, 1 columns
 
 layout(push_constant) uniform Push {
     uint w_off, x_off, order_off, tiles_off, starts_off, y_off;
@@ -40,8 +41,8 @@ void main() {
     barrier();
 
     [[unroll]] for (uint c = 0; c < RN; ++c) sum[c] = vec4(0.0);
-    uint w_at[W_ROUNDS], x_at[X_ROUNDS]; // rows repeat beyond the last ones
-    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) w_at[j] = expert_row(e, min(first_i + w_row_of(j), e.n - 1));
+    const uint w_at = expert_row(e, min(first_i + w_row(), e.n - 1));
+    uint x_at[X_ROUNDS]; // rows repeat beyond the last ones
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         const uint p = pairs[x_row_of(j)];
         x_at[j] = x_off + (x_per_used != 0 ? p : p / n_used) * q8_row_words(x_stride);

@@ -1,9 +1,10 @@
 // The tiles of mat_mul_dot and mat_mul_dot_id: 64 rows of w by 8 RN rows of x, each of 16 x 8 threads 4 by RN values of
 // it, from slices of 64 k as packed codes in shared memory (at most 13.5 KiB). The including file declares `uint w[]`,
-// `uint x[]` and RN, and includes lib/dequant.glsl, lib/q8.glsl and lib/quants.glsl.
+// `uint x[]`, RN and FUSED, and includes lib/dequant.glsl, lib/q8.glsl and lib/quants.glsl.
 //
-// A thread reads all that it has of a slice before it keeps any of it, 16 codes at a time, so that loads are under way
-// together; products take 16 codes of a row by one read of shared memory.
+// A thread reads all that it has of a slice before it keeps any of it, so that loads are under way together: a whole
+// block of w, as both halves share bytes and logic, and pieces of 16 codes of x. Products take 16 codes of a row by one
+// read of shared memory.
 
 const uint TM = 64; // rows of w in a tile
 const uint TK = 64; // elements of k in a slice: two blocks of x
@@ -13,10 +14,14 @@ const uint TN = N_THREADS * RN; // rows of x in a tile
 const uint PIECES = TK / 16; // of a row, 16 codes each
 const uint STRIDE = PIECES + 1; // 20 words: eight rows of four begin at different banks
 const uint GROUPS = TK / GROUP;
-const uint W_ROUNDS = TM * PIECES / (M_THREADS * N_THREADS);
 const uint X_ROUNDS = (TN * PIECES + M_THREADS * N_THREADS - 1) / (M_THREADS * N_THREADS);
 
-shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece]
+// With FUSED a dot begins with the bits of the float 1.5 * 2^23. Then its bits are those of BIAS + dot (of 32 products, so
+// |dot| <= 2^19), and one fma makes scale * dot of them, without a conversion: BIAS * scale is exact, as scales have at
+// most 19 bits. Drivers of CPUs round a fma twice, which would be an NMSE of up to 1e-6.
+const float BIAS = 12582912.0;
+
+shared uvec4 w_codes[TM * STRIDE]; // [row of w][piece], less CODE_OFFSET
 shared vec2 w_scale[GROUPS * TM]; // scale and low: [group][row of w]
 shared uvec4 x_codes[TN * STRIDE]; // [row of x][piece]
 shared uvec2 x_block[TK / 32 * TN]; // scale and sums: [block][row of x]
@@ -25,12 +30,14 @@ vec4 sum[RN]; // rows tm, tm + 16, tm + 32, tm + 48 of the tile, where tm = thre
 
 uint piece(uint round) { return gl_LocalInvocationID.x + round * (M_THREADS * N_THREADS); }
 
-uint w_row_of(uint round) { return piece(round) / PIECES; } // in the tile, as all below
+uint w_row() { return gl_LocalInvocationID.x / (TK / 32); } // in the tile, as all below
+
+uint w_block() { return gl_LocalInvocationID.x % (TK / 32); }
 
 uint x_row_of(uint round) { return min(piece(round) / PIECES, TN - 1); }
 
-// The slice from element k on of n. w_at: where a thread's rows of w start; x_at: its rows of x, of `width` elements.
-void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint width, uint k, uint n) {
+// The slice from element k on of n. w_at: where a thread's row of w starts; x_at: its rows of x, of `width` elements.
+void hold_slice(uint w_at, uint x_at[X_ROUNDS], uint width, uint k, uint n) {
     uvec4 codes[X_ROUNDS];
     uvec2 block[X_ROUNDS];
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
@@ -40,16 +47,13 @@ void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint width, uint k, ui
         const uint of = x_at[j] + q8_block(width, i);
         block[j] = uvec2(x[of], x[of + 1]);
     }
-    [[unroll]] for (uint j = 0; j < W_ROUNDS; ++j) {
-        const uint first = k + piece(j) % PIECES * 16; // a slice ends with a whole block, or in its middle
-        const uint part = first % 32;
-        const Quants q = quants16(w_at[j], min(first - part, n - 32), part);
-        const bool inside = first < n;
-        w_codes[w_row_of(j) * STRIDE + piece(j) % PIECES] = q.codes;
-        if (part < 32 / GROUP * 16) {
-            const uint g = piece(j) % PIECES * 16 / GROUP;
-            w_scale[g * TM + w_row_of(j)] = inside ? vec2(q.scale, q.low) : vec2(0.0);
-        }
+    const uint first = k + w_block() * 32; // the last slice may be half a one
+    [[unroll]] for (uint part = 0; part < 32; part += 16) {
+        const Quants q = quants16(w_at, min(first, n - 32), part);
+        w_codes[w_row() * STRIDE + w_block() * 2 + part / 16] = signed_codes(q.codes);
+        if (part % GROUP != 0) continue;
+        const uint g = w_block() * (32 / GROUP) + part / GROUP;
+        w_scale[g * TM + w_row()] = first < n ? vec2(q.scale, q.low) : vec2(0.0);
     }
     [[unroll]] for (uint j = 0; j < X_ROUNDS; ++j) {
         if (TN * PIECES % (M_THREADS * N_THREADS) != 0 && piece(j) >= TN * PIECES) continue;
@@ -58,41 +62,48 @@ void hold_slice(uint w_at[W_ROUNDS], uint x_at[X_ROUNDS], uint width, uint k, ui
     }
 }
 
-void add_piece(inout ivec4 dots[RN], uint p, uint tm, uint tn) {
-    uvec4 wv[4];
-    [[unroll]] for (uint a = 0; a < 4; ++a) wv[a] = w_codes[(tm + a * M_THREADS) * STRIDE + p];
-    [[unroll]] for (uint c = 0; c < RN; ++c) {
-        const uvec4 xv = x_codes[(tn + c * N_THREADS) * STRIDE + p];
-        [[unroll]] for (uint j = 0; j < 4; ++j) { // in a row, each dot adds to the one before
-            const int v = int(xv[j]);
-            dots[c] += ivec4(dot4(int(wv[0][j]), v, 0), dot4(int(wv[1][j]), v, 0), dot4(int(wv[2][j]), v, 0),
-                dot4(int(wv[3][j]), v, 0));
-        }
+// Adds the products of 16 codes of four rows of w with those of a row of x; in a row, each dot adds to the one before.
+ivec4 add_dots(ivec4 dots, uvec4 wv[4], uvec4 xv) {
+    [[unroll]] for (uint j = 0; j < 4; ++j) {
+        const int v = int(xv[j]);
+        dots += ivec4(dot4(int(wv[0][j]), v, 0), dot4(int(wv[1][j]), v, 0), dot4(int(wv[2][j]), v, 0),
+            dot4(int(wv[3][j]), v, 0));
     }
+    return dots;
 }
 
-// Adds the products of the slice.
+// Adds the dots of a group, of which p is the last piece, to sum[c].
+void add_group(uint c, ivec4 dots, uint p, uint tm, uint tn) {
+    const uint at = p * 16 / GROUP * TM + tm;
+    const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
+    const uvec2 block = x_block[p / 2 * TN + tn + c * N_THREADS];
+    const vec4 scale = vec4(s[0].x, s[1].x, s[2].x, s[3].x);
+    precise vec4 product = scale * vec4(dots);
+    // precise, or compilers make (dots - BIAS) * scale of it
+    if (FUSED != 0) product = fma(intBitsToFloat(dots), scale, -BIAS * scale);
+#ifdef HAS_LOW
+    const vec4 value = product + vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(block.y, p * 16 % 32));
+#else
+    const vec4 value = product;
+#endif
+    sum[c] += uintBitsToFloat(block.x) * value;
+}
+
+// Adds the products of the slice. A dot of one piece is scaled at once, of two when all rows of x have theirs: the other
+// way NVK makes more moves of the former, and ANV subgroups half as wide of the latter.
 void add_slice() {
     const uint tm = gl_LocalInvocationID.x % M_THREADS;
     const uint tn = gl_LocalInvocationID.x / M_THREADS;
-    [[unroll]] for (uint g = 0; g < GROUPS; ++g) {
-        const uint b = g * GROUP / 32 * TN + tn; // of the block of x
-        ivec4 dots[RN];
+    ivec4 dots[RN];
+    [[unroll]] for (uint p = 0; p < PIECES; ++p) {
+        uvec4 wv[4];
+        [[unroll]] for (uint a = 0; a < 4; ++a) wv[a] = w_codes[(tm + a * M_THREADS) * STRIDE + p];
         [[unroll]] for (uint c = 0; c < RN; ++c) {
-            dots[c] = ivec4(-CODE_OFFSET * group_sum(x_block[b + c * N_THREADS].y, g * GROUP % 32));
+            const ivec4 before = p * 16 % GROUP == 0 ? ivec4(FUSED != 0 ? floatBitsToInt(BIAS) : 0) : dots[c];
+            dots[c] = add_dots(before, wv, x_codes[(tn + c * N_THREADS) * STRIDE + p]);
+            if (GROUP == 16) add_group(c, dots[c], p, tm, tn);
         }
-        add_piece(dots, g * GROUP / 16, tm, tn);
-        // The second piece is no loop: RADV would not unroll it, and would copy the sums.
-        if (GROUP == 32) add_piece(dots, 2 * g + 1, tm, tn);
-        const uint at = g * TM + tm;
-        const vec2 s[4] = vec2[](w_scale[at], w_scale[at + 16], w_scale[at + 32], w_scale[at + 48]);
-        [[unroll]] for (uint c = 0; c < RN; ++c) {
-            const uvec2 block = x_block[b + c * N_THREADS];
-            vec4 value = vec4(s[0].x, s[1].x, s[2].x, s[3].x) * vec4(dots[c]);
-#ifdef HAS_LOW
-            value += vec4(s[0].y, s[1].y, s[2].y, s[3].y) * float(group_sum(block.y, g * GROUP % 32));
-#endif
-            sum[c] += uintBitsToFloat(block.x) * value;
-        }
+        if (GROUP == 16 || p % 2 == 0) continue;
+        [[unroll]] for (uint c = 0; c < RN; ++c) add_group(c, dots[c], p, tm, tn);
     }
 }

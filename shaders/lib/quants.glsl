@@ -230,6 +230,11 @@ Quants quants16(uint start, uint k, uint part) {
 
 #ifndef CODES_ONLY
 
+// Codes less CODE_OFFSET, as int8: each byte by itself, as code + 128 - CODE_OFFSET fits in one.
+uvec4 signed_codes(uvec4 codes) {
+    return CODE_OFFSET == 0 ? codes : (codes + uint(128 - CODE_OFFSET) * 0x01010101u) ^ 0x80808080u;
+}
+
 // The elements k..k+GROUP-1 of a row, k a multiple of GROUP: they share a scale.
 struct Group {
     uvec4 codes[GROUP / 16];

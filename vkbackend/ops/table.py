@@ -7,6 +7,8 @@ shaders/variants.toml and its case in tools/op_cases. A grid that no other entry
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vkbackend.limits import Limits
 from vkbackend.ops.experts import (
     EITHER,
@@ -20,7 +22,9 @@ from vkbackend.ops.experts import (
 from vkbackend.ops.matrix import (
     FEW,
     MANY,
+    Grid,
     MatrixOp,
+    Size,
     dot_tiles,
     half_tiles_by_size,
     rows_by_lanes,
@@ -65,6 +69,16 @@ def fast_lanes(limits: Limits) -> bool:
 def fast_dots(limits: Limits) -> bool:
     """Where dot products of integers have instructions of their own."""
     return not limits.is_cpu and "int_dot_accelerated" in limits.features
+
+
+def fused(grid: Callable[[Limits, Size], Grid]) -> Callable[[Limits, Size], Grid]:
+    """A grid with FUSED: GPUs that have instructions for dot products have an fma that rounds once."""
+
+    def with_fused(limits: Limits, size: Size) -> Grid:
+        cut = grid(limits, size)
+        return cut._replace(consts=cut.consts | {"FUSED": int(fast_dots(limits))})
+
+    return with_fused
 
 
 def fast_int8_units(limits: Limits) -> bool:
@@ -119,7 +133,7 @@ MATRIX_OPS: dict[str, MatrixOp] = {
             UNITS,
             gpus_only=True,
         ),
-        MatrixOp("mat_mul_dot", dot_tiles, "RN", MANY, fast_dots, "q8", DOTS),
+        MatrixOp("mat_mul_dot", fused(dot_tiles), "RN FUSED", MANY, fast_dots, "q8", DOTS),
         # As mat_mul, with more of its operands in registers.
         MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
         MatrixOp("mat_mul", tiles_of_64, "RN FOURS", MANY, anywhere),
@@ -141,7 +155,7 @@ EXPERTS_OPS: dict[str, ExpertsOp] = {
         ExpertsOp("mat_vec_id", rows_by_threads, "TPR", SINGLE, anywhere),
         ExpertsOp("mat_dot_id", rows_by_subgroups, "ROWS", SINGLE, anywhere, "q8", DOTS + SUBGROUPS),
         ExpertsOp("mat_mul_id", tiles_of_pairs, "RN", GROUPED, anywhere),
-        ExpertsOp("mat_mul_dot_id", tiles_of_pairs, "RN", GROUPED, anywhere, "q8", DOTS),
+        ExpertsOp("mat_mul_dot_id", fused(tiles_of_pairs), "RN FUSED", GROUPED, anywhere, "q8", DOTS),
         ExpertsOp("mat_mul_id_coop", pairs_by_units, UNIT_TILE, GROUPED, anywhere, "f16s", UNITS),
     )
 }

@@ -4,13 +4,15 @@ reads of several quads before the first is used."""
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 
 from vkbackend.runtime import Device
 from vkbackend.tools.op_cases.attention import AttnDecode, AttnPrefill
 from vkbackend.tools.op_cases.check import run_case, shape_of
+from vkbackend.tools.op_cases.quantized import MatMulDot, MatMulDotId
 from vkbackend.tools.op_cases.reduces import AddPartials
 from vkbackend.tools.op_cases.rows import RmsNorm
 from vkbackend.tools.op_cases.setup import Case
@@ -53,4 +55,29 @@ def test_attention_with_many_reads_under_way(case: Case, device: Device) -> None
     limits, seed = replace(device.limits, is_cpu=False), secrets.randbelow(1 << 31)
     ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
     assert dict(consts)["BATCH"] == (4 if dict(consts).get("HEADS", 1) > 4 else 8), consts
+    run_case(case, device, limits, seed)
+
+
+@dataclass(frozen=True)
+class FusedDot(MatMulDot):
+    tolerance: ClassVar[float] = 4e-6  # drivers of CPUs round an fma twice: 1e-6 with the small codes of Q2_K
+
+
+@dataclass(frozen=True)
+class FusedDotId(MatMulDotId):
+    tolerance: ClassVar[float] = 4e-6
+
+
+DOTS: list[Case] = [FusedDot(kind, 65, 512, 17) for kind in ("q8_0", "q4_k", "q2_k", "mxfp4")]
+DOTS.append(FusedDotId("q6_k", side=256, rows=9))
+
+
+@pytest.mark.parametrize("case", DOTS, ids=repr)
+def test_dots_that_begin_as_floats(case: Case, device: Device) -> None:
+    if not device.limits.features.issuperset(case.needs):
+        pytest.skip(f"{device.name} lacks {', '.join(sorted(set(case.needs) - device.limits.features))}")
+    features = device.limits.features | {"int_dot_accelerated"}
+    limits, seed = replace(device.limits, is_cpu=False, features=features), secrets.randbelow(1 << 31)
+    ((consts, _),) = shape_of(case, limits, seed).how  # type: ignore[misc]
+    assert dict(consts)["FUSED"] == 1, consts
     run_case(case, device, limits, seed)
