@@ -44,7 +44,9 @@ const uint V_ROWS = TQ / V_GROUPS;
 const uint V_ROUNDS = (V_QUADS + LOCAL - 1) / LOCAL; // quads of dimensions per thread
 const uint K_PIECE = BATCH > S_GROUPS ? BATCH : S_GROUPS; // quads of each key that lie in shared memory at a time
 const uint K_READS = K_PIECE / S_GROUPS; // quads that a thread reads of a piece
-// As in attn_decode: a thread's quad of V lies at the same place of a pair of quantized blocks for every key.
+// As in attn_decode: where a thread's quads of K lie in a pair of quantized blocks is the same for all threads of a set.
+const bool K_WORDS = K_TYPE >= CACHE_Q8_0 && K_QUADS % 16 + K_PIECE % 8 + 8 % S_GROUPS == 0;
+// A thread's quad of V lies at the same place of a pair of quantized blocks for every key.
 const bool V_WORDS = V_TYPE >= CACHE_Q8_0 && V_QUADS % 16 + LOCAL % V_QUADS == 0;
 const uint V_BATCH = BATCH > V_ROUNDS ? BATCH / V_ROUNDS : 1; // keys whose V a thread reads before it uses one
 
@@ -119,7 +121,12 @@ void main() {
                 const uint first = at - base;
                 vec4 read[K_READS];
                 [[unroll]] for (uint i = 0; i < K_READS; ++i) {
-                    read[i] = k_quad(own_base + min(first + quad + i * S_GROUPS, K_QUADS - 1));
+                    if (K_WORDS) {
+                        const uint behind = (first / 8 + i * S_GROUPS / 8) * halves_of(K_TYPE);
+                        read[i] = k_block_quad(k_off + own_base / 16 * halves_of(K_TYPE), behind, quad + i * S_GROUPS % 8);
+                    } else {
+                        read[i] = k_quad(own_base + min(first + quad + i * S_GROUPS, K_QUADS - 1));
+                    }
                 }
                 [[unroll]] for (uint i = 0; i < K_READS; ++i) k_tile[own * (K_PIECE + 1) + quad + i * S_GROUPS] = read[i];
                 barrier();

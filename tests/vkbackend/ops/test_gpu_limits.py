@@ -47,6 +47,7 @@ ATTENTION = [
     AttnPrefill(((1, 0, 17), *RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10, window=20),
     AttnPrefill(((0, 60, 9),), 2, 2, 160, 40, 7, "q8_0", "f32", sinks=True),
     AttnPrefill(((0, 60, 9),), 2, 1, 64, 128, 7, "q4_0", "q8_0"),
+    AttnPrefill(((0, 60, 9),), 2, 1, 128, 64, 7, "q8_0", "q4_0"),  # pairs of blocks of K are whole words
 ]
 
 
