@@ -101,7 +101,8 @@ class DecoderWeights:
             for spec in self._as_stored(layer, f"blk.{il}."):
                 specs.append(spec)
                 stored = spec.part.tensor if spec.part else spec.name
-                if len(spec.shape) == 2 and spec.role.dim and _bias(stored) in self._shapes:
+                takes_bias = len(spec.shape) == 2 and (spec.role.dim or spec.part)
+                if takes_bias and _bias(stored) in self._shapes:
                     role = MIRROR if spec.role.axis else spec.role
                     part = spec.part and replace(spec.part, tensor=_bias(stored))
                     specs.append(WeightSpec(_bias(spec.name), spec.shape[:1], role, part=part))

@@ -106,6 +106,10 @@ def test_biases_of_attention_may_be_there(tmp_path: Path, name: str) -> None:
             made.bias(tensor, len(made[f"{tensor}.weight"]), scale=1.0)
         path = write(made, tmp_path / f"{kind}.gguf")
         one = logits(path, 1)
+        if kind == "attn_k" and not plain(name).ropes(64):
+            # The same is added to every score of a row, which its softmax does not see.
+            assert nmse(one, zeros) <= 1e-9
+            continue
         assert nmse(one, zeros) > 1e-4, kind
         assert nmse(logits(path, 3), one) <= 1e-9, kind
 
