@@ -65,6 +65,7 @@ def test_a_sample_does_not_spill(gpu: str) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("gpu", compilers.GPUS)
 def test_nothing_spills(gpu: str) -> None:
     assert len(rows(gpu, ".")) > 700
