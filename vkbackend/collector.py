@@ -12,7 +12,8 @@ def collection_paused() -> Iterator[None]:
     """No collection meanwhile, also as a decorator. Recordings are many objects without cycles: to look
     through them took as long as to make them (512 rows of Qwen3-235B on two cards: 3.0 s, without it 1.5 s).
 
-    The collector is the process's. Where two threads pause it, it is back when the first one ends.
+    The collector is the process's. Where two threads pause it, it is back when the one that paused it first
+    has ended.
     """
     enabled = gc.isenabled()
     gc.disable()

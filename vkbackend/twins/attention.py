@@ -112,16 +112,19 @@ def attn_decode(
             own = at[max(begin, first) : begin + per_split]
             if len(own):
                 score, values = scores_of(queries[row], k, v, own, n_kv, group, q_first, scale, softcap)
-                top = score.max(axis=1, keepdims=True)
-                prob = np.exp(score - top)
-                out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
-                out[row, :, split, head_v] = top[:, 0]
-                out[row, :, split, head_v + 1] = prob.sum(axis=1)
+                out[row, :, split] = part_of(score, values)
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
         attn_combine(out, sinks, part, **shape, has_sinks=has_sinks)
     else:
         part.reshape(out.shape)[:] = out
+
+
+def part_of(score: Array, values: Array) -> Array:
+    """(sum of p * v, max, sum of p) of a split by head [n_heads, head_v + 2], p = exp(score - max)."""
+    top = score.max(axis=1, keepdims=True)
+    prob = np.exp(score - top)
+    return np.c_[np.einsum("hj,jhd->hd", prob, values), top, prob.sum(axis=1)]
 
 
 def attn_combine(

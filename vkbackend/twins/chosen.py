@@ -8,7 +8,7 @@ import numpy as np
 
 from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, ceil_div, f64
-from vkbackend.twins.attention import CELL_BLOCK, NEG_LARGE, attn_combine, cells_of, scores_of
+from vkbackend.twins.attention import CELL_BLOCK, NEG_LARGE, attn_combine, cells_of, part_of, scores_of
 
 
 def index_scores(
@@ -54,11 +54,7 @@ def attn_chosen(
             own = at[split * per_split : (split + 1) * per_split]
             if len(own):
                 score, values = scores_of(queries[row], k, v, own, n_kv, group, q_first, scale, 0.0)
-                top = score.max(axis=1, keepdims=True)
-                prob = np.exp(score - top)
-                out[row, :, split, :head_v] = np.einsum("hj,jhd->hd", prob, values)
-                out[row, :, split, head_v] = top[:, 0]
-                out[row, :, split, head_v + 1] = prob.sum(axis=1)
+                out[row, :, split] = part_of(score, values)
     if final:
         shape = {"n_heads": n_heads, "n_rows": n_rows, "n_splits": n_splits, "head_v": head_v}
         attn_combine(out, out, part, **shape)

@@ -15,8 +15,8 @@ from oracles.fixture import PROMPT, Fixture, write
 from oracles.fixtures import build
 from places import GOLDEN
 from runners import load_runner
+from slot_journey import check_slot_journey
 
-from vkbackend import LLM
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.gguf.reader import GGUF
@@ -61,23 +61,7 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_slots_go_back_are_copied_and_saved(folder: Path, name: str, tmp_path: Path) -> None:
-    """Three devices and two give what a new slot on one device gives."""
-    path, prompt = model(folder, name), PROMPT[:30]
-    other, few = [*prompt, 7, 8, 9], {"temperature": 0, "ignore_eos": True}
-    with LLM(path, devices=["numpy"], **F32) as llm:
-        want = [llm.generate(text, 6, **few).tokens for text in (prompt, other)]
-        third = llm.generate([*other, *want[1]], 6, **few).tokens
-    with LLM(path, devices=["numpy"] * 3, tensor_split=[3, 0, 2], n_slots=2, n_ubatch=16, **F32) as llm:
-        assert llm.generate(prompt, 6, slot=0, **few).tokens == want[0]
-        back = llm.generate(other, 6, slot=0, **few)
-        assert back.tokens == want[1] and back.timings["prompt_n"] == 3  # from the first prompt's end
-        llm.copy_slot(0, 1)
-        copied = llm.generate([*other, *want[1]], 6, slot=1, **few)
-        assert copied.tokens == third and copied.timings["prompt_n"] == 1
-        llm.save_state(tmp_path / "state", slot=0)
-    with LLM(path, devices=["numpy"] * 2, n_slots=2, **F32) as llm:
-        loaded = llm.generate(llm.load_state(tmp_path / "state", slot=1), 6, slot=1, **few)
-        assert loaded.tokens == third and loaded.timings["prompt_n"] == 1
+    check_slot_journey(model(folder, name), tmp_path / "state", **F32)
 
 
 def changed(key: str, value: Any) -> Fixture:
