@@ -127,10 +127,11 @@ unpack_radv() { take_driver "$1" "$2" libvulkan_radeon.so 'radeon_icd*.json'; }
 unpack_swiftshader() {
     local work=$1 out=$2 package version
     for package in chromium-common chromium; do
-        version=$(apt-cache policy "$package" | awk '$1 == "Candidate:" { print $2 }')
-        [ -n "$version" ] && [ "$version" != "(none)" ] || continue
+        # The archive's newest: an installed chromium may be newer (a security update), and cannot be downloaded.
+        version=$(apt-cache madison "$package" 2>/dev/null | awk 'NR == 1 { print $3 }')
+        [ -n "$version" ] || continue
         rm -rf "$work/debs" && mkdir -p "$work/debs"
-        (cd "$work/debs" && apt-get download "$package") >>"$work/log" 2>&1 ||
+        (cd "$work/debs" && apt-get download "$package=$version") >>"$work/log" 2>&1 ||
             { echo "$package $version could not be downloaded"; return 2; }
         # Two files out of 300 MB.
         dpkg-deb --fsys-tarfile "$work"/debs/*.deb | tar -x -C "$out" --strip-components=4 --wildcards \
