@@ -72,10 +72,14 @@ void main() {
                 const float value = m[i * COLUMNS + column];
                 [[unroll]] for (uint a = 0; a < ROWS; ++a) sum[a] += work[at + min(t0 + a, n - 1) * next + 2 * S + i] * value;
             }
+            for (uint s = 0; s < min(t0 + ROWS, n); ++s) {
+                const float value = x[s * COLUMNS + column];
+                [[unroll]] for (uint a = 0; a < ROWS; ++a) {
+                    if (s <= t0 + a) sum[a] += work[at + min(t0 + a, n - 1) * next + 5 * S + s] * value;
+                }
+            }
             [[unroll]] for (uint a = 0; a < ROWS; ++a) {
-                if (t0 + a >= n) break;
-                for (uint s = 0; s <= t0 + a; ++s) sum[a] += work[at + (t0 + a) * next + 5 * S + s] * x[s * COLUMNS + column];
-                y[out_at + (t0 + a) * n_heads * S] = sum[a];
+                if (t0 + a < n) y[out_at + (t0 + a) * n_heads * S] = sum[a];
             }
         }
         barrier();

@@ -78,8 +78,8 @@ def test_a_compiler_tells(gpu: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert ours.vector_per_32 and 30 < ours.vector_per_32 < 250
     module = tmp_path / "module.spv"
     module.write_bytes(shaderlib.spirv("mat_dot", "q4_0"))
-    consts = dict(word.split("=") for word in ours.kernel.split()[1:])
-    argument = f"{module}:0={consts['LOCAL']},1={consts['ROWS']},2={consts['N']}:{ours.lanes}"
+    values = [word.split("=")[1] for word in ours.kernel.split()[1:]]  # of the constants, by id
+    argument = f"{module}:{','.join(f'{i}={value}' for i, value in enumerate(values))}:{ours.lanes}"
     assert count_instructions.main(["-g", gpu, "--spirv", argument, "--json"]) == 0
     (same,) = json.loads(capsys.readouterr().out)
     assert (same["kernel"], same["instructions"], same["macs"]) == ("module", ours.instructions, ours.macs)
