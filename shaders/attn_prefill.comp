@@ -1,9 +1,9 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax.
-// Workgroup (tile, head). A workgroup finds its tile by walking the run table; workgroups after the last tile write
-// zeros to the rows that belong to no run. Shared memory: q tile, scores and a piece of the keys, at most 15.6 KiB by
-// the choice of TQ.
+// Workgroup (tile, head behind first_head): several dispatches may share out the heads. A workgroup finds its tile by
+// walking the run table; workgroups after the last tile write zeros to the rows that belong to no run. Shared memory: q
+// tile, scores and a piece of the keys, at most 15.6 KiB by the choice of TQ.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint TQ = 4; // 4, 8 or 16
@@ -17,7 +17,7 @@ layout(constant_id = 8) const uint BATCH = 1; // quads that a thread reads befor
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk, first_head;
     float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -58,7 +58,7 @@ shared vec4 k_tile[CELL_BLOCK * (K_PIECE + 1)]; // [key][quad]; the odd stride s
 
 void main() {
     const uint thread = gl_LocalInvocationID.x;
-    const uint head = gl_WorkGroupID.y;
+    const uint head = first_head + gl_WorkGroupID.y;
     const uint kv_head = (q_first + head) / group;
 
     const QueryTile tile = find_query_tile(gl_WorkGroupID.x);

@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
-// As attn_prefill, on matrix units (lib/unit_attention.glsl). Workgroup (tile, head). For heads of 128 and 4 groups of 16
-// rows: 43 KiB of shared memory, and 64 products of matrices of 16 for 64 keys and 16 rows.
+// As attn_prefill, on matrix units (lib/unit_attention.glsl). For heads of 128 and 4 groups of 16 rows: 43 KiB of shared
+// memory, and 64 products of matrices of 16 for 64 keys and 16 rows.
 #include "lib/types.glsl"
 
 layout(constant_id = 1) const uint UNIT_M = 16; // of the device's matrices: [M, K] by [K, N]
@@ -24,7 +24,7 @@ layout(constant_id = 13) const uint HAS_SOFTCAP = 0;
 
 layout(push_constant) uniform Push {
     uint q_off, k_off, v_off, cells_off, sinks_off, y_off;
-    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk;
+    uint n_heads, n_kv, group, q_first, n_rows, blocks_per_slot, window, chunk, first_head;
     float scale, softcap;
 };
 layout(set = 0, binding = 0) readonly buffer Q { float q[]; };
@@ -50,7 +50,7 @@ const bool KEEPS = LANES > 16; // narrow subgroups (Intel) have no registers to 
 
 QueryTile tile; // of this workgroup
 
-uint head() { return gl_WorkGroupID.y; }
+uint head() { return first_head + gl_WorkGroupID.y; }
 
 void put(uint row, uint d, float value) {
     if (row < tile.n) y[y_off + ((tile.first_row + row) * n_heads + head()) * HEAD_V + d] = value;

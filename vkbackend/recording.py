@@ -6,10 +6,12 @@ Knows one device; a segment ends where that device must meet the others, whoever
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from vkbackend.buffer import Buffer, Home, View, Virtual
@@ -29,6 +31,9 @@ class Range(NamedTuple):
 def ranges(views: Iterable[View]) -> tuple[Range, ...]:
     """Where views lie."""
     return tuple([Range(v.buffer, v.offset, v.offset + v.nbytes) for v in views])
+
+
+FIRST_HEAD = "first_head"  # the push constant of ops whose workgroups in y are heads, this one the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,23 @@ class Dispatch:
     def bound(self) -> tuple[View, ...]:
         """What storage bindings show the shader."""
         return () if self.addressed else self.args
+
+    def parts(self, n: int) -> list[Dispatch]:
+        """The dispatch shared out over its heads to `n` dispatches, or as many as there are heads. It stays
+        whole if its op does not take FIRST_HEAD."""
+        push, (x, heads, z) = dict(self.push), self.groups
+        if FIRST_HEAD not in push or min(n, heads) < 2:
+            return [self]
+        bounds = [heads * i // min(n, heads) for i in range(min(n, heads) + 1)]
+        return [
+            replace(
+                self,
+                push=tuple((push | {FIRST_HEAD: push[FIRST_HEAD] + begin}).items()),
+                groups=(x, end - begin, z),
+                flops=self.flops * (end - begin) // heads,
+            )
+            for begin, end in pairwise(bounds)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +239,11 @@ SLOW = Pace()
 
 
 def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
-    """The recording with a Cut wherever a submission would otherwise be estimated above SUBMISSION_S."""
+    """The recording with a Cut wherever a submission would otherwise be estimated above SUBMISSION_S. A
+    dispatch that alone is estimated above it goes in parts, where its op allows that."""
     commands: list[Command] = []
     spent = 0.0
-    for command in recording.commands:
+    for command in chain.from_iterable(_in_parts(c, pace) for c in recording.commands):
         if isinstance(command, Dispatch | Copy):
             cost = pace.seconds(command)
             if spent and spent + cost > SUBMISSION_S:
@@ -231,6 +254,12 @@ def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
             spent = 0.0
         commands.append(command)
     return Recording(recording.name, commands)
+
+
+def _in_parts(command: Command, pace: Pace) -> Sequence[Command]:
+    if not isinstance(command, Dispatch):
+        return (command,)
+    return command.parts(math.ceil(pace.seconds(command) / SUBMISSION_S))
 
 
 def _is_host(ranges: Iterable[Range]) -> bool:

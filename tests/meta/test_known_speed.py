@@ -14,7 +14,7 @@ from vkbackend.meta import known_speed, speed
 from vkbackend.meta.known_speed import TRUSTED, Speed, key_of, pace_of, remember
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
-from vkbackend.recording import SLOW, Cut, Pace
+from vkbackend.recording import FIRST_HEAD, SLOW, Cut, Dispatch, Pace
 from vkbackend.runtime import Device
 from vkbackend.step import Run
 from vkbackend.tools.measure.simulated import Hollow, SimulatedDevice
@@ -46,11 +46,12 @@ def test_the_pace_is_a_part_of_the_known_speed(cache: Path, monkeypatch: pytest.
     assert pace_of(device) == SLOW
 
 
-def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int]]:
-    """(logits of a prompt, cuts on each device in all steps that were recorded)."""
+def stepped(models: Path, devices: list[str]) -> tuple[np.ndarray, list[int], bool]:
+    """(logits of a prompt, cuts on each device in all steps that were recorded, whether several dispatches
+    share out the heads of attention)."""
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32, n_ubatch=16)
     try:
-        return logits(runner), cuts(runner)
+        return logits(runner), cuts(runner), bool(max(first_heads(runner)))
     finally:
         runner.close()
 
@@ -67,10 +68,16 @@ def cuts(runner: Runner) -> list[int]:
     return n
 
 
+def first_heads(runner: Runner) -> list[int | float]:
+    executables = [e for step in runner.mesh._steps.values() for e in step.executables]
+    pushes = [dict(c.push) for e in executables for c in e.recording.commands if isinstance(c, Dispatch)]
+    return [push[FIRST_HEAD] for push in pushes if FIRST_HEAD in push]
+
+
 @pytest.mark.parametrize("devices", [p if p.id == "0,1" else wide(p) for p in MULTI[::2]])
 def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str], cache: Path) -> None:
-    want, none = stepped(models, devices)
-    assert not any(none), "nobody's speed is known, and the model is small"
+    want, none, shared_out = stepped(models, devices)
+    assert not any(none) and not shared_out, "nobody's speed is known, and the model is small"
     runner = load_runner(models / "stories-narrow-F32.gguf", devices=devices, n_ctx=32)
     keys = {f"speed {key_of(device)}" for device in runner.mesh.devices}
     runner.close()
@@ -78,9 +85,10 @@ def test_a_step_that_is_cut_gives_the_same_bits(models: Path, devices: list[str]
     for rate in (1e4, 1e6, 1e12):
         for key in keys:
             remember(key, [rate, rate])
-        got, n = stepped(models, devices)
+        got, n, shared_out = stepped(models, devices)
         assert np.array_equal(got, want)
         found.append(n)
+        assert (rate == 1e4) == shared_out, "attention goes in parts where a submission would be too long"
     slow, medium, fast = (np.array(n) for n in found)
     assert (slow > medium).all() and (medium > fast).all() and not fast.any(), found
 

@@ -3,6 +3,7 @@ dropped."""
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +18,7 @@ from vkbackend.hazards import check
 from vkbackend.limits import Limits
 from vkbackend.ops import Recorder
 from vkbackend.recording import (
+    FIRST_HEAD,
     SLOW,
     SUBMISSION_S,
     Barrier,
@@ -249,6 +251,32 @@ def test_cuts_go_by_arithmetic_or_by_reads_whichever_takes_longer() -> None:
         reader = dispatch([View(weights, 0, (100_000_000,))], [view(buffer())])
         cut = cut_long(Recording("reads", [reader] * 10), Pace(memory, host))
         assert sum(isinstance(c, Cut) for c in cut.commands) == n, (home, memory, host)
+
+
+def attention(seconds: float, heads: int, first: int = 0) -> Dispatch:
+    """Of `heads` heads from `first` on."""
+    push = ("n_heads", 64), (FIRST_HEAD, first), ("scale", 0.5)
+    return replace(heavy(seconds), push=push, groups=(3, heads, 1))
+
+
+@given(st.integers(1, 70), st.integers(0, 5), st.floats(0.01, 9))
+def test_attention_above_the_limit_goes_in_parts(heads: int, first: int, seconds: float) -> None:
+    """Consecutive heads, each once; no part is estimated too long if there are heads enough."""
+    whole = attention(seconds, heads, first)
+    parts = [c for c in cut_long(Recording("", [whole])).commands if isinstance(c, Dispatch)]
+    assert len(parts) == min(heads, math.ceil(SLOW.seconds(whole) / SUBMISSION_S))
+    for part in parts:
+        push = dict(part.push)
+        assert replace(part, push=whole.push, groups=whole.groups, flops=whole.flops) == whole
+        assert push == {**dict(whole.push), FIRST_HEAD: first} and part.groups[::2] == (3, 1)
+        first += part.groups[1]
+        assert abs(part.flops / whole.flops - part.groups[1] / heads) < 1e-6
+    assert first == whole.groups[1] + dict(whole.push)[FIRST_HEAD]
+
+
+def test_other_ops_stay_whole() -> None:
+    product = heavy(3.0)
+    assert product.parts(6) == [product] and n_cuts(Recording("", [product]), 1) == 0
 
 
 def test_an_exchange_starts_a_new_submission() -> None:

@@ -11,6 +11,7 @@ from vkbackend import ops
 from vkbackend.formats import block_of, dequantize
 from vkbackend.limits import Limits
 from vkbackend.ops import Recorder
+from vkbackend.recording import Dispatch
 from vkbackend.step import Mix
 from vkbackend.tools.op_cases.setup import (
     Case,
@@ -157,7 +158,8 @@ class AttnDecodeCoop(AttnDecode):
 @dataclass(frozen=True)
 class AttnPrefill(Case):
     """As AttnDecode; the last `pad` rows of the bucket belong to no run. With `both`, attn_decode computes
-    the leading runs of one row, and its dispatch also has the rows behind them, which it must leave alone."""
+    the leading runs of one row, and its dispatch also has the rows behind them, which it must leave alone.
+    `n_parts` dispatches share out the heads."""
 
     tolerance: ClassVar[float] = 1e-9
     runs: tuple[RunSpec, ...] = ((0, 0, 5),)
@@ -176,6 +178,7 @@ class AttnPrefill(Case):
     sinks: bool = False
     ring: int | None = None
     both: bool = False
+    n_parts: int = 1
 
     @property
     def n_rows(self) -> int:
@@ -195,6 +198,9 @@ class AttnPrefill(Case):
                 n = min(rows, len(self.runs) + 1)
                 r.attn_decode(q.rows(0, n), k, c, cells, y.rows(0, n), step, **how)
             (r.attn_prefill_coop if self.needs else r.attn_prefill)(q, k, c, cells, y, step, **how)
+            whole = r.recording.commands.pop()
+            assert isinstance(whole, Dispatch)
+            r.recording.commands += whole.parts(self.n_parts)
 
         return Setup(tensors, record, step_of(rng, self.runs, mix=Mix.BOTH if self.both else Mix.PREFILL))
 
@@ -327,6 +333,8 @@ def quick() -> list[Case]:
         AttnPrefill(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, chunk=25, ring=2),
         AttnPrefill(((2, 30, 1), (0, 0, 1), (3, 95, 21), (1, 4, 1)), 4, 2, 64, 64, 3, sinks=True, both=True),
         AttnPrefill(((1, 64, 1), (0, 31, 10)), 2, 1, 16, 24, 1, "f32", "f16", window=20, both=True),
+        AttnPrefill(_RUNS, 7, 3, 8, 8, 3, group=4, q_first=3, sinks=True, n_parts=3),
+        AttnPrefill(((1, 64, 1), (0, 31, 10)), 2, 1, 16, 24, 1, both=True, n_parts=9),
         AttnPrefillCoop(((0, 0, 1),), 1, 1, 16, 16),
         AttnPrefillCoop(((1, 0, 17), *_RUNS[:2], (3, 40, 33)), 4, 2, 64, 64, pad=10),
         AttnPrefillCoop(((0, 5, 70),), 3, 1, 128, 128),
@@ -337,6 +345,7 @@ def quick() -> list[Case]:
         AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, ring=2),
         AttnPrefillCoop(((0, 133, 40), (1, 60, 11)), 2, 2, 16, 16, window=25, chunk=25, ring=2),
         AttnPrefillCoop(((2, 30, 1), (0, 0, 1), (3, 95, 21)), 4, 2, 64, 64, 3, sinks=True, both=True),
+        AttnPrefillCoop(_RUNS, 7, 3, 32, 16, 3, group=4, q_first=3, sinks=True, n_parts=3),
     ]
 
 

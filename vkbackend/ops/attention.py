@@ -20,6 +20,7 @@ from vkbackend.ops.attention_tiles import (
 )
 from vkbackend.ops.spec import SPECS
 from vkbackend.ops.target import Target, rows_of
+from vkbackend.recording import FIRST_HEAD
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/lib/cache_types.glsl
 MAX_HEAD = 576
@@ -309,12 +310,13 @@ class AttentionOps(Target):
         push, head_k, types = attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads), (q.shape, y.shape)
         _check_sinks(sinks, n_heads)
+        push |= {"window": window, "chunk": chunk, FIRST_HEAD: 0, "scale": scale, "softcap": softcap}
         n_tiles = -(-n_rows // tile.rows) + min(cells.shape[0], n_rows)  # every run may end in a broken tile
         self.record(
             op,
             variant,
             (q, k, v, cells, sinks or q, y),
-            {**push, "window": window, "chunk": chunk, "scale": scale, "softcap": softcap},
+            push,
             {
                 **tile.consts,
                 "HEAD_K": head_k,

@@ -118,14 +118,14 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "attn_prefill",
             "q:r k:r v:r cells:r sinks:r y:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot window chunk scale:f softcap:f",
+            "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f",
             "TQ HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP BATCH",
             step=True,
         ),
         op_spec(
             "attn_prefill_coop",
             "q:r k:r v:r cells:r sinks:r y:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot window chunk scale:f softcap:f",
+            "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f",
             "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL "
             "HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP",
             step=True,

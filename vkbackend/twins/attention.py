@@ -147,22 +147,24 @@ def attn_combine(
 def attn_prefill(
     q: Array, k: Array, v: Array, cells: Array, sinks: Array, y: Array, step: StepParams, *, n_heads: int,
     n_kv: int, group: int, q_first: int, n_rows: int, blocks_per_slot: int, window: int, chunk: int,
-    scale: float, softcap: float, head_k: int, head_v: int, has_sinks: int = 0, **_: Any,
+    first_head: int, scale: float, softcap: float, head_k: int, head_v: int, groups: tuple[int, int, int],
+    has_sinks: int = 0, **_: Any,
 ) -> None:  # fmt: skip
     """y = softmax(scores, sink) v over the window up to each row's position; zeros for rows of no run. Rows
-    that attn_decode writes are not touched."""
-    queries = f64(q, n_rows, n_heads, head_k)
-    out = y.reshape(n_rows, n_heads, head_v).copy()
+    that attn_decode writes are not touched, nor are heads that other dispatches have."""
+    own = slice(first_head, first_head + groups[1])
+    queries = f64(q, n_rows, n_heads, head_k)[:, own]
+    q_first += first_head
+    out = y.reshape(n_rows, n_heads, head_v)[:, own]
     out[step.n_decode :] = 0
     for row in range(step.n_decode, min(n_rows, step.n_rows)):
         at = cells_of(step, row, cells, blocks_per_slot)
         at = at[_first_key(len(at), window, chunk) :]
         score, values = scores_of(queries[row], k, v, at, n_kv, group, q_first, scale, softcap)
-        logits = np.c_[score, f64(sinks, n_heads)] if has_sinks else score
+        logits = np.c_[score, f64(sinks, n_heads)[own]] if has_sinks else score
         prob = np.exp(score - logits.max(axis=1, keepdims=True))
         total = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
         out[row] = np.einsum("hj,jhd->hd", prob / total, values)
-    y.reshape(out.shape)[:] = out
 
 
 def _first_key(n_keys: int, window: int, chunk: int) -> int:

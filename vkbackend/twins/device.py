@@ -53,7 +53,7 @@ def run_dispatch(dispatch: Dispatch) -> None:
     if dispatch.step is not None:
         args.append(StepParams(_bytes(dispatch.step).view(np.uint32)))
     named = {name.lower(): value for name, value in dispatch.consts} | dict(dispatch.push)
-    twin_of(dispatch.op)(*args, **named, variant=dispatch.variant)
+    twin_of(dispatch.op)(*args, **named, variant=dispatch.variant, groups=dispatch.groups)
 
 
 class HostExecutable(Executable):
