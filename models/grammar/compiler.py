@@ -6,8 +6,10 @@ grammar that needs more, or that llguidance does not support, is an error of its
 
 from __future__ import annotations
 
+import atexit
 import re
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vkbackend import forks
 from vkbackend.checks import refused
 from vkbackend.errors import VkbackendError
 from vkbackend.models.grammar.probe import COMPILE_S, LIMITS, MEMORY, Probe
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
 MAX_SAID = 600  # characters of the library's message
+EXIT_S = 10.0  # twice what a grammar may take: the process is killed, but a call of the library goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,10 @@ class Compiler:
         if found is None:
             found = self._kept[structure] = Future()
             self._jobs.put((structure, found))
-            if self._thread is None:  # a daemon: no program waits for a grammar to end
+            if self._thread is None:  # a daemon: a program that ends does not wait for the jobs left
                 self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
                 self._thread.start()
+                _working.add(self)
             self._drop_old()
         self._kept.move_to_end(structure)
         return found
@@ -118,6 +123,7 @@ class Compiler:
             except BaseException as error:
                 found.set_exception(error)
             del job, found
+        _working.discard(self)
 
     def _compiled(self, structure: Structure) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -146,8 +152,31 @@ class Compiler:
         return self._tokenizer
 
     def close(self) -> None:
+        """Refuse the jobs that are left, and end the thread behind them, without waiting for it."""
         self._jobs.put(None)
         self._probe.close()
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        if self._thread is not None:
+            self._thread.join(max(0.0, timeout_s))
+
+
+_working: set[Compiler] = set()  # those whose thread has begun
+
+
+def _end_all() -> None:
+    """End all threads before the interpreter does: one that was inside the library would crash the
+    program."""
+    deadline = time.monotonic() + EXIT_S
+    compilers = list(_working)
+    for compiler in compilers:
+        compiler.close()
+    for compiler in compilers:
+        compiler.wait_for_end(deadline - time.monotonic())
+
+
+atexit.register(_end_all)
+forks.forget(_working.clear)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import IO, Any
 
+from vkbackend import forks
 from vkbackend.errors import VkbackendError
 
 COMPILE_S = 5.0  # the time that a grammar may take; schemas of tools take milliseconds
@@ -47,9 +48,12 @@ class Probe:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        self._closed = False
+        forks.own(self)
 
     def passes(self, lark: str) -> bool:
-        """Whether a grammar stays within the limits. Raises VkbackendError if no process starts."""
+        """Whether a grammar stays within the limits. Raises VkbackendError if no process starts, or after
+        `close`."""
         with self._lock:
             process = self._started()
             assert process.stdin is not None
@@ -61,6 +65,7 @@ class Probe:
             except OSError:
                 pass  # it ended meanwhile
             self._end()
+            self._check_open()
             return False
 
     def _started(self) -> subprocess.Popen[str]:
@@ -72,15 +77,27 @@ class Probe:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
+            self._check_open()  # `close` may have come before there was a process to kill
             if not _said(self._process.stdout, START_S):
                 self._end()
+                self._check_open()
                 raise VkbackendError("the process that tries grammars did not start; try again later")
         return self._process
 
     def close(self) -> None:
-        """End the process, even while it compiles: a call of `passes` that waits for it returns False."""
+        """End the process, even while it compiles: a call of `passes` that waits for it raises."""
+        self._closed = True
         if (process := self._process) is not None:
             process.kill()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            self._end()
+            raise VkbackendError("no grammar is compiled any more: the model is being closed")
+
+    def disown(self) -> None:
+        """In a forked child: the process is the parent's."""
+        self._process, self._closed = None, True
 
     def _end(self) -> None:
         if (process := self._process) is not None:

@@ -74,7 +74,7 @@ def test_twin_takes_the_ops_arguments(op: str) -> None:
     assert storage == [*spec.arg_names, *(["step"] if spec.step else [])]
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     assert keywords[: len(spec.push)] == [name for name, _ in spec.push]
-    assert set(keywords[len(spec.push) :]) <= {"variant", *(name.lower() for name in spec.consts)}
+    assert set(keywords[len(spec.push) :]) <= {"variant", "groups", *(name.lower() for name in spec.consts)}
 
 
 def test_op_cases_record_every_variant() -> None:

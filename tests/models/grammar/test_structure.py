@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkbackend.errors import InvalidArgument, UnsupportedFeature
+from vkbackend.errors import InvalidArgument, UnsupportedFeature, VkbackendError
 from vkbackend.models.grammar import probe, structure
 from vkbackend.models.grammar.compiler import Compiler, Vocabulary
 from vkbackend.models.grammar.structure import MAX_DEPTH, MAX_NBYTES, Structure, schema_text, structure_of
@@ -106,14 +107,30 @@ def test_what_takes_too_long_is_refused_and_the_next_one_is_compiled(
     assert compiled("regex", "zz")
 
 
-def test_a_program_ends_while_a_grammar_is_compiled() -> None:
+@pytest.mark.parametrize("seconds", [0, 0.02, 0.5])
+def test_a_program_ends_while_a_grammar_is_compiled(seconds: float) -> None:
+    """While the library is loaded, while its process starts, while that compiles."""
     code = (
+        "import time\n"
         "from vkbackend.models.grammar.compiler import Compiler, Vocabulary\n"
         "from vkbackend.models.grammar.structure import Structure\n"
         "words = Vocabulary(tuple(bytes([b]) for b in range(256)), (), (0,))\n"
         'Compiler(words).compile(Structure(\'json_schema\', \'{"type":"integer","multipleOf":1000003}\'))\n'
+        f"time.sleep({seconds})\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("seconds", [0, 0.02, 0.5])
+def test_closing_refuses_what_is_not_compiled_yet(seconds: float) -> None:
+    compiler = Compiler(VOCABULARY)
+    found = compiler.compile(Structure("json_schema", '{"type":"integer","multipleOf":1000003}'))
+    time.sleep(seconds)
+    compiler.close()
+    with pytest.raises(VkbackendError, match="is being closed"):
+        found.result(4)
+    compiler.wait_for_end(4)
+    assert not compiler._thread.is_alive()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
