@@ -63,13 +63,14 @@ def test_open_and_close_does_not_grow(devices: list[str]) -> None:
         del runner
         gc.collect()
 
-    for _ in range(3):
+    sizes, objects = [], []
+    for _ in range(9):
         round_trip()
-    before, objects = rss_bytes(), len(gc.get_objects())
-    for _ in range(6):
-        round_trip()
-    assert len(gc.get_objects()) <= objects + 50
-    assert rss_bytes() <= 1.03 * before, f"{before} bytes resident before, {rss_bytes()} after 6 rounds"
+        sizes.append(rss_bytes())
+        objects.append(len(gc.get_objects()))
+    assert objects[-1] <= objects[2] + 50
+    # SwiftShader, which compiles in threads, is at times 10 MB larger for a round.
+    assert min(sizes[-3:]) <= 1.03 * max(sizes[:3]), sizes
 
 
 @pytest.mark.wide
