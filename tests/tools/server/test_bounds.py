@@ -126,7 +126,8 @@ def test_silence_is_filled_with_comments() -> None:
     with served(FakeModel(pause_s=0.5), config(ping_s=0.1)) as address:
         status, text, _ = address.post("/completions", {"prompt": "a", "max_tokens": 2, "stream": True})
         assert status == 200 and text.startswith(": ping\n\n") and text.count(": ping\n\n") >= 4
-        assert text.count('"text":"x"') == 2 and text.endswith("data: [DONE]\n\n")
+        assert text.count('"text":"x"') == 2
+        assert text.replace(": ping\n\n", "").endswith("data: [DONE]\n\n")  # a comment may be under way
 
 
 def test_a_client_that_does_not_read_is_cancelled() -> None:
