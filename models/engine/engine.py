@@ -81,6 +81,9 @@ class Engine:
         self._by_id: dict[int, Sequence] = {}
         self._deadlines, self._times = Deadlines(), StepTimes()
         self._news = News()
+        # Who learns of its slot by an event of these news. If its next token comes in the same news, since
+        # several steps landed, that is an event, too: callers take `ids` and `tokens` before events.
+        self._telling: list[tuple[Sequence, int]] = []
         self._n_submitted = self._n_steps = 0
         self._flights: deque[Flight] = deque()
         self._landed = self._mark()  # when the last step landed
@@ -193,6 +196,7 @@ class Engine:
         self.scheduler.running.clear()
         self.scheduler.waiting = Waiting()
         self._news = News()
+        self._telling.clear()
         self._broken = ErrorData("VkbackendError", "the engine is closed")
         self.grammars.close()
         self.runner.close()
@@ -232,6 +236,9 @@ class Engine:
         self.is_stuck = not self._flights
         if self._flights:
             self._land()
+        for sequence, slot in self._telling:
+            sequence.told = slot
+        self._telling.clear()
         news, self._news = self._news, News()
         return news
 
@@ -357,7 +364,7 @@ class Engine:
             self._news.tokens.append(choice)
             return
         else:
-            sequence.told = sequence.slot
+            self._telling.append((sequence, sequence.slot))
             self._tell(Event(request.id, done=False, token=choice, slot=sequence.slot))
             return
         self._tell(self._last(sequence, choice, reason, logprobs))

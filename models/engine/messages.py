@@ -228,8 +228,9 @@ class Event:
 
 @dataclass(slots=True)
 class News:
-    """The results of a step. Request `ids[i]` gets `tokens[i]`, if its caller already knows the slot and gets
-    nothing else; everything else is in `events`."""
+    """The results of a step, or of several if a request made them land. Request `ids[i]` gets `tokens[i]`, if
+    its caller already knows the slot and gets nothing else; everything else is in `events`, which come after
+    `tokens`."""
 
     ids: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

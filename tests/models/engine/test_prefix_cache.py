@@ -174,6 +174,24 @@ def test_the_least_recently_used_goes_first() -> None:
     check_sound(engine)
 
 
+@pytest.mark.parametrize("n_in_flight", [1, 2, 3])
+def test_tokens_of_steps_that_a_copy_lands_are_in_order(n_in_flight: int) -> None:
+    """A copy of a slot waits for all steps on their way, so one news may have several tokens of a request."""
+    asked = [prompt(n, n) for n in (75, 38, 60)]
+    for n_steps in range(40):
+        engine, _ = make(n_slots=4, n_ctx=96, n_ubatch=8, n_in_flight=n_in_flight)
+        for i, tokens in enumerate(asked):
+            engine.submit(Generate(i, tokens, 9, GREEDY))
+        events: dict[int, list[Event]] = {}
+        for _ in range(n_steps):
+            for event in events_of(engine.step()):
+                events.setdefault(event.id, []).append(event)
+        for id_, more in finish(engine, [CopySlot(9, 0, 3)]).items():
+            events.setdefault(id_, []).extend(more)
+        for i, tokens in enumerate(asked):
+            assert tokens_of(events[i]) == continuation(tokens, 9), (n_steps, i)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("kind", list(KINDS))
