@@ -1,7 +1,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 // Causal attention of a tile of TQ rows of one run over blocks of 32 keys, by online softmax.
-// Workgroup (tile, head behind first_head): several dispatches may share out the heads. A workgroup finds its tile by
+// Workgroup (tile, head - first_head): several dispatches may share out the heads. A workgroup finds its tile by
 // walking the run table; workgroups after the last tile write zeros to the rows that belong to no run. Shared memory: q
 // tile, scores and a piece of the keys, at most 15.6 KiB by the choice of TQ.
 #include "lib/types.glsl"

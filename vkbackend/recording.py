@@ -69,9 +69,10 @@ class Dispatch:
         """The dispatch shared out over its heads to `n` dispatches, or as many as there are heads. It stays
         whole if its op does not take FIRST_HEAD."""
         push, (x, heads, z) = dict(self.push), self.groups
-        if FIRST_HEAD not in push or min(n, heads) < 2:
+        n = min(n, heads) if FIRST_HEAD in push else 1
+        if n == 1:
             return [self]
-        bounds = [heads * i // min(n, heads) for i in range(min(n, heads) + 1)]
+        bounds = [heads * i // n for i in range(n + 1)]
         return [
             replace(
                 self,
@@ -257,9 +258,9 @@ def cut_long(recording: Recording, pace: Pace = SLOW) -> Recording:
 
 
 def _in_parts(command: Command, pace: Pace) -> Sequence[Command]:
-    if not isinstance(command, Dispatch):
-        return (command,)
-    return command.parts(math.ceil(pace.seconds(command) / SUBMISSION_S))
+    if isinstance(command, Dispatch) and (seconds := pace.seconds(command)) > SUBMISSION_S:
+        return command.parts(math.ceil(seconds / SUBMISSION_S))
+    return (command,)
 
 
 def _is_host(ranges: Iterable[Range]) -> bool:

@@ -81,9 +81,6 @@ class Engine:
         self._by_id: dict[int, Sequence] = {}
         self._deadlines, self._times = Deadlines(), StepTimes()
         self._news = News()
-        # Who learns of its slot by an event of these news. If its next token comes in the same news, since
-        # several steps landed, that is an event, too: callers take `ids` and `tokens` before events.
-        self._telling: list[tuple[Sequence, int]] = []
         self._n_submitted = self._n_steps = 0
         self._flights: deque[Flight] = deque()
         self._landed = self._mark()  # when the last step landed
@@ -139,6 +136,9 @@ class Engine:
             try:
                 while self._flights:  # steps on their way still write into slots
                     self._land()
+                # Callers take `tokens` of news before events: who got an event here gets another one next.
+                for sequence in self._by_id.values():
+                    sequence.told = -1
                 if self._broken:
                     raise self._broken.exception()
                 self._tell(Event(request.id, slot=request.slot, tokens=self._slots.run(request)))
@@ -196,7 +196,6 @@ class Engine:
         self.scheduler.running.clear()
         self.scheduler.waiting = Waiting()
         self._news = News()
-        self._telling.clear()
         self._broken = ErrorData("VkbackendError", "the engine is closed")
         self.grammars.close()
         self.runner.close()
@@ -236,9 +235,6 @@ class Engine:
         self.is_stuck = not self._flights
         if self._flights:
             self._land()
-        for sequence, slot in self._telling:
-            sequence.told = slot
-        self._telling.clear()
         news, self._news = self._news, News()
         return news
 
@@ -364,7 +360,7 @@ class Engine:
             self._news.tokens.append(choice)
             return
         else:
-            self._telling.append((sequence, sequence.slot))
+            sequence.told = sequence.slot
             self._tell(Event(request.id, done=False, token=choice, slot=sequence.slot))
             return
         self._tell(self._last(sequence, choice, reason, logprobs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -121,6 +122,20 @@ def test_a_program_ends_while_a_grammar_is_compiled(seconds: float) -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 
+def test_a_forked_child_leaves_its_parent_the_process() -> None:
+    tried = probe.Probe()
+    assert tried.passes('start: "a"')
+    process = tried._process
+    if (child := os.fork()) == 0:
+        try:
+            tried.__del__()  # as at the child's end
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert process is not None and process.poll() is None
+    tried.close()
+
+
 @pytest.mark.parametrize("seconds", [0, 0.02, 0.5])
 def test_closing_refuses_what_is_not_compiled_yet(seconds: float) -> None:
     compiler = Compiler(VOCABULARY)
@@ -128,8 +143,8 @@ def test_closing_refuses_what_is_not_compiled_yet(seconds: float) -> None:
     time.sleep(seconds)
     compiler.close()
     with pytest.raises(VkbackendError, match="is being closed"):
-        found.result(4)
-    compiler.wait_for_end(4)
+        found.result(60)
+    compiler.wait_for_end(60)
     assert not compiler._thread.is_alive()  # type: ignore[union-attr]
 
 
