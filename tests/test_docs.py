@@ -9,7 +9,7 @@ from places import ROOT
 
 from vkbackend.models.architectures.config import LayerConfig
 from vkbackend.models.architectures.decoder import Decoder
-from vkbackend.tools.studies import structure
+from vkbackend.tools.checkout import structure
 
 pytestmark = pytest.mark.no_vulkan
 

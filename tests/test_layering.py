@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from vkbackend.tools.studies import structure
+from vkbackend.tools.checkout import structure
 
 pytestmark = pytest.mark.no_vulkan
 

@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-.venv/bin/python}
-"$python" -m vkbackend.tools.studies.linked_tree build/tree
+"$python" -m vkbackend.tools.checkout.linked_tree build/tree
 exec "$python" -m zensical build --clean --strict

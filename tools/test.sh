@@ -16,7 +16,7 @@ drivers=$(bash tools/setup.sh --drivers)
 # The folders are mapped under one import name at install time (package-dir), and mypy does not follow an
 # editable install's import hook: it gets a tree of links laid out as installed.
 mypy_tree() {
-    "$bin/python" -m vkbackend.tools.studies.linked_tree "$root/.mypy_cache/tree"
+    "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
     "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend
 }

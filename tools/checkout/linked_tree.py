@@ -1,6 +1,6 @@
 """The package as it is installed, made of links: for programs that read files and follow no import hook.
 
-`python -m vkbackend.tools.studies.linked_tree FOLDER` lays the checkout's folders out below one import name,
+`python -m vkbackend.tools.checkout.linked_tree FOLDER` lays the checkout's folders out below one import name,
 as `package-dir` in pyproject.toml maps them. mypy and the generator of the docs read that tree.
 """
 

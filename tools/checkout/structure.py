@@ -1,7 +1,7 @@
-"""The structure of a checkout, from its imports: `python -m vkbackend.tools.studies.structure [FOLDER]`.
+"""The structure of a checkout, from its imports: `python -m vkbackend.tools.checkout.structure [FOLDER]`.
 
 Prints files and lines per package, the imports between packages, and every circle of files that import each
-other. An import for type checking alone is none: it never runs. FOLDER is a checkout, this one by default.
+other: at run time, and with the imports for type checking. FOLDER is a checkout, this one by default.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Structure:
 
     files: Mapping[str, Path]
     packages: frozenset[str]
-    imports: Imports
+    imports: Imports  # at run time
+    typed: Imports  # with those under TYPE_CHECKING
 
     def package_of(self, module: str) -> str:
         return module if module in self.packages else module.rpartition(".")[0]
@@ -36,9 +37,11 @@ class Structure:
         pairs = ((self.package_of(a), self.package_of(b)) for a, to in self.imports.items() for b in to)
         return Counter((a, b) for a, b in pairs if a != b)
 
-    def circles(self) -> list[list[str]]:
-        """Groups of files each of which can be reached from every other."""
-        reach = {module: reached(self.imports, module) for module in self.imports}
+    def circles(self, *, typed: bool = False) -> list[list[str]]:
+        """Groups of files each of which can be reached from every other. `typed`: through imports for type
+        checking, too."""
+        imports = self.typed if typed else self.imports
+        reach = {module: reached(imports, module) for module in imports}
         groups = {frozenset(other for other in seen if module in reach[other])
                   for module, seen in reach.items() if module in seen}  # fmt: skip
         return sorted(sorted(group) for group in groups)
@@ -55,16 +58,17 @@ def read(root: Path) -> Structure:
             name = ".".join([package, *inner.parts]).removesuffix(".__init__")
             files[name] = path
             packages |= {name} if path.name == "__init__.py" else set()
-    found = {}
+    imports, typed = {}, {}
     for name, path in files.items():
-        named = set(imported(ast.parse(path.read_text()), files))
-        found[name] = frozenset(named - {name})
-    return Structure(files, frozenset(packages | set(mapped)), found)
+        tree = ast.parse(path.read_text())
+        imports[name] = frozenset(set(imported(tree, files)) - {name})
+        typed[name] = frozenset(set(imported(tree, files, typed=True)) - {name})
+    return Structure(files, frozenset(packages | set(mapped)), imports, typed)
 
 
-def imported(tree: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
-    """The modules among `files` that a module imports when it runs, also inside functions."""
-    if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
+def imported(tree: ast.AST, files: Mapping[str, Path], *, typed: bool = False) -> Iterator[str]:
+    """The modules among `files` that a module imports, also in functions; `typed`: for type checking, too."""
+    if not typed and isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         for node in tree.orelse:
             yield from imported(node, files)
         return
@@ -76,7 +80,7 @@ def imported(tree: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
             if inner in files or tree.module in files:
                 yield inner if inner in files else tree.module
     for child in ast.iter_child_nodes(tree):
-        yield from imported(child, files)
+        yield from imported(child, files, typed=typed)
 
 
 def reached(imports: Imports, module: str) -> set[str]:
@@ -96,7 +100,7 @@ def lines_of(path: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m vkbackend.tools.studies.structure", description=__doc__.partition("\n")[0]
+        prog="python -m vkbackend.tools.checkout.structure", description=__doc__.partition("\n")[0]
     )
     here = Path(__file__).resolve().parents[2]
     parser.add_argument("folder", nargs="?", type=Path, default=here, metavar="FOLDER", help="a checkout")
@@ -112,13 +116,13 @@ def main() -> int:
             n_lines = sum(lines_of(structure.files[m]) for m in own)
             rows.append((package, len(own), n_lines, inside, ", ".join(uses) or "-"))
     out.print(table("packages", ("package", "files", "lines", "imports inside", "uses"), rows))
-    circles = structure.circles()
+    circles, typed = structure.circles(), structure.circles(typed=True)
     n_imports = sum(map(len, structure.imports.values()))
     print(f"{len(structure.files)} files, {n_imports} imports, {len(between)} arrows between packages, "
-          f"{len(circles)} circles")  # fmt: skip
-    for circle in circles:
+          f"{len(circles)} circles, {len(typed)} with imports for type checking")  # fmt: skip
+    for circle in typed:
         print("circle:", " <-> ".join(circle))
-    return 1 if circles else 0
+    return 1 if typed else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Scripts that read a checkout: its imports, its prose, the package as it is installed."""

@@ -1,0 +1,203 @@
+"""How a checkout's prose reads, in figures: `python -m vkbackend.tools.checkout.prose [FOLDER]`.
+
+Counts the words of documents, docstrings and comments, and turns of phrase that readers have to decode.
+`--list TURN` prints every place of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vkbackend.tools.console import console, table
+
+# Local names that say nothing of a value: the field has a term for each.
+NAMES = ("found", "made", "one", "own", "told", "turns", "what")
+
+# A sentence begins after a full stop, a colon, a dash of a list, or where a docstring or comment begins.
+_BEGIN = r"(?:^|(?<=[.!?:|] )|(?<=[.!?]\n))(?:[-*|] +)?"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of phrase. `anchors`: how often it appears in 1,000 words of tinygrad, exllamav3, vello and uv.
+    `most`: how often it may appear here, three times the highest of these."""
+
+    name: str
+    pattern: re.Pattern[str]
+    anchors: tuple[float, float, float, float]
+
+    @property
+    def most(self) -> float:
+        return 3 * max(self.anchors)
+
+
+def _turn(name: str, pattern: str, *anchors: float, flags: int = re.IGNORECASE) -> Turn:
+    return Turn(name, re.compile(pattern, flags), anchors)  # type: ignore[arg-type]
+
+
+TURNS = (
+    _turn("those of", r"\b(?:those|that) of\b", 0.01, 0.00, 0.01, 0.03),
+    _turn("What, Who", _BEGIN + r"(?:What|Who|Whose|Those|Such)\b", 0.01, 0.03, 0.02, 0.01, flags=re.M),
+    _turn("behind, beside", r"\b(?:behind|beside)\b", 0.01, 0.14, 0.09, 0.03),
+    _turn("tells, told", r"\b(?:tells|told)\b", 0.01, 0.00, 0.02, 0.01),
+    _turn("lies, stands", r"\b(?:lies|lie|lay|stands|stood|hangs|hung)\b", 0.06, 0.12, 0.13, 0.03),
+    _turn("where there is", r"\bwhere (?:there (?:is|are)|it has|they have)\b", 0.03, 0.01, 0.01, 0.01),
+    _turn("is no X", r"\b(?:is|are) no\b(?! (?:longer|more)\b)", 0.06, 0.05, 0.17, 0.17),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A docstring, a block of comments or a paragraph of a document: where it begins, and its text."""
+
+    path: Path
+    line: int
+    text: str
+
+
+def passages(root: Path) -> Iterator[Passage]:
+    """All prose of the files that git tracks below `root`."""
+    for path in tracked(root, *READERS):
+        for line, text in READERS[path.suffix]((root / path).read_text(encoding="utf-8")):
+            yield Passage(path, line, text)
+
+
+def tracked(root: Path, *suffixes: str) -> Iterator[Path]:
+    """The files that git tracks below `root`, relative to it, without test data."""
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True)
+    for path in map(Path, listed.stdout.splitlines()):
+        if path.suffix in suffixes and not path.is_relative_to("tests/data") and (root / path).exists():
+            yield path
+
+
+def of_python(source: str) -> Iterator[tuple[int, str]]:
+    """Docstrings and blocks of comments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+    block: list[str] = []
+    first = last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] != last + 1 and block:
+                yield first, "\n".join(block)
+                block = []
+            first = token.start[0] if not block else first
+            last = token.start[0]
+            block.append(re.sub(r"^#+!? ?(?:(?:type|noqa|fmt|ruff|pragma):.*)?", "", token.string))
+    if block:
+        yield first, "\n".join(block)
+
+
+def of_c(source: str) -> Iterator[tuple[int, str]]:
+    """Comments of GLSL and JavaScript; lines of `//` that follow each other are one."""
+    pattern = r"/\*(.*?)\*/|((?:(?<![:\"'`])//[^\n]*(?:\n[ \t]*(?=//))?)+)"
+    for match in re.finditer(pattern, source, re.DOTALL):
+        text = re.sub(r"^[ \t]*(?://|\*) ?", "", match[1] or match[2], flags=re.MULTILINE)
+        yield source.count("\n", 0, match.start()) + 1, text.strip()
+
+
+def of_shell(source: str) -> Iterator[tuple[int, str]]:
+    """Comments that have a line, or the end of one, to themselves; also of TOML."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if match := re.search(r"(?:^|\s)# ?(?!!)(.*)$", line):
+            yield number, match[1]
+
+
+def of_markdown(source: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs and rows of tables; code is left out."""
+    text = re.sub(
+        r"^( *)```.*?^\1```", lambda m: "\n" * m[0].count("\n"), source, flags=re.MULTILINE | re.DOTALL
+    )
+    text = re.sub(r"^(?: {4}).*$", "", text, flags=re.MULTILINE)
+    for match in re.finditer(r"(?:[^\n]+\n?)+", text):
+        yield text.count("\n", 0, match.start()) + 1, match[0]
+
+
+READERS = {
+    ".py": of_python, ".comp": of_c, ".glsl": of_c, ".js": of_c, ".css": of_c, ".md": of_markdown,
+    ".sh": of_shell, ".toml": of_shell,
+}  # fmt: skip
+
+
+def names_of(source: str) -> Iterator[tuple[int, str]]:
+    """Parameters and assigned local names that are among NAMES."""
+    for node in ast.walk(ast.parse(source)):
+        name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
+        if name in NAMES and not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
+            yield node.lineno, name  # type: ignore[attr-defined]
+
+
+def words(text: str) -> int:
+    """Words of prose: a name in code counts as one."""
+    return len(re.findall(r"[A-Za-z][\w'.-]*", re.sub(r"`[^`]*`", " code ", text)))
+
+
+def folder_of(path: Path) -> str:
+    return path.parts[0] if len(path.parts) > 1 else "(top)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m vkbackend.tools.checkout.prose", description=__doc__.partition("\n")[0]
+    )
+    here = Path(__file__).resolve().parents[2]
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=here, metavar="FOLDER", help="a checkout of git"
+    )
+    parser.add_argument(
+        "--list", metavar="TURN", help="print the places of one turn (a part of its name), or of names"
+    )
+    parser.add_argument("--under", metavar="PATH", default="", help="only files whose path begins so")
+    args = parser.parse_args()
+    counts: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for passage in passages(args.folder):
+        if not str(passage.path).startswith(args.under):
+            continue
+        counts[folder_of(passage.path)] += words(passage.text)
+        for turn in TURNS:
+            for match in turn.pattern.finditer(passage.text):
+                seen[turn.name] += 1
+                if args.list and args.list in turn.name:
+                    line = passage.line + passage.text.count("\n", 0, match.start())
+                    around = passage.text[max(0, match.start() - 40) : match.end() + 40].replace("\n", " ")
+                    print(f"{passage.path}:{line}: {around}")
+    names: Counter[str] = Counter()
+    for path in tracked(args.folder, ".py"):
+        if str(path).startswith(args.under):
+            for line, name in names_of((args.folder / path).read_text(encoding="utf-8")):
+                names[name] += 1
+                if args.list == "names":
+                    print(f"{path}:{line}: {name}")
+    if args.list:
+        return 0
+    n_words = counts.total()
+    out = console()
+    rows: list[tuple[object, ...]] = [(name, f"{n:,}") for name, n in sorted(counts.items())]
+    out.print(table("words", ("folder", "words"), [*rows, ("all", f"{n_words:,}")]))
+    each = [(t, 1000 * seen[t.name] / max(1, n_words)) for t in TURNS]
+    rows = [
+        (t.name, seen[t.name], f"{rate:.2f}", *(f"{a:.2f}" for a in t.anchors), f"{t.most:.2f}")
+        for t, rate in each
+    ]
+    header = ("turn", "count", "in 1,000 words", "tinygrad", "exllamav3", "vello", "uv", "at most")
+    out.print(table("turns of phrase", header, rows))
+    print("names:", ", ".join(f"{name} {names[name]}" for name in NAMES))
+    return int(any(rate > turn.most for turn, rate in each))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Whether only prose changed: `python -m vkbackend.tools.checkout.same_code REVISION [REVISION]`.
+
+Compares the Python and GLSL files of two revisions without docstrings and comments, and names each file whose
+code differs. The second revision is the working tree by default.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def git(*args: str) -> str:
+    return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def code_of_python(source: str) -> str:
+    """The syntax tree without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def code_of_glsl(source: str) -> str:
+    """The tokens without comments."""
+    return " ".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", source, flags=re.DOTALL).split())
+
+
+CODE = {".py": code_of_python, ".comp": code_of_glsl, ".glsl": code_of_glsl}
+
+
+def changed(old: str, new: str | None) -> list[str]:
+    """Files whose code differs between two revisions (`new` None: the working tree), added and removed ones
+    included."""
+    names = git("diff", "--name-only", "--no-renames", old, *([new] if new else [])).splitlines()
+    differ = []
+    for name in names:
+        if code := CODE.get(Path(name).suffix):
+            before, after = text_at(old, name), text_at(new, name)
+            if before is None or after is None or code(before) != code(after):
+                differ.append(name)
+    return differ
+
+
+def text_at(revision: str | None, name: str) -> str | None:
+    """A file's text at a revision (None: in the working tree); None where it does not exist."""
+    try:
+        return git("show", f"{revision}:{name}") if revision else (ROOT / name).read_text(encoding="utf-8")
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return None
+
+
+def main() -> int:
+    if not 2 <= len(sys.argv) <= 3:
+        print(__doc__, file=sys.stderr)
+        return 2
+    differ = changed(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else None)
+    print("\n".join(differ) or "the code is the same")
+    return int(bool(differ))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
