@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vkbackend import env, forks, hazards
-from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
+from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned, nbytes_of
 from vkbackend.collector import collection_paused
 from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
@@ -135,13 +135,13 @@ class Mesh:
         for d, device in enumerate(self.devices):
             pieces = []
             if n := state.count(d):
-                probe = View(Buffer(1 << 62, home, name), 0, (n_cells, n), dtype)
-                if probe.nbytes > (limit := device.limits.max_storage_range):
+                nbytes = nbytes_of((n_cells, n), dtype)
+                if nbytes > (limit := device.limits.max_storage_range):
                     raise PlanError(
-                        f"{name} of {n_cells} cells takes {probe.nbytes} bytes on {device.name}, "
+                        f"{name} of {n_cells} cells takes {nbytes} bytes on {device.name}, "
                         f"which reads {limit} at once; use a smaller context, fewer slots or more devices"
                     )
-                pieces = [(0, replace(probe, buffer=device.buffer(probe.nbytes, home, name)))]
+                pieces = [(0, View(device.buffer(nbytes, home, name), 0, (n_cells, n), dtype))]
             weight.pieces.append(pieces)
         self.stores[name] = weight
         return weight

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from vkbackend.checks import choice, number_of, whole_number
 from vkbackend.meta.reduce import PROVIDERS, WIRES
-from vkbackend.options import check_fields, option
+from vkbackend.options_class import check_fields, option
 
 MAX_AHEAD = 1 << 16  # segments of a step; no step has as many
 

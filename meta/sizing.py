@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vkbackend import env
-from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned
+from vkbackend.buffer import ALIGN, Buffer, Home, View, aligned, nowhere
 from vkbackend.collector import collection_paused
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.graph import Graph
@@ -98,8 +98,8 @@ class StepShape:
 
     def unplaced(self, device: int) -> Inputs:
         """As `inputs`, but in memory that does not exist, to build a graph that never runs."""
-        nowhere = Buffer(1 << 62, Home.SCRATCH, "nowhere")
-        return self.inputs(device, nowhere, nowhere, nowhere if self.logits_nbytes(device) else None)
+        buffer = nowhere()
+        return self.inputs(device, buffer, buffer, buffer if self.logits_nbytes(device) else None)
 
 
 def second_half(inputs: Inputs, n_rows: int) -> Inputs:

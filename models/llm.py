@@ -43,7 +43,7 @@ from vkbackend.models.options import GenerateKeywords, GenerateOptions, Keywords
 from vkbackend.models.slots import Slots
 from vkbackend.models.text.infill import infill_prompt
 from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
-from vkbackend.options import takes
+from vkbackend.options_class import takes
 
 PROMPT = "expected a text or a sequence of token ids"
 MAX_CONTINUATIONS = 1024

@@ -36,7 +36,7 @@ from vkbackend.models.rope_options import RopeKeywords, RopeOptions
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams, logprobs_count
 from vkbackend.open_device import RUNTIMES
 from vkbackend.ops import CACHE_TYPES
-from vkbackend.options import check_fields, option
+from vkbackend.options_class import check_fields, option
 from vkbackend.step import MAX_ROWS, MAX_RUNS, MAX_SNAPSHOTS
 
 MAX_CONTEXT = 1 << 24

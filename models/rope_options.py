@@ -8,7 +8,7 @@ from typing import TypedDict
 from vkbackend.checks import choice, finite, optional, refused, whole
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.models.gguf.reader import GGUF
-from vkbackend.options import option
+from vkbackend.options_class import option
 from vkbackend.rope import SCALINGS
 
 MAX_STRETCH, MAX_BASE, MAX_ORIG_CTX = 1e6, 1e15, 1 << 30

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.tools.console import console, size, table, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 WIDE = 140  # columns that hold a UUID beside everything else of a device
 

@@ -12,8 +12,9 @@ import stat
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import HOST, token_limit
 from vkbackend.models.engine.completion import Chunk
@@ -29,9 +30,6 @@ from vkbackend.tools.flags.text import (
     show_timings,
     write_text,
 )
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

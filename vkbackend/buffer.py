@@ -66,8 +66,14 @@ class Virtual:
         return f"<virtual {self.label} {self.nbytes} B>"
 
 
+def nowhere(home: Home = Home.SCRATCH, label: str = "nowhere") -> Buffer:
+    """A buffer without memory and larger than any view: for graphs that never run."""
+    return Buffer(1 << 62, home, label)
+
+
 @lru_cache(4096)
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+def nbytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of an array, rounded up to whole 32-bit words, which shaders read."""
     *rows, width = shape
     return -(-math.prod(rows) * row_nbytes(dtype, width) // 4) * 4
 
@@ -80,12 +86,11 @@ class View:
     offset: int
     shape: tuple[int, ...]
     dtype: str = "f32"
-    # Bytes of the array, rounded up to whole 32-bit words, which shaders read. Not computed on demand:
-    # recording a large model asks millions of times.
+    # See nbytes_of. Not a property: recording a large model reads it millions of times.
     nbytes: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", _nbytes(self.shape, self.dtype))
+        object.__setattr__(self, "nbytes", nbytes_of(self.shape, self.dtype))
         assert self.offset % 4 == 0, f"view offset {self.offset} is not a multiple of 4"
         assert self.offset + self.nbytes <= self.buffer.nbytes, f"{self!r} exceeds {self.buffer!r}"
 

@@ -9,7 +9,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual, aligned
+from vkbackend.buffer import ALIGN, Home, View, Virtual, aligned, nbytes_of
 from vkbackend.recording import Copy, Dispatch, Recording
 from vkbackend.runtime import Device
 
@@ -41,8 +41,7 @@ def pack(sizes: Sequence[int], chunk_limit: int) -> Packing:
 
 def packed(views: Sequence[tuple[tuple[int, ...], str]], chunk_limit: int) -> Packing:
     """Where views of the given (shape, dtype)s go; a chunk has at least ALIGN bytes."""
-    dummy = Buffer(1 << 62, Home.SCRATCH, "packed")
-    packing = pack([View(dummy, 0, shape, dtype).nbytes for shape, dtype in views], chunk_limit)
+    packing = pack([nbytes_of(shape, dtype) for shape, dtype in views], chunk_limit)
     return Packing(tuple(max(n, ALIGN) for n in packing.chunks), packing.places)
 
 

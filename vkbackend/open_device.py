@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING
 
 from vkbackend import env
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 from vkbackend.runtime import Device
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 RUNTIMES = ("native", "kompute")
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from vkbackend import env, forks
 from vkbackend.buffer import Buffer, Home, View
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import Timeout, UnsupportedFeature
 from vkbackend.limits import Limits
 from vkbackend.recording import Recording, derive_barriers
 
 if TYPE_CHECKING:
     from vkbackend.pages import Pages
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 
 class Executable(ABC):

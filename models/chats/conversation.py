@@ -24,7 +24,7 @@ from vkbackend.models.options import AnswerKeywords, GenerateOptions
 from vkbackend.models.text import reasoning
 from vkbackend.models.text.chat_template import Message
 from vkbackend.models.text.protection import Prompt
-from vkbackend.options import takes
+from vkbackend.options_class import takes
 
 
 class Chat:

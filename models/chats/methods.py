@@ -21,7 +21,7 @@ from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.generation import Generation
 from vkbackend.models.options import GenerateKeywords
 from vkbackend.models.text.tokenizer import Tokenizer
-from vkbackend.options import takes
+from vkbackend.options_class import takes
 
 MAX_CONTINUATIONS = 1024
 Messages = Sequence[Mapping[str, Any]]

@@ -11,7 +11,7 @@ from vkbackend.checks import items, optional, refused, switch
 from vkbackend.models.arguments import text_of
 from vkbackend.models.grammar.structure import schema_text
 from vkbackend.models.options import GenerateKeywords, GenerateOptions
-from vkbackend.options import option
+from vkbackend.options_class import option
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from vkbackend.buffer import Buffer, Home, View, aligned
+from vkbackend.buffer import Home, View, aligned, nowhere
 from vkbackend.limits import Limits
 from vkbackend.meta.graph import Graph, mix_of
 from vkbackend.meta.reduce import Reduce
@@ -164,7 +164,7 @@ class _Places:
     neighbours can be fused."""
 
     def __init__(self) -> None:
-        self._buffer, self._end = Buffer(1 << 62, Home.WEIGHTS, "traced"), 0
+        self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0
 
     def view(self, shape: tuple[int, ...], dtype: str) -> View:
         view = View(self._buffer, self._end, shape, dtype)
@@ -174,7 +174,7 @@ class _Places:
 
 def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
     """A view of a buffer without memory: a traced step needs only its shape."""
-    return View(Buffer(1 << 62, Home.WEIGHTS, "traced"), 0, shape, dtype)
+    return View(nowhere(Home.WEIGHTS, "traced"), 0, shape, dtype)
 
 
 def _weight(load: Load, devices: Sequence[NullDevice], places: Sequence[_Places]) -> Weight:

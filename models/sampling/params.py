@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from vkbackend.checks import finite, items, plain, refused, whole, whole_number
-from vkbackend.options import check_fields, option
+from vkbackend.options_class import check_fields, option
 
 MAX_SEED = (1 << 64) - 1
 MAX_TOKEN = (1 << 31) - 1

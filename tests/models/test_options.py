@@ -26,7 +26,7 @@ from vkbackend.models.options import (
 )
 from vkbackend.models.rope_options import RopeKeywords
 from vkbackend.models.sampling.params import SamplingKeywords, SamplingParams
-from vkbackend.options import check_fields, option
+from vkbackend.options_class import check_fields, option
 from vkbackend.tools import cli
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.sampling import sampling_of

@@ -11,7 +11,7 @@ from device_sets import device_params
 
 from vkbackend import env, transfers
 from vkbackend.buffer import Home, View
-from vkbackend.vulkan.capabilities import DeviceInfo
+from vkbackend.device_info import DeviceInfo
 from vkbackend.vulkan.device import VulkanDevice
 
 pytestmark = pytest.mark.native

@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from vkbackend.device_info import DeviceInfo
 from vkbackend.models.arguments import HOST
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
@@ -24,9 +24,6 @@ from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.flags.sampling import add_sampling_arguments
 from vkbackend.tools.flags.structure import add_structure_arguments
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 NO_MODEL = "no model given (-m): using the embedded demo model"
 MEMORY_PARTS = ("weights", "mapped", "kv", "scratch", "host", "shared", "staging", "free_before", "free")

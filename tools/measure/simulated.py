@@ -4,22 +4,17 @@ and recorded on them; nothing runs. Weights without bytes go with them.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import numpy.typing as npt
 
 from vkbackend.buffer import Buffer, Home, View, aligned
+from vkbackend.device_info import DeviceInfo, Heap
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.twins.device import HostDevice, HostExecutable
 from vkbackend.vulkan.memory_types import CACHED, COHERENT, LOCAL, VISIBLE, suitable
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 MAX_ALLOCATIONS = 4096  # what Vulkan guarantees, and what AMD's and NVIDIA's drivers give
 BINDING_NBYTES = (1 << 32) - 1
@@ -59,17 +54,20 @@ class SimulatedDevice(HostDevice):
     def __init__(self, index: int, memory_nbytes: int, limits: Limits = LIMITS) -> None:
         super().__init__(f"card{index}", limits)
         sizes = (memory_nbytes, HOST_NBYTES, BAR_NBYTES)
-        # As DeviceInfo has it, whose module needs the Vulkan loader.
-        self._info: Any = SimpleNamespace(
+        self._info = DeviceInfo(
+            index=index,
             name="simulated",
             uuid=f"{index:032x}",
+            driver_uuid="",
             vendor="AMD",
             driver="simulated",
             driver_version="1",
-            is_cpu=False,
-            heaps=tuple(
-                SimpleNamespace(nbytes=n, budget=n, device_local=i != 1) for i, n in enumerate(sizes)
-            ),
+            api="1.3",
+            type="discrete",
+            pci=None,
+            heaps=tuple(Heap(n, device_local=i != 1, budget=n) for i, n in enumerate(sizes)),
+            features={},
+            limits={},
         )
         self.allocations, self.heaps, self.largest = 0, [0] * len(sizes), 0
 

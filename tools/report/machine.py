@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vkbackend.device_info import DeviceInfo
 from vkbackend.tools.console import size
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 PRIVATE = ("uuid", "driver_uuid")  # the number of a card identifies its owner
 

@@ -30,6 +30,7 @@ from vkbackend import env, faults, shaderlib
 from vkbackend.buffer import Buffer, Home, View, aligned
 from vkbackend.codebooks import codebook_of
 from vkbackend.codebooks import entries as codebook_entries
+from vkbackend.device_info import DeviceInfo, limits_of
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, UnsupportedFeature, VkbackendError
 from vkbackend.kompute.process import ANSWER_S, Process
 from vkbackend.kompute.queues import KomputeExecutable, KomputeQueue
@@ -46,7 +47,7 @@ from vkbackend.recording import (
     push_constants,
 )
 from vkbackend.runtime import Device
-from vkbackend.vulkan.capabilities import DeviceInfo, compute_family, free_nbytes, limits_of
+from vkbackend.vulkan.capabilities import compute_family, free_nbytes
 from vkbackend.vulkan.instance import position
 from vkbackend.vulkan.vk import check, result_of
 

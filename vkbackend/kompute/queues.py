@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from vkbackend import env
 from vkbackend.buffer import Buffer, Home
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import DeviceLost, VkbackendError
 from vkbackend.profiling import report_order, report_times
 from vkbackend.recording import Barrier, Copy, Cut, Dispatch, Range, Recording, Scope, submissions
 from vkbackend.runtime import Executable, Queue
-
-if TYPE_CHECKING:
-    from vkbackend.kompute.device import KomputeDevice
-
+from vkbackend.transfers import Memory
 
 # Drivers that are known to do a buffer barrier's cache work for all memory, by how their names begin.
 WORD_DRIVERS = ("llvmpipe", "radv", "Intel open-source Mesa driver", "SwiftShader", "turnip", "NVK", "venus")
@@ -27,10 +26,38 @@ def order_of(driver: str) -> str:
     return env.kompute_order() or ("word" if trusted else "submit")
 
 
+class WorkerDevice(Memory, Protocol):
+    """What executables, queue and transfers use of their device: requests to its worker, and counts."""
+
+    name: str
+    info: DeviceInfo
+    numbers: itertools.count[int]  # of objects in the worker
+
+    def call(self, name: str, *args: Any) -> Any: ...
+
+    def post(self, name: str, *args: Any) -> int: ...
+
+    def release(self, name: str, number: int) -> None: ...
+
+    def answers(self, timeout_s: float) -> bool: ...
+
+    def answer(self) -> Any: ...
+
+    def check(self, what: str) -> None: ...
+
+    def commands(self, part: Iterable[Any]) -> list[Any]: ...
+
+    def no_longer_loading(self) -> None: ...
+
+    def made(self, kind: str, n: int = 1) -> None: ...
+
+    def gone(self, kind: str, n: int = 1) -> None: ...
+
+
 class KomputeExecutable(Executable):
     """Sequences in the worker, one per submission. `timed` keeps a timestamp after every command."""
 
-    def __init__(self, device: KomputeDevice, recording: Recording, timed: bool) -> None:
+    def __init__(self, device: WorkerDevice, recording: Recording, timed: bool) -> None:
         if order_of(device.info.driver) == "submit":
             commands = [Cut() if is_between(c) else c for c in recording.commands]
             recording = Recording(recording.name, commands)
@@ -76,7 +103,7 @@ class KomputeQueue(Queue):
 
     ahead = False
 
-    def __init__(self, device: KomputeDevice) -> None:
+    def __init__(self, device: WorkerDevice) -> None:
         self.device = device
         self.submitted = self._done = 0
         self._lost = ""

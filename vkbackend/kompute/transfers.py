@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vkbackend.buffer import Buffer, View
 from vkbackend.errors import OutOfDeviceMemory
-from vkbackend.kompute.queues import spans
+from vkbackend.kompute.queues import WorkerDevice, spans
 from vkbackend.recording import Copy
 from vkbackend.transfers import Transfers
-
-if TYPE_CHECKING:
-    from vkbackend.kompute.device import KomputeDevice
 
 
 class KomputeTransfers(Transfers):
     """`canaries` holds the last word that was written to each buffer since something ran."""
 
-    def __init__(self, device: KomputeDevice) -> None:
+    def __init__(self, device: WorkerDevice) -> None:
         super().__init__(device)
         self._device = device
         self.canaries: dict[Buffer, tuple[int, bytes]] = {}

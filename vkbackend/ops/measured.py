@@ -8,14 +8,11 @@ that has the type of the weights (choice.py). Without a table, the rules of tabl
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 from vkbackend import cache_folder
+from vkbackend.device_info import DeviceInfo
 from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.ops.table import MATRIX_OPS
-
-if TYPE_CHECKING:
-    from vkbackend.vulkan.capabilities import DeviceInfo
 
 CANDIDATES = {rows: tuple(op.name for op in MATRIX_OPS.values() if rows in op.rows) for rows in ROW_CLASSES}
 Table = dict[str, tuple[str, ...]]  # class of rows -> ops, the fastest first

@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 
 from vkbackend.formats import block_of, quantize
+from vkbackend.ops.attention_tiles import CELL_BLOCK
 from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, ceil_div, f64
 
-CELL_BLOCK = 32
-
-
 NEG_LARGE = -1.0e30
-
-
 CACHE_TYPE_OF_32 = {64: "bf16", 34: "q8_0", 18: "q4_0"}  # by bytes of 32 elements
 
 

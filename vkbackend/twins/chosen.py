@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from vkbackend.ops.attention_tiles import CELL_BLOCK
 from vkbackend.step import StepParams
 from vkbackend.twins.arrays import Array, ceil_div, f64
-from vkbackend.twins.attention import CELL_BLOCK, NEG_LARGE, attn_combine, cells_of, part_of, scores_of
+from vkbackend.twins.attention import NEG_LARGE, attn_combine, cells_of, part_of, scores_of
 
 
 def index_scores(

@@ -1,17 +1,16 @@
-"""What a physical device is and can do: identity, features, limits, heaps, queried once and without
-opening it."""
+"""Queries a physical device for its DeviceInfo, without opening it."""
 
 from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from vkbackend import env
-from vkbackend.limits import Limits, MatrixUnits, plausible
+from vkbackend.device_info import DeviceInfo, Heap, left_of
+from vkbackend.limits import plausible
 from vkbackend.vulkan.cooperative import units_of
 from vkbackend.vulkan.vk import (
     API_1_1,
@@ -37,49 +36,6 @@ _VENDORS = {
     0x1AE0: "Google",
     0x10005: "Mesa",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Heap:
-    """One memory heap; bytes. `budget` is what the driver says this process may use now (0: not reported)."""
-
-    nbytes: int
-    device_local: bool
-    budget: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """What a physical device is and can do. `index` is its place in `devices()`; `uuid` survives reboots."""
-
-    index: int
-    name: str
-    uuid: str
-    driver_uuid: str
-    vendor: str
-    driver: str
-    driver_version: str
-    api: str
-    type: str
-    pci: str | None
-    heaps: tuple[Heap, ...]
-    features: dict[str, bool | int | str]
-    limits: dict[str, int]
-    matrix_units: tuple[MatrixUnits, ...] = ()
-    physical: Any = field(repr=False, compare=False, default=None)
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.type == "cpu"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-serialisable dict of everything but the handle."""
-        values = {k: v for k, v in asdict_shallow(self).items() if k != "physical"}
-        return values | {"heaps": [asdict(heap) for heap in self.heaps]}
-
-
-def asdict_shallow(info: DeviceInfo) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in info.__slots__}
 
 
 def extensions_of(physical: Any) -> set[str]:
@@ -351,16 +307,6 @@ def free_nbytes(info: DeviceInfo) -> int | None:
     return left_of(info.heaps, list(budget.heapBudget), list(budget.heapUsage))
 
 
-def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
-    """Bytes left of the device-local heap that has most of them; None where the driver names no budget."""
-    left = [
-        max(0, min(budgets[i], heap.nbytes) - used[i])
-        for i, heap in enumerate(heaps)
-        if heap.device_local and budgets[i]
-    ]
-    return max(left, default=None)
-
-
 def compute_family(physical: Any) -> tuple[int, int] | None:
     """(queue family, valid timestamp bits): a compute family without graphics if there is one, else any
     compute."""
@@ -375,20 +321,3 @@ def compute_family(physical: Any) -> tuple[int, int] | None:
         return None
     index, family = min(compute, key=lambda item: bool(item[1].queueFlags & C.VK_QUEUE_GRAPHICS_BIT))
     return index, family.timestampValidBits
-
-
-def limits_of(info: DeviceInfo) -> Limits:
-    """The limits that shaders are fitted to."""
-    have = info.limits
-    return Limits(
-        max_invocations=have["max_invocations"],
-        max_shared_nbytes=have["max_shared_nbytes"],
-        max_groups=(have["max_groups_x"], have["max_groups_y"], have["max_groups_z"]),
-        storage_align=have["storage_align"],
-        uniform_align=have["uniform_align"],
-        max_storage_range=have["max_storage_range"],
-        max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
-        host_import_align=max(have["host_import_align"], 4096),
-        subgroup_size=have["subgroup_size"],
-        is_cpu=info.is_cpu and not env.as_gpu(),
-    )

@@ -11,6 +11,7 @@ import numpy as np
 
 from vkbackend import env, shaderlib
 from vkbackend.buffer import Buffer, Home, View
+from vkbackend.device_info import DeviceInfo, limits_of
 from vkbackend.errors import UnsupportedFeature
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.ops import measured
@@ -18,7 +19,7 @@ from vkbackend.pages import Pages
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.runtime import Device
 from vkbackend.vulkan import pipeline_report
-from vkbackend.vulkan.capabilities import DeviceInfo, free_nbytes, limits_of
+from vkbackend.vulkan.capabilities import free_nbytes
 from vkbackend.vulkan.commands import VulkanExecutable
 from vkbackend.vulkan.cooperative import BESIDES, FEATURES
 from vkbackend.vulkan.logical_device import LogicalDevice

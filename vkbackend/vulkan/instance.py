@@ -6,11 +6,13 @@ layer and collects what that says in `validation_messages`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vkbackend import env, forks
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory, UnsupportedFeature, VkbackendError
-from vkbackend.vulkan.capabilities import DeviceInfo, asdict_shallow, describe
+from vkbackend.vulkan.capabilities import describe
 from vkbackend.vulkan.vk import (
     API_1_1,
     API_1_3,
@@ -174,7 +176,7 @@ def devices() -> list[DeviceInfo]:
         if info is not None:
             found.append(info)
     found.sort(key=lambda info: (_TYPE_ORDER.index(info.type), not info.features["float16"]))
-    return [DeviceInfo(**(asdict_shallow(info) | {"index": i})) for i, info in enumerate(found)]
+    return [replace(info, index=i) for i, info in enumerate(found)]
 
 
 def position(info: DeviceInfo) -> int:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vkbackend import faults
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.vulkan.capabilities import DeviceInfo, compute_family, enabling, extensions_of
+from vkbackend.vulkan.capabilities import compute_family, enabling, extensions_of
 from vkbackend.vulkan.instance import instance
 from vkbackend.vulkan.vk import API_1_2, NULL, C, check, ffi, lib, new, result_of, strings
 

@@ -18,11 +18,11 @@ from runners import load_runner
 from tiny_models import Tiny, tensors, write_tiny
 
 from vkbackend import env, shaderlib
+from vkbackend.device_info import DeviceInfo
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
-from vkbackend.vulkan.capabilities import DeviceInfo
 
 TYPES = (
     "F32 BF16 F16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS IQ3_S IQ3_XXS IQ2_S IQ2_XS "

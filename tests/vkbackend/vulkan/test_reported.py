@@ -62,7 +62,7 @@ def reported(device: Any, monkeypatch: pytest.MonkeyPatch, change: Any) -> Any:
 
 
 def test_zeros_become_what_vulkan_guarantees(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vkbackend.vulkan.capabilities import limits_of
+    from vkbackend.device_info import limits_of
 
     def forget(name: str, struct: Any) -> None:
         if name == "VkPhysicalDeviceProperties":
@@ -113,7 +113,7 @@ def test_what_is_reported_stays() -> None:
 
 
 def test_budgets_that_are_left_out() -> None:
-    from vkbackend.vulkan.capabilities import Heap, left_of
+    from vkbackend.device_info import Heap, left_of
 
     heaps = Heap(100, True, 0), Heap(1000, False, 0), Heap(50, True, 0)
     assert left_of(heaps, [90, 1000, 40], [10, 0, 0]) == 80

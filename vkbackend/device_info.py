@@ -1,0 +1,76 @@
+"""A physical device as data: identity, features, limits, heaps. Needs no Vulkan loader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vkbackend import env
+from vkbackend.limits import Limits, MatrixUnits
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """A memory heap, in bytes. `budget`: the driver's limit for this process now; 0 if not reported."""
+
+    nbytes: int
+    device_local: bool
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Identity, features, limits and heaps. `index` counts in `devices()`; `uuid` survives reboots."""
+
+    index: int
+    name: str
+    uuid: str
+    driver_uuid: str
+    vendor: str
+    driver: str
+    driver_version: str
+    api: str
+    type: str
+    pci: str | None
+    heaps: tuple[Heap, ...]
+    features: dict[str, bool | int | str]
+    limits: dict[str, int]
+    matrix_units: tuple[MatrixUnits, ...] = ()
+    physical: Any = field(repr=False, compare=False, default=None)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.type == "cpu"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything except the handle, for JSON."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "physical"}
+        return values | {"heaps": [asdict(heap) for heap in self.heaps]}
+
+
+def left_of(heaps: Sequence[Heap], budgets: Sequence[int], used: Sequence[int]) -> int | None:
+    """Free bytes of the device-local heap with the most; None if the driver reports no budget."""
+    left = [
+        max(0, min(budgets[i], heap.nbytes) - used[i])
+        for i, heap in enumerate(heaps)
+        if heap.device_local and budgets[i]
+    ]
+    return max(left, default=None)
+
+
+def limits_of(info: DeviceInfo) -> Limits:
+    """The limits that shaders are fitted to."""
+    have = info.limits
+    return Limits(
+        max_invocations=have["max_invocations"],
+        max_shared_nbytes=have["max_shared_nbytes"],
+        max_groups=(have["max_groups_x"], have["max_groups_y"], have["max_groups_z"]),
+        storage_align=have["storage_align"],
+        uniform_align=have["uniform_align"],
+        max_storage_range=have["max_storage_range"],
+        max_allocation_nbytes=min(have["max_allocation_nbytes"], 1 << 30),
+        host_import_align=max(have["host_import_align"], 4096),
+        subgroup_size=have["subgroup_size"],
+        is_cpu=info.is_cpu and not env.as_gpu(),
+    )
