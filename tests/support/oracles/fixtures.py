@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from oracles import (
-    decoders,
-    gemma,
-    more_decoders,
-    newer_decoders,
-    newer_mixtures,
-    recurrent,
-    sparse,
-    state_space,
-)
+from oracles import dense, gemma, latent, layer_norm, mixtures, recurrent, state_space
 from oracles.fixture import Fixture
 from oracles.parts import BUILDERS
 
-MADE_OF = (  # these modules register their fixtures
-    *(decoders, gemma, more_decoders, newer_decoders, newer_mixtures),
-    *(recurrent, sparse, state_space),
-)
+# These modules register their fixtures.
+FAMILIES = dense, gemma, latent, layer_norm, mixtures, recurrent, state_space
 FIXTURES = tuple(BUILDERS)
 
 

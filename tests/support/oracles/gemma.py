@@ -1,4 +1,4 @@
-"""Fixtures with windows, norms around every block and a soft-cap: gemma3, gemma3n, gemma4."""
+"""Fixtures of Gemma: gemma to gemma4."""
 
 from __future__ import annotations
 
@@ -19,7 +19,32 @@ from oracles.parts import (
     fixture,
     fuse_experts,
     mixture,
+    tied,
 )
+
+
+@fixture("gemma")
+def gemma(m: Fixture) -> None:
+    """One kv head; a tied output matrix."""
+    base(m, 3, n_kv=1)
+    tied(m, 0.25)
+    for il in range(3):
+        attention(m, il)
+        feed_forward(m, il)
+
+
+@fixture("gemma2")
+def gemma2(m: Fixture) -> None:
+    """Two periods of windows; soft-caps low enough to change the logits."""
+    base(
+        m, 4, attention__sliding_window=16, attn_logit_softcapping=3.0, final_logit_softcapping=4.0,
+    )  # fmt: skip
+    tied(m, 0.25)
+    for il in range(4):
+        attention(m, il)
+        m.norm(f"blk.{il}.post_attention_norm", N_EMBD)
+        feed_forward(m, il)
+        m.norm(f"blk.{il}.post_ffw_norm", N_EMBD)
 
 
 @fixture("gemma3")
@@ -30,8 +55,7 @@ def gemma3(m: Fixture) -> None:
         rope__scaling__factor=4.0, final_logit_softcapping=4.0,
     )  # fmt: skip
     m.keys["rope.freq_base_swa"] = 500.0
-    del m.tensors["output.weight"]
-    m.tensors["token_embd.weight"] *= np.float32(0.2)
+    tied(m, 0.2)
     for il in range(7):
         attention(m, il, head_norms=True)
         m.norm(f"blk.{il}.post_attention_norm", N_EMBD)
@@ -40,7 +64,11 @@ def gemma3(m: Fixture) -> None:
 
 
 N_SHARED, SIZE, RANK = 5, 256, 64  # as llama.cpp has them without asking: 20 layers with caches
+
+
 SPARSE = 10
+
+
 CUT = 1.6448533535003662  # the quantile of 0.95
 
 
@@ -56,8 +84,7 @@ def gemma3n(m: Fixture) -> None:
     )  # fmt: skip
     cut = CUT * sqrt(N_FF / (N_FF - 1))
     m.keys["activation_sparsity_scale"] = [cut] * SPARSE + [-np.inf] * (n_layer - SPARSE)
-    del m.tensors["output.weight"]
-    m.tensors["token_embd.weight"] *= np.float32(0.2)
+    tied(m, 0.2)
     m.matrix("per_layer_token_embd", N_VOCAB, n_layer * SIZE, gain=sqrt(n_layer))
     m.matrix("per_layer_model_proj", n_layer * SIZE, n)
     m.norm("per_layer_proj_norm", SIZE)
@@ -97,8 +124,7 @@ def gemma4_base(m: Fixture, windowed: list[bool], n_kv: int, n_kv_full: int, **k
     )  # fmt: skip
     m.keys |= keys
     m.unread = (f"blk.{len(windowed) - 1}.layer_output_scale",)  # the final norm divides it out
-    del m.tensors["output.weight"]
-    m.tensors["token_embd.weight"] *= np.float32(0.2)
+    tied(m, 0.2)
     m.put("rope_freqs.weight", np.array([1.0] * (HEAD_DIM // 4) + [1e30] * (HEAD_DIM * 3 // 4)))
 
 

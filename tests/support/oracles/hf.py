@@ -15,29 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from oracles import (
-    hf_decoders,
-    hf_gemma,
-    hf_more_decoders,
-    hf_newer_decoders,
-    hf_newer_mixtures,
-    hf_recurrent,
-    hf_sparse,
-    hf_state_space,
-)
+from oracles import hf_dense, hf_gemma, hf_latent, hf_layer_norm, hf_mixtures, hf_recurrent, hf_state_space
 from oracles.fixture import Fixture
 from oracles.hf_parts import BUILDERS
 
-MADE_OF = (  # these modules register their builders
-    hf_newer_mixtures,
-    hf_decoders,
-    hf_gemma,
-    hf_more_decoders,
-    hf_newer_decoders,
-    hf_recurrent,
-    hf_sparse,
-    hf_state_space,
-)
+# These modules register their builders.
+FAMILIES = hf_dense, hf_gemma, hf_latent, hf_layer_norm, hf_mixtures, hf_recurrent, hf_state_space
 
 
 def versions() -> str:

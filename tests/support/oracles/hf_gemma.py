@@ -8,6 +8,7 @@ import torch
 import transformers
 from oracles.fixture import N_VOCAB, Fixture
 from oracles.hf_parts import (
+    SANDWICH,
     State,
     builder,
     common,
@@ -16,7 +17,30 @@ from oracles.hf_parts import (
     rope,
 )
 
-SANDWICH = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+
+@builder("gemma")
+def gemma(m: Fixture) -> tuple[Any, State]:
+    state = renamed(m)
+    minus_one(state)
+    config = transformers.GemmaConfig(**common(m) | {"hidden_act": "gelu_pytorch_tanh"})
+    return config, state
+
+
+@builder("gemma2")
+def gemma2(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    config = transformers.Gemma2Config(
+        **common(m),
+        hidden_activation="gelu_pytorch_tanh",
+        sliding_window=k["attention.sliding_window"],
+        layer_types=["full_attention" if il % 2 else "sliding_attention" for il in range(k["block_count"])],
+        query_pre_attn_scalar=k["attention.key_length"],
+        attn_logit_softcapping=k["attn_logit_softcapping"],
+        final_logit_softcapping=k["final_logit_softcapping"],
+    )
+    state = renamed(m, SANDWICH | {"ffn_norm": "pre_feedforward_layernorm"})
+    minus_one(state)
+    return config, state
 
 
 @builder("gemma3")

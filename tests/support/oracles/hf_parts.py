@@ -38,6 +38,9 @@ TOP = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+SANDWICH = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+SHARED = {f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}
+SKIP = r"_exps\.|exp_probs_b"
 
 
 def builder(*names: str) -> Callable[[Builder], Builder]:
@@ -141,3 +144,13 @@ def gate_rows(m: Fixture, state: State) -> None:
     for il in layers(m, "ffn_gate_inp_shexp.weight"):
         name = f"model.layers.{il}.mlp.shared_expert_gate.weight"
         state[name] = state[name][None]
+
+
+def selection_bias(m: Fixture, state: State, name: str) -> None:
+    for il in layers(m, "exp_probs_b.bias"):
+        state[f"model.layers.{il}.{name}"] = m[f"blk.{il}.exp_probs_b.bias"]
+
+
+def kinds_by_four(m: Fixture) -> list[str]:
+    """Kinds of layers, of which every fourth sees all positions."""
+    return ["full_attention" if il % 4 == 3 else "sliding_attention" for il in range(m.keys["block_count"])]

@@ -8,6 +8,8 @@ import numpy as np
 import transformers
 from oracles.fixture import Fixture
 from oracles.hf_parts import (
+    SHARED,
+    SKIP,
     State,
     builder,
     common,
@@ -18,6 +20,7 @@ from oracles.hf_parts import (
     minus_one,
     renamed,
     rope,
+    selection_bias,
 )
 
 
@@ -168,7 +171,6 @@ def kimi_linear(m: Fixture) -> tuple[Any, State]:
         layer_types=kinds_of(m),
         mlp_layer_types=["sparse" if il else "dense" for il in range(k["block_count"])],
     )
-    shexp = {f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}
     mine = {
         f"ssm_{n}_{i}": f"self_attn.{g}{n}_{i}_proj"
         for n, g in (("f", "forget_gate."), ("g", ""))
@@ -176,7 +178,7 @@ def kimi_linear(m: Fixture) -> tuple[Any, State]:
     }
     mine |= {"ssm_beta": "self_attn.b_proj", "ssm_norm": "self_attn.o_norm"}
     mine |= {"attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm"}
-    state = renamed(m, shexp | mine, r"_exps\.|ssm_a$|ssm_dt|ssm_conv1d|exp_probs_b|attn_[kv]_b")
+    state = renamed(m, SHARED | mine, r"_exps\.|ssm_a$|ssm_dt|ssm_conv1d|exp_probs_b|attn_[kv]_b")
     fused_experts(m, state)
     for il in range(k["block_count"]):
         p, b = f"model.layers.{il}.", f"blk.{il}."
@@ -190,4 +192,38 @@ def kimi_linear(m: Fixture) -> tuple[Any, State]:
         state[p + "self_attn.conv1d.weight"] = np.concatenate(taps)[:, None]
         state[p + "self_attn.forget_gate.A_log"] = np.log(-m[b + "ssm_a"])
         state[p + "self_attn.forget_gate.dt_bias"] = m[b + "ssm_dt.bias"]
+    return config, state
+
+
+@builder("lfm2", "lfm2moe")
+def lfm2(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    kinds = ["full_attention" if n else "conv" for n in k["attention.head_count_kv"]]
+    arguments = common(m, num_key_value_heads=max(k["attention.head_count_kv"]))
+    for name in ("head_dim", "hidden_act"):
+        del arguments[name]
+    arguments |= {"norm_eps": arguments.pop("rms_norm_eps"), "conv_L_cache": k["shortconv.l_cache"]}
+    arguments |= {"layer_types": kinds}
+    names = {
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+        "shortconv.conv": "conv.conv",
+        "ffn_gate_inp": "feed_forward.gate",
+    }
+    names |= {f"ffn_{n}": f"feed_forward.w{i}" for n, i in (("gate", 1), ("down", 2), ("up", 3))}
+    state = renamed(m, names, SKIP)
+    for name in [name for name in state if name.endswith(".conv.conv.weight")]:
+        state[name] = state[name][:, None]
+    if m.arch == "lfm2":
+        return transformers.Lfm2Config(**arguments, block_auto_adjust_ff_dim=False), state
+    fused_experts(m, state, "feed_forward.experts")
+    selection_bias(m, state, "feed_forward.expert_bias")
+    config = transformers.Lfm2MoeConfig(
+        **arguments, **experts_of(m), num_dense_layers=k["leading_dense_block_count"], norm_topk_prob=True
+    )
     return config, state

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import transformers
 from oracles.fixture import N_VOCAB, Fixture
-from oracles.hf_more_decoders import multipliers
+from oracles.hf_dense import multipliers
 from oracles.hf_parts import State, builder, common, fused_experts, halves_from_pairs, layers, renamed
 
 

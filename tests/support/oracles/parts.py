@@ -27,9 +27,6 @@ def fixture(name: str) -> Callable[[Callable[[Fixture], None]], Callable[[Fixtur
     return register
 
 
-# ---- parts ----
-
-
 def base(m: Fixture, n_layer: int, n_head: int = 4, n_kv: int | list[int] = 2, **keys: Any) -> None:
     """The keys and tensors that every architecture has."""
     m.keys |= {
@@ -49,6 +46,12 @@ def base(m: Fixture, n_layer: int, n_head: int = 4, n_kv: int | list[int] = 2, *
     m.matrix("token_embd", N_VOCAB, N_EMBD, gain=sqrt(N_EMBD))
     m.norm("output_norm", N_EMBD)
     m.matrix("output", N_VOCAB, N_EMBD)
+
+
+def tied(m: Fixture, gain: float) -> None:
+    """The output matrix is the token embeddings', which are scaled by `gain`."""
+    del m.tensors["output.weight"]
+    m.tensors["token_embd.weight"] *= np.float32(gain)
 
 
 def attention(
@@ -99,7 +102,17 @@ EXPERTS: dict[str, Any] = {
 }
 
 
+def selection_bias(m: Fixture, il: int) -> None:
+    m.put(f"blk.{il}.exp_probs_b.bias", m.normal(f"blk.{il}.exp_probs_b", N_EXPERT) / 8)
+
+
 def fuse_experts(m: Fixture, il: int) -> None:
     p = f"blk.{il}.ffn_"
     parts = [m.tensors.pop(f"{p}{name}_exps.weight") for name in ("gate", "up")]
     m.put(p + "gate_up_exps.weight", np.concatenate(parts, 1))
+
+
+def wide_norms(m: Fixture, il: int) -> None:
+    """Norms of q and k over all heads at once."""
+    for name, n in (("q", m.keys["attention.head_count"]), ("k", m.keys["attention.head_count_kv"])):
+        m.norm(f"blk.{il}.attn_{name}_norm", n * HEAD_DIM)

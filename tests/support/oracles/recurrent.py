@@ -1,12 +1,12 @@
-"""Fixtures with recurrent layers: qwen3next, qwen35, qwen35moe, kimi-linear."""
+"""Fixtures with gated delta nets (qwen3next, qwen35, kimi-linear) and short convolutions (lfm2)."""
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any
 
 import numpy as np
 from oracles.fixture import Fixture
+from oracles.latent import LATENT, NOPE, SHARED_KEY, latent_attention
 from oracles.parts import (
     EXPERTS,
     HEAD_DIM,
@@ -18,6 +18,8 @@ from oracles.parts import (
     fixture,
     fuse_experts,
     mixture,
+    selection_bias,
+    tied,
 )
 
 
@@ -117,7 +119,7 @@ def qwen35moe(m: Fixture) -> None:
         fuse_experts(m, il)
 
 
-KDA_SIZE, LATENT, NOPE, SHARED_KEY = 16, 32, 16, 8
+KDA_SIZE = 16
 
 
 @fixture("kimi-linear")
@@ -159,12 +161,36 @@ def kimi_delta(m: Fixture, il: int, n_head: int) -> None:
     m.matrix(p + "attn_output", N_EMBD, width, gain=1.5)
 
 
-def latent_attention(m: Fixture, il: int, n_head: int) -> None:
-    p = f"blk.{il}."
-    m.norm(p + "attn_norm", N_EMBD)
-    m.matrix(p + "attn_q", n_head * (NOPE + SHARED_KEY), N_EMBD, gain=2.0)
-    m.matrix(p + "attn_kv_a_mqa", LATENT + SHARED_KEY, N_EMBD)
-    m.norm(p + "attn_kv_a_norm", LATENT)
-    m.matrix(p + "attn_k_b", n_head, LATENT, NOPE, gain=sqrt(NOPE / LATENT))
-    m.matrix(p + "attn_v_b", n_head, HEAD_DIM, LATENT)
-    m.matrix(p + "attn_output", N_EMBD, n_head * HEAD_DIM, gain=1.5)
+def lfm2_layers(m: Fixture) -> None:
+    """Convolutions and attention in turns, a dense layer in front of experts, if there are any."""
+    base(m, 5, n_kv=[0, 2, 0, 0, 2], shortconv__l_cache=3, **(EXPERTS if m.arch == "lfm2moe" else {}))
+    m.tensors["token_embd_norm.weight"] = m.tensors.pop("output_norm.weight")
+    tied(m, 0.25)
+    kv_heads = m.keys["attention.head_count_kv"]
+    for il, n_kv in enumerate(kv_heads):
+        if n_kv:
+            m.keys["attention.head_count_kv"] = n_kv
+            attention(m, il, head_norms=True)
+        else:
+            p = f"blk.{il}.shortconv."
+            m.norm(f"blk.{il}.attn_norm", N_EMBD)
+            m.matrix(p + "in_proj", 3 * N_EMBD, N_EMBD)
+            m.put(p + "conv.weight", 0.6 * m.normal(p + "conv", N_EMBD, 3))
+            m.matrix(p + "out_proj", N_EMBD, N_EMBD, gain=1.5)
+        if "expert_count" not in m.keys or il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+    m.keys["attention.head_count_kv"] = kv_heads
+
+
+@fixture("lfm2")
+def lfm2(m: Fixture) -> None:
+    lfm2_layers(m)
+
+
+@fixture("lfm2moe")
+def lfm2moe(m: Fixture) -> None:
+    lfm2_layers(m)
+    m.keys |= {"leading_dense_block_count": 1, "expert_gating_func": 2}

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracles.dense import GRANITE
 from oracles.fixture import Fixture
-from oracles.more_decoders import GRANITE
 from oracles.parts import (
     EXPERTS,
     N_EMBD,
@@ -19,6 +19,7 @@ from oracles.parts import (
     feed_forward,
     fixture,
     mixture,
+    selection_bias,
 )
 
 SIZE, N_STATE = 16, 16
@@ -154,7 +155,7 @@ def nemotron_h_moe(m: Fixture) -> None:
     for il in one_of_three(m, N_FF_EXP, **EXPERTS, **keys, expert_shared_feed_forward_length=shared):
         p = f"blk.{il}.ffn_"
         m.matrix(p + "gate_inp", N_EXPERT, N_EMBD, gain=3.0)
-        m.put(f"blk.{il}.exp_probs_b.bias", m.normal(f"blk.{il}.exp_probs_b", N_EXPERT) / 8)
+        selection_bias(m, il)
         m.matrix(p + "up_exps", N_EXPERT, N_FF_EXP, N_EMBD)
         m.matrix(p + "down_exps", N_EXPERT, N_EMBD, N_FF_EXP)
         m.matrix(p + "up_shexp", shared, N_EMBD)

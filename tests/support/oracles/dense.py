@@ -1,5 +1,4 @@
-"""Fixtures without recurrent layers: llama, mistral3, qwen2, qwen2moe, qwen3, qwen3moe, phi3, glm4, glm4moe,
-gpt-oss."""
+"""Fixtures of decoders with RMS norms and a gated FFN (apertus: without a gate), without experts."""
 
 from __future__ import annotations
 
@@ -8,17 +7,14 @@ from math import log, pi, sqrt
 import numpy as np
 from oracles.fixture import N_CTX, Fixture
 from oracles.parts import (
-    EXPERTS,
     HEAD_DIM,
     N_EMBD,
-    N_EXPERT,
     N_FF,
-    N_FF_EXP,
     attention,
     base,
     feed_forward,
     fixture,
-    mixture,
+    wide_norms,
 )
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original": 128}
@@ -42,15 +38,9 @@ def llama(m: Fixture) -> None:
         feed_forward(m, il, bias=True)
 
 
-@fixture("llama+experts")
-def llama_experts(m: Fixture) -> None:
-    base(m, 4, **{**EXPERTS, "feed_forward_length": N_FF_EXP})
-    for il in range(4):
-        attention(m, il)
-        mixture(m, il)
-
-
 LONG_FACTORS = [1.0, 1.1, 1.4, 2.0, 3.0, 5.0, 8.0, 12.0]
+
+
 SHORT_FACTORS = [1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7, 2.1]
 
 
@@ -99,17 +89,6 @@ def qwen2(m: Fixture) -> None:
         feed_forward(m, il)
 
 
-@fixture("qwen2moe")
-def qwen2moe(m: Fixture) -> None:
-    """The chosen experts' weights are not normalised; a shared expert with a gate."""
-    base(m, 4, **EXPERTS, expert_shared_feed_forward_length=48)
-    for il in range(4):
-        attention(m, il, bias="qkv")
-        mixture(m, il)
-        feed_forward(m, il, norm="", suffix="_shexp")
-        m.put(f"blk.{il}.ffn_gate_inp_shexp.weight", m.normal(f"blk.{il}.shexp", N_EMBD) / 8)
-
-
 @fixture("qwen3")
 def qwen3(m: Fixture) -> None:
     base(m, 4, n_kv=1)
@@ -118,12 +97,12 @@ def qwen3(m: Fixture) -> None:
         feed_forward(m, il)
 
 
-@fixture("qwen3moe")
-def qwen3moe(m: Fixture) -> None:
-    base(m, 4, **EXPERTS)
-    for il in range(4):
+@fixture("qwen3vl")
+def qwen3vl(m: Fixture) -> None:
+    base(m, 3, rope__dimension_sections=[3, 3, 2, 0])
+    for il in range(3):
         attention(m, il, head_norms=True)
-        mixture(m, il)
+        feed_forward(m, il)
 
 
 def phi3_layers(m: Fixture, n_layer: int) -> None:
@@ -178,40 +157,101 @@ def glm4(m: Fixture) -> None:
         m.norm(p + "post_ffw_norm", N_EMBD)
 
 
-@fixture("glm4moe")
-def glm4moe(m: Fixture) -> None:
-    """A dense layer first; sigmoid routing with a bias for selection only; a shared expert; a layer that
-    predicts one token further, which nothing reads."""
-    base(
-        m, 5, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_shared_count=1,
-        leading_dense_block_count=1, expert_gating_func=2, expert_weights_scale=1.5, expert_weights_norm=True,
-        nextn_predict_layers=1,
-    )  # fmt: skip
-    for il in range(5):
-        p = f"blk.{il}."
-        attention(m, il, bias="qkv", head_norms=True)
-        m.norm(p + "post_attention_norm", N_EMBD)
-        if il == 0:
-            feed_forward(m, il, norm="")
-            continue
-        mixture(m, il, norm="")
-        m.bias(p + "exp_probs_b", N_EXPERT)
-        feed_forward(m, il, norm="", suffix="_shexp")
-    m.unread = ("blk.4.",)
-    m.matrix("blk.4.nextn.eh_proj", N_EMBD, 2 * N_EMBD)
-    for name in ("enorm", "hnorm", "shared_head_norm"):
-        m.norm(f"blk.4.nextn.{name}", N_EMBD)
+GRANITE = {"embedding_scale": 1.5, "residual_scale": 0.6, "attention__scale": 0.4, "logit_scale": 2.5}
 
 
-@fixture("gpt-oss")
-def gpt_oss(m: Fixture) -> None:
-    """A window in every other layer, sinks, biases everywhere, experts chosen and weighted by raw logits."""
-    base(
-        m, 5, **EXPERTS, attention__sliding_window=12, rope__scaling__type="yarn", rope__scaling__factor=8.0,
-        rope__scaling__original_context_length=64, rope__freq_base=150.0,
-    )  # fmt: skip
+@fixture("granite")
+def granite(m: Fixture) -> None:
+    base(m, 4, **GRANITE)
+    for il in range(4):
+        attention(m, il)
+        feed_forward(m, il)
+
+
+@fixture("smollm3")
+def smollm3(m: Fixture) -> None:
+    """One period of four layers and one layer more."""
+    base(m, 5)
     for il in range(5):
-        p = f"blk.{il}."
-        attention(m, il, bias="qkvo")
-        m.put(p + "attn_sinks.weight", m.normal(p + "attn_sinks", 4) + 1)
-        mixture(m, il, bias=True, norm="post_attention_norm")
+        attention(m, il)
+        feed_forward(m, il)
+
+
+def exaone4_layers(m: Fixture) -> None:
+    for il in range(m.keys["block_count"]):
+        attention(m, il, head_norms=True, norm="post_attention_norm")
+        feed_forward(m, il, norm="post_ffw_norm")
+
+
+@fixture("exaone4")
+def exaone4(m: Fixture) -> None:
+    base(m, 4)
+    exaone4_layers(m)
+
+
+@fixture("exaone4+window")
+def exaone4_window(m: Fixture) -> None:
+    base(m, 5, attention__sliding_window=16)
+    m.alone = "llama.cpp has windows in models of 64 layers alone"
+    exaone4_layers(m)
+
+
+@fixture("seed_oss")
+def seed_oss(m: Fixture) -> None:
+    base(m, 4)
+    for il in range(4):
+        attention(m, il, bias="qkv")
+        feed_forward(m, il, norm="post_attention_norm")
+
+
+@fixture("ernie4_5")
+def ernie4_5(m: Fixture) -> None:
+    base(m, 4)
+    for il in range(4):
+        attention(m, il)
+        feed_forward(m, il)
+
+
+@fixture("hunyuan-dense")
+def hunyuan_dense(m: Fixture) -> None:
+    base(m, 4)
+    for il in range(4):
+        attention(m, il, head_norms=True)
+        feed_forward(m, il)
+
+
+def olmo2_layers(m: Fixture) -> None:
+    for il in range(m.keys["block_count"]):
+        attention(m, il, norm="post_attention_norm")
+        wide_norms(m, il)
+        feed_forward(m, il, norm="post_ffw_norm")
+
+
+@fixture("olmo2")
+def olmo2(m: Fixture) -> None:
+    base(m, 4)
+    olmo2_layers(m)
+
+
+@fixture("olmo2+window")
+def olmo2_window(m: Fixture) -> None:
+    """As OLMo 3: a period of windows and one layer more; YaRN where there is none. One kv head, so several
+    devices have a copy of it."""
+    base(
+        m, 5, n_kv=1, attention__sliding_window=16, rope__scaling__type="yarn", rope__scaling__factor=8.0,
+        rope__scaling__original_context_length=32,
+    )  # fmt: skip
+    olmo2_layers(m)
+
+
+@fixture("apertus")
+def apertus(m: Fixture) -> None:
+    """A curve of its own in every layer, frequency factors."""
+    base(m, 3)
+    m.keys |= {"xielu.alpha_p": [0.3, 0.9, -0.4], "xielu.alpha_n": [-0.2, 0.5, 1.1]}
+    m.keys |= {"xielu.beta": [0.5, 0.4, 0.6], "xielu.eps": [-1e-6] * 3}
+    m.put("rope_freqs.weight", llama3_factors(HEAD_DIM, 1000.0))
+    for il in range(3):
+        attention(m, il, head_norms=True)
+        feed_forward(m, il)
+        del m.tensors[f"blk.{il}.ffn_gate.weight"]

@@ -1,0 +1,97 @@
+"""The fixtures of latent.py in `transformers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import transformers
+from oracles.fixture import Fixture
+from oracles.hf_parts import SHARED, State, builder, common, fused_experts, renamed, yarn
+
+
+def latent_arguments(m: Fixture) -> dict[str, Any]:
+    """The arguments that every configuration with latent attention takes."""
+    k, mla = m.keys, latent_suffix(m)
+    shared = k["rope.dimension_count"]
+    arguments = common(m, num_key_value_heads=k["attention.head_count"])
+    del arguments["head_dim"]
+    if "rope.scaling.type" in k:
+        heat = {"llama_4_scaling_beta": k["attention.temperature_scale"]} if m.arch == "mistral4" else {}
+        scaled = yarn(m, mscale=1.0, mscale_all_dim=10 * k["rope.scaling.yarn_log_multiplier"], **heat)
+        arguments["rope_parameters"] = scaled
+    return arguments | {
+        "n_routed_experts": k["expert_count"],
+        "num_experts_per_tok": k["expert_used_count"],
+        "moe_intermediate_size": k["expert_feed_forward_length"],
+        "n_shared_experts": k["expert_shared_count"],
+        "routed_scaling_factor": k["expert_weights_scale"],
+        "first_k_dense_replace": k["leading_dense_block_count"],
+        "kv_lora_rank": k["attention.kv_lora_rank"],
+        "q_lora_rank": k.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": shared,
+        "qk_nope_head_dim": k["attention.key_length" + mla] - shared,
+        "v_head_dim": k["attention.value_length" + mla],
+        "n_group": k.get("expert_group_count", 1),
+        "topk_group": k.get("expert_group_used_count", 1),
+    }
+
+
+def latent_suffix(m: Fixture) -> str:
+    return "_mla" if "attention.key_length_mla" in m.keys else ""
+
+
+def latent_state(m: Fixture, more: dict[str, str] | None = None) -> State:
+    """The tensors of a model with latent attention and experts; `more` names further ones of a layer."""
+    names = SHARED | {
+        "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    }  # fmt: skip
+    state = renamed(m, names | (more or {}), r"_exps\.|exp_probs_b|\.attn_k?v?_b")
+    fused_experts(m, state)
+    for il in range(m.keys["block_count"]):
+        p, b = f"model.layers.{il}.", f"blk.{il}."
+        if b + "exp_probs_b.bias" in m.tensors:
+            state[p + "mlp.gate.e_score_correction_bias"] = m[b + "exp_probs_b.bias"]
+        if not latent_suffix(m):
+            state[p + "self_attn.kv_b_proj.weight"] = m[b + "attn_kv_b.weight"]
+            continue
+        up = np.concatenate([m[b + "attn_k_b.weight"].swapaxes(1, 2), m[b + "attn_v_b.weight"]], 1)
+        state[p + "self_attn.kv_b_proj.weight"] = up.reshape(-1, m.keys["attention.kv_lora_rank"])
+    return state
+
+
+@builder("deepseek2", "deepseek2+heads", "deepseek2+softmax", "mistral4")
+def deepseek2(m: Fixture) -> tuple[Any, State]:
+    arguments = latent_arguments(m)
+    if m.arch == "mistral4":
+        config = transformers.Mistral4Config(**arguments, norm_topk_prob=True)
+    elif m.keys["expert_gating_func"] == 2:
+        config = transformers.DeepseekV3Config(**arguments, norm_topk_prob=True)
+    else:
+        config = transformers.DeepseekV2Config(**arguments, norm_topk_prob=False, topk_method="greedy")
+    return config, latent_state(m)
+
+
+NAMES = {"attn_q_b": "wq_b", "attn_k": "wk", "k_norm": "k_norm", "proj": "weights_proj"}
+
+
+@builder("deepseek32", "glm-dsa", "glm-dsa+shared")
+def sparse(m: Fixture) -> tuple[Any, State]:
+    k = m.keys
+    arguments = latent_arguments(m) | {
+        "index_n_heads": k["attention.indexer.head_count"],
+        "index_head_dim": k["attention.indexer.key_length"],
+        "index_topk": k["attention.indexer.top_k"],
+        "norm_topk_prob": True,
+    }
+    if m.arch == "deepseek32":
+        config = transformers.DeepseekV32Config(**arguments)
+    else:
+        full = k.get("attention.indexer.types", [1] * k["block_count"])
+        config = transformers.GlmMoeDsaConfig(
+            **arguments, indexer_types=["full" if has else "shared" for has in full]
+        )
+    names = {f"indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in NAMES.items()}
+    return config, latent_state(m, names)

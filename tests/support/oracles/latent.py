@@ -1,0 +1,169 @@
+"""Fixtures with latent attention (MLA), over all positions or over those that an indexer chooses."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from oracles.fixture import Fixture
+from oracles.parts import (
+    EXPERTS,
+    HEAD_DIM,
+    N_EMBD,
+    N_FF_EXP,
+    base,
+    feed_forward,
+    fixture,
+    mixture,
+    selection_bias,
+)
+
+LATENT, NOPE, SHARED_KEY = 32, 16, 8
+
+
+def latent_attention(m: Fixture, il: int, n_head: int) -> None:
+    p = f"blk.{il}."
+    m.norm(p + "attn_norm", N_EMBD)
+    m.matrix(p + "attn_q", n_head * (NOPE + SHARED_KEY), N_EMBD, gain=2.0)
+    m.matrix(p + "attn_kv_a_mqa", LATENT + SHARED_KEY, N_EMBD)
+    m.norm(p + "attn_kv_a_norm", LATENT)
+    m.matrix(p + "attn_k_b", n_head, LATENT, NOPE, gain=sqrt(NOPE / LATENT))
+    m.matrix(p + "attn_v_b", n_head, HEAD_DIM, LATENT)
+    m.matrix(p + "attn_output", N_EMBD, n_head * HEAD_DIM, gain=1.5)
+
+
+def deepseek2_layers(m: Fixture, n_layer: int) -> None:
+    n_head, rank_q = m.keys["attention.head_count"], m.keys.get("attention.q_lora_rank", 0)
+    for il in range(n_layer):
+        p = f"blk.{il}."
+        latent_attention(m, il, n_head)
+        if rank_q:
+            q = m.tensors.pop(p + "attn_q.weight")
+            m.matrix(p + "attn_q_a", rank_q, N_EMBD)
+            m.norm(p + "attn_q_a_norm", rank_q)
+            m.matrix(p + "attn_q_b", len(q), rank_q, gain=2.0)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        if m.keys.get("expert_gating_func") == 2:
+            selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+def deepseek2_keys(m: Fixture, n_layer: int, **more: Any) -> None:
+    base(
+        m, n_layer, n_kv=1, **EXPERTS, expert_shared_count=1, leading_dense_block_count=1,
+        expert_shared_feed_forward_length=N_FF_EXP, attention__kv_lora_rank=LATENT,
+        attention__key_length=LATENT + SHARED_KEY, attention__value_length=LATENT,
+        attention__key_length_mla=NOPE + SHARED_KEY, attention__value_length_mla=HEAD_DIM,
+        rope__dimension_count=SHARED_KEY, **more,
+    )  # fmt: skip
+
+
+@fixture("deepseek2")
+def deepseek2(m: Fixture) -> None:
+    """As V3: q from a latent too, sigmoid, groups, YaRN."""
+    deepseek2_keys(
+        m, 4, attention__q_lora_rank=24, expert_gating_func=2, expert_weights_scale=2.5,
+        expert_weights_norm=True, expert_group_count=4, expert_group_used_count=2,
+        rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=64,
+        rope__scaling__yarn_log_multiplier=0.1,
+    )  # fmt: skip
+    deepseek2_layers(m, 4)
+
+
+@fixture("deepseek2+heads")
+def deepseek2_heads(m: Fixture) -> None:
+    """As V2 in files from before April 2025: keys and values of full heads."""
+    deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
+    m.keys |= {
+        "attention.head_count_kv": m.keys["attention.head_count"],
+        "attention.key_length": m.keys.pop("attention.key_length_mla"),
+        "attention.value_length": m.keys.pop("attention.value_length_mla"),
+    }
+    deepseek2_layers(m, 3)
+    for il in range(3):
+        k, v = (m.tensors.pop(f"blk.{il}.attn_{name}_b.weight") for name in "kv")
+        m.put(f"blk.{il}.attn_kv_b.weight", np.concatenate([k.swapaxes(1, 2), v], 1).reshape(-1, LATENT))
+
+
+@fixture("deepseek2+softmax")
+def deepseek2_softmax(m: Fixture) -> None:
+    """As V2: softmax, weights as they are."""
+    deepseek2_keys(m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5)
+    deepseek2_layers(m, 3)
+
+
+@fixture("mistral4")
+def mistral4(m: Fixture) -> None:
+    """YaRN from 16 positions on, which is where the temperature of q begins too."""
+    deepseek2_keys(
+        m, 3, attention__q_lora_rank=24, expert_gating_func=1, expert_weights_scale=1.5,
+        expert_weights_norm=True, rope__scaling__type="yarn", rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=16, rope__scaling__yarn_log_multiplier=0.1,
+        attention__temperature_scale=0.5, attention__temperature_length=16,
+    )  # fmt: skip
+    deepseek2_layers(m, 3)
+
+
+# In every row the last score of 19 that are chosen and the first that is not are at least 1e-4 of the largest
+# score apart, 100 times what F32 errs. With eight heads few scores are 0.
+TOP_K, N_INDEX = 19, 8
+
+
+INDEX_DIM = 64  # llama.cpp turns index keys by a Hadamard matrix of 64 or more
+
+
+RANK_Q = 24
+
+
+def indexer(m: Fixture, il: int) -> None:
+    p = f"blk.{il}.indexer."
+    m.matrix(p + "attn_q_b", N_INDEX * INDEX_DIM, RANK_Q)
+    m.matrix(p + "attn_k", INDEX_DIM, N_EMBD)
+    m.norm(p + "k_norm", INDEX_DIM)
+    m.bias(p + "k_norm", INDEX_DIM)
+    m.matrix(p + "proj", N_INDEX, N_EMBD)
+
+
+def sparse_keys(m: Fixture, n_layer: int, **more: Any) -> None:
+    deepseek2_keys(
+        m, n_layer, attention__q_lora_rank=RANK_Q, expert_gating_func=2, expert_weights_scale=2.5,
+        expert_weights_norm=True, attention__indexer__head_count=N_INDEX,
+        attention__indexer__key_length=INDEX_DIM, attention__indexer__top_k=TOP_K, **more,
+    )  # fmt: skip
+
+
+@fixture("deepseek32")
+def deepseek32(m: Fixture) -> None:
+    """Groups of experts and YaRN, as deepseek2; an indexer in every layer."""
+    sparse_keys(
+        m, 4, expert_group_count=4, expert_group_used_count=2, rope__scaling__type="yarn",
+        rope__scaling__factor=4.0, rope__scaling__original_context_length=64,
+        rope__scaling__yarn_log_multiplier=0.1,
+    )  # fmt: skip
+    deepseek2_layers(m, 4)
+    for il in range(4):
+        indexer(m, il)
+
+
+@fixture("glm-dsa")
+def glm_dsa(m: Fixture) -> None:
+    """An indexer in every layer, as GLM-5."""
+    sparse_keys(m, 3)
+    deepseek2_layers(m, 3)
+    for il in range(3):
+        indexer(m, il)
+
+
+@fixture("glm-dsa+shared")
+def glm_dsa_shared(m: Fixture) -> None:
+    """As GLM-5.2: two layers without an indexer attend to the keys that the one before them chose."""
+    full = [True, True, False, False, True]
+    sparse_keys(m, len(full), attention__indexer__types=full)
+    deepseek2_layers(m, len(full))
+    for il, has in enumerate(full):
+        if has:
+            indexer(m, il)

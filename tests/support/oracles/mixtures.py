@@ -1,0 +1,225 @@
+"""Fixtures with experts and RMS norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oracles.dense import GRANITE
+from oracles.fixture import Fixture
+from oracles.parts import (
+    EXPERTS,
+    HEAD_DIM,
+    N_EMBD,
+    N_EXPERT,
+    N_FF_EXP,
+    attention,
+    base,
+    feed_forward,
+    fixture,
+    mixture,
+    selection_bias,
+    wide_norms,
+)
+
+
+@fixture("llama+experts")
+def llama_experts(m: Fixture) -> None:
+    base(m, 4, **{**EXPERTS, "feed_forward_length": N_FF_EXP})
+    for il in range(4):
+        attention(m, il)
+        mixture(m, il)
+
+
+@fixture("qwen2moe")
+def qwen2moe(m: Fixture) -> None:
+    """The chosen experts' weights are not normalised; a shared expert with a gate."""
+    base(m, 4, **EXPERTS, expert_shared_feed_forward_length=48)
+    for il in range(4):
+        attention(m, il, bias="qkv")
+        mixture(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+        m.put(f"blk.{il}.ffn_gate_inp_shexp.weight", m.normal(f"blk.{il}.shexp", N_EMBD) / 8)
+
+
+@fixture("qwen3moe")
+def qwen3moe(m: Fixture) -> None:
+    base(m, 4, **EXPERTS)
+    for il in range(4):
+        attention(m, il, head_norms=True)
+        mixture(m, il)
+
+
+@fixture("qwen3vlmoe")
+def qwen3vlmoe(m: Fixture) -> None:
+    base(m, 3, **EXPERTS, rope__dimension_sections=[3, 3, 2, 0])
+    for il in range(3):
+        attention(m, il, head_norms=True)
+        mixture(m, il)
+
+
+@fixture("glm4moe")
+def glm4moe(m: Fixture) -> None:
+    """A dense layer first; sigmoid routing with a bias for selection only; a shared expert; a layer that
+    predicts one token further, which nothing reads."""
+    base(
+        m, 5, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_shared_count=1,
+        leading_dense_block_count=1, expert_gating_func=2, expert_weights_scale=1.5, expert_weights_norm=True,
+        nextn_predict_layers=1,
+    )  # fmt: skip
+    for il in range(5):
+        p = f"blk.{il}."
+        attention(m, il, bias="qkv", head_norms=True)
+        m.norm(p + "post_attention_norm", N_EMBD)
+        if il == 0:
+            feed_forward(m, il, norm="")
+            continue
+        mixture(m, il, norm="")
+        m.bias(p + "exp_probs_b", N_EXPERT)
+        feed_forward(m, il, norm="", suffix="_shexp")
+    m.unread = ("blk.4.",)
+    m.matrix("blk.4.nextn.eh_proj", N_EMBD, 2 * N_EMBD)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        m.norm(f"blk.4.nextn.{name}", N_EMBD)
+
+
+@fixture("gpt-oss")
+def gpt_oss(m: Fixture) -> None:
+    """A window in every other layer, sinks, biases everywhere, experts chosen and weighted by raw logits."""
+    base(
+        m, 5, **EXPERTS, attention__sliding_window=12, rope__scaling__type="yarn", rope__scaling__factor=8.0,
+        rope__scaling__original_context_length=64, rope__freq_base=150.0,
+    )  # fmt: skip
+    for il in range(5):
+        p = f"blk.{il}."
+        attention(m, il, bias="qkvo")
+        m.put(p + "attn_sinks.weight", m.normal(p + "attn_sinks", 4) + 1)
+        mixture(m, il, bias=True, norm="post_attention_norm")
+
+
+@fixture("granitemoe")
+def granitemoe(m: Fixture) -> None:
+    base(m, 3, **GRANITE, **EXPERTS, feed_forward_length=N_FF_EXP)
+    for il in range(3):
+        attention(m, il)
+        mixture(m, il)
+
+
+@fixture("granitemoe+shared")
+def granitemoe_shared(m: Fixture) -> None:
+    base(m, 3, **GRANITE, **EXPERTS, feed_forward_length=N_FF_EXP, expert_shared_feed_forward_length=48)
+    for il in range(3):
+        attention(m, il)
+        mixture(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("ernie4_5-moe")
+def ernie4_5_moe(m: Fixture) -> None:
+    """A dense layer, then experts and a shared one."""
+    base(
+        m, 4, **EXPERTS, expert_shared_count=1, expert_shared_feed_forward_length=32,
+        leading_dense_block_count=1, interleave_moe_layer_step=1,
+    )  # fmt: skip
+    for il in range(4):
+        attention(m, il)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("hunyuan-moe")
+def hunyuan_moe(m: Fixture) -> None:
+    base(m, 3, **EXPERTS, feed_forward_length=N_FF_EXP, expert_shared_feed_forward_length=32)
+    for il in range(3):
+        attention(m, il, head_norms=True)
+        mixture(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("minimax-m2")
+def minimax_m2(m: Fixture) -> None:
+    """Half of a head rotated."""
+    base(
+        m, 4, **EXPERTS, rope__dimension_count=HEAD_DIM // 2, expert_gating_func=2,
+        feed_forward_length=N_FF_EXP,
+    )  # fmt: skip
+    for il in range(4):
+        attention(m, il)
+        wide_norms(m, il)
+        mixture(m, il)
+        selection_bias(m, il)
+
+
+def llama4_layers(m: Fixture, n_layer: int, **keys: Any) -> None:
+    """Experts and a shared one in every second layer."""
+    base(m, n_layer, **{**EXPERTS, "expert_used_count": 1}, interleave_moe_layer_step=2, **keys)
+    for il in range(n_layer):
+        attention(m, il)
+        if il % 2 == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("llama4")
+def llama4(m: Fixture) -> None:
+    """A period and one layer more."""
+    llama4_layers(m, 5)
+
+
+@fixture("llama4+chunks")
+def llama4_chunks(m: Fixture) -> None:
+    """Chunks of 16, and a temperature that grows with every 16 positions."""
+    m.alone = "llama.cpp has chunks of 8,192 alone"
+    llama4_layers(m, 4, attention__sliding_window=16, attention__temperature_length=16)
+
+
+@fixture("olmoe")
+def olmoe(m: Fixture) -> None:
+    base(m, 3, n_kv=4, **EXPERTS, feed_forward_length=N_FF_EXP)
+    for il in range(3):
+        attention(m, il)
+        wide_norms(m, il)
+        mixture(m, il)
+
+
+def dense_first(m: Fixture, n_layer: int, **keys: Any) -> None:
+    """A dense layer, then experts chosen by sigmoid and a bias, and a shared one."""
+    base(
+        m, n_layer, **EXPERTS, expert_shared_count=1, leading_dense_block_count=1, expert_gating_func=2,
+        expert_weights_scale=2.5, expert_weights_norm=True, **keys,
+    )  # fmt: skip
+    for il in range(n_layer):
+        attention(m, il, head_norms=True)
+        if il == 0:
+            feed_forward(m, il)
+            continue
+        mixture(m, il)
+        selection_bias(m, il)
+        feed_forward(m, il, norm="", suffix="_shexp")
+
+
+@fixture("dots1")
+def dots1(m: Fixture) -> None:
+    dense_first(m, 3, n_kv=4)
+
+
+@fixture("exaone-moe")
+def exaone_moe(m: Fixture) -> None:
+    """A period of windows and one layer more."""
+    dense_first(m, 5, attention__sliding_window=16, expert_shared_feed_forward_length=N_FF_EXP)
+
+
+@fixture("afmoe")
+def afmoe(m: Fixture) -> None:
+    """As exaone-moe, with a gate, and norms after attention and FFN."""
+    dense_first(m, 5, attention__sliding_window=16)
+    m.tensors["token_embd.weight"] /= 4
+    for il in range(5):
+        m.matrix(f"blk.{il}.attn_gate", 4 * HEAD_DIM, N_EMBD, gain=2.0)
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            m.norm(f"blk.{il}.{name}", N_EMBD)
