@@ -9,9 +9,10 @@ from typing import Any
 from vkbackend.models.engine.completion import Chunk, Completion, report
 from vkbackend.models.text.harmony import HarmonyReader
 from vkbackend.models.text.reasoning import ReasoningSplit
+from vkbackend.models.tool_calls.calls import new_id
 from vkbackend.models.tool_calls.formats import ToolFormat
-from vkbackend.models.tool_calls.reader import ToolReader, new_id
-from vkbackend.models.tool_calls.source import Found, ToolDelta
+from vkbackend.models.tool_calls.reader import ToolReader
+from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,13 @@ class AnswerReader:
             chunk = replace(chunk, finish_reason="stop", timings=chunk.timings or report(None))
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
-    def _parts(self, text: str, last: bool) -> Iterable[tuple[Found, bool]]:
+    def _parts(self, text: str, last: bool) -> Iterable[tuple[AnswerPart, bool]]:
         """Pairs of a part (a content, a thought or a call) and whether it is a thought."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:
             return [(piece.text, piece.is_thought) for piece in self._thoughts.push(text, last=last)]
-        found: list[tuple[Found, bool]] = []
+        found: list[tuple[AnswerPart, bool]] = []
         for piece in self._thoughts.push(text, last=last):
             if piece.is_thought:
                 found.append((piece.text, True))
@@ -127,7 +128,7 @@ class AnswerReader:
 
     def _of_channels(
         self, reader: HarmonyReader, text: str, last: bool
-    ) -> Generator[tuple[Found, bool], None, None]:
+    ) -> Generator[tuple[AnswerPart, bool], None, None]:
         for part in reader.push(text, last=last):
             if part.recipient and part.begins:
                 self._n_calls += 1

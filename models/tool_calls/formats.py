@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from vkbackend.models.tool_calls.reader import ToolReader
-from vkbackend.models.tool_calls.source import Found, Trying
+from vkbackend.models.tool_calls.argument_values import resolved, value_of
+from vkbackend.models.tool_calls.calls import CallReader
+from vkbackend.models.tool_calls.source import AnswerPart, Trying
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class ToolFormat:
 
     name: str
     openers: tuple[str, ...]
-    read: Callable[[ToolReader], Trying] | None
+    read: Callable[[CallReader], Trying] | None
     inner: tuple[str, ...] = ()
     at_start: bool = False
     described: bool = False
@@ -35,7 +36,7 @@ class ToolFormat:
 # ---- JSON between markers ----
 
 
-def _hermes(r: ToolReader) -> Trying:
+def _hermes(r: CallReader) -> Trying:
     yield from r.source.begins("<tool_call>")
     if not (yield from r.call_object()):
         return False
@@ -44,7 +45,7 @@ def _hermes(r: ToolReader) -> Trying:
     return True
 
 
-def _json_answer(r: ToolReader) -> Trying:
+def _json_answer(r: CallReader) -> Trying:
     """The whole answer is a call of a known tool, or several such calls in a row."""
     yield from r.source.begins("<|python_tag|>")
     n = r.n_calls
@@ -57,14 +58,14 @@ def _json_answer(r: ToolReader) -> Trying:
     return r.n_calls > n
 
 
-def _lenient(r: ToolReader) -> Trying:
+def _lenient(r: CallReader) -> Trying:
     """For a template that does not say how calls are written: JSON, maybe between markers."""
     if r.source.text.startswith("<tool_call>"):
         return (yield from _hermes(r))
     return (yield from _json_answer(r))
 
 
-def _mistral(r: ToolReader) -> Trying:
+def _mistral(r: CallReader) -> Trying:
     """[TOOL_CALLS][{...}, {...}], or since 2025 [TOOL_CALLS]name[ARGS]{...}, each with its marker."""
     yield from r.source.begins("[TOOL_CALLS]")
     yield from r.source.skip_space()
@@ -83,7 +84,7 @@ def _mistral(r: ToolReader) -> Trying:
     return True
 
 
-def _row(r: ToolReader, closer: str) -> Trying:
+def _row(r: CallReader, closer: str) -> Trying:
     """[{...}, {...}] and what closes it."""
     n = r.n_calls
     is_row = (yield from r.source.begins("[")) is not None
@@ -99,13 +100,13 @@ def _row(r: ToolReader, closer: str) -> Trying:
     return True
 
 
-def _phi4(r: ToolReader) -> Trying:
+def _phi4(r: CallReader) -> Trying:
     yield from r.source.begins("<|tool_call|>")
     yield from r.source.skip_space()
     return (yield from _row(r, "<|/tool_call|>"))
 
 
-def _kimi(r: ToolReader) -> Trying:
+def _kimi(r: CallReader) -> Trying:
     """The id names the function: functions.NAME:INDEX."""
     yield from r.source.begins("<|tool_calls_section_begin|>")
     n = r.n_calls
@@ -128,7 +129,7 @@ CALL, CALL_END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581ca
 SEPARATOR = "<\uff5ctool\u2581sep\uff5c>"
 
 
-def _deepseek(r: ToolReader) -> Trying:
+def _deepseek(r: CallReader) -> Trying:
     """V3.1: NAME, separator, JSON; before: "function", separator, NAME and JSON in a fence."""
     yield from r.source.begins(CALLS)
     n = r.n_calls
@@ -152,68 +153,17 @@ def _deepseek(r: ToolReader) -> Trying:
 # ---- arguments one by one ----
 
 
-def value_of(text: str, schema: Any) -> Any:
-    """The value of a written argument: the text if the schema wants a string; else the text as JSON; else, if
-    it is not JSON, the text."""
-    kinds, word = kinds_of(schema), text.strip()
-    if "null" in kinds and word.lower() in ("null", "none"):
-        return None
-    if "string" in kinds:
-        return text
-    if word in ("True", "False"):  # as Python writes them
-        return word == "True"
-    try:
-        return json.loads(word, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN is no JSON
-
-
-_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-
-
-def kinds_of(schema: Any) -> set[str]:
-    """The JSON types that a schema names, those of its listed values and alternatives included; may be
-    empty."""
-    if not isinstance(schema, dict):
-        return set()
-    named = schema.get("type", [])
-    kinds = {named} if isinstance(named, str) else {kind for kind in named if isinstance(kind, str)}
-    values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
-    kinds |= {_KINDS[type(value)] for value in values if type(value) in _KINDS}
-    for one in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
-        kinds |= kinds_of(one)
-    return kinds
-
-
-def _schema(r: ToolReader, name: str, argument: str) -> Any:
+def _schema(r: CallReader, name: str, argument: str) -> Any:
     found = r.tools.get(name)
     properties = found.get("properties") if isinstance(found, dict) else None
     schema = properties.get(argument) if isinstance(properties, dict) else None
     return resolved(schema, found)
 
 
-def resolved(schema: Any, whole: Any) -> Any:
-    """The schema that a $ref within the tool's schema stands for; a schema without $ref is returned as it
-    is."""
-    for _ in range(8):
-        where = schema.get("$ref") if isinstance(schema, dict) else None
-        if not isinstance(where, str) or not where.startswith("#/"):
-            return schema
-        found = whole
-        for key in where[2:].split("/"):
-            found = found.get(key) if isinstance(found, dict) else None
-        schema = found
-    return schema
-
-
-def _coder(opener: str, closer: str) -> Callable[[ToolReader], Trying]:
+def _coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
     """A reader of functions, each parameter on lines of its own, between markers that may be missing."""
 
-    def read(r: ToolReader) -> Trying:
+    def read(r: CallReader) -> Trying:
         yield from r.source.begins(opener)
         n = r.n_calls
         while True:
@@ -231,7 +181,7 @@ def _coder(opener: str, closer: str) -> Callable[[ToolReader], Trying]:
     return read
 
 
-def _parameters(r: ToolReader, name: str) -> Generator[Found | None, None, dict[str, Any]]:
+def _parameters(r: CallReader, name: str) -> Generator[AnswerPart | None, None, dict[str, Any]]:
     arguments: dict[str, Any] = {}
     yield from r.source.skip_space()
     while (yield from r.source.begins("<parameter=")) is not None:
@@ -245,7 +195,7 @@ def _parameters(r: ToolReader, name: str) -> Generator[Found | None, None, dict[
     return arguments
 
 
-def _glm(r: ToolReader) -> Trying:
+def _glm(r: CallReader) -> Trying:
     yield from r.source.begins("<tool_call>")
     name, mark = yield from r.source.until("<arg_key>", "</tool_call>")
     name = name.strip()
@@ -262,7 +212,7 @@ def _glm(r: ToolReader) -> Trying:
     return True
 
 
-def _gemma(r: ToolReader) -> Trying:
+def _gemma(r: CallReader) -> Trying:
     """call:NAME{key:value,...}, strings between quotes of their own."""
     opener = yield from r.source.begins("<|tool_call>", "<start_function_call>")
     text, _ = yield from r.source.until("<tool_call|>", "<end_function_call>")

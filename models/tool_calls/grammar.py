@@ -10,7 +10,8 @@ from typing import Any
 from vkbackend.checks import refused
 from vkbackend.models.grammar.structure import json_rule, regex_to_lark
 from vkbackend.models.tool_calls import formats
-from vkbackend.models.tool_calls.formats import ToolFormat, kinds_of, resolved
+from vkbackend.models.tool_calls.argument_values import kinds_of, resolved
+from vkbackend.models.tool_calls.formats import ToolFormat
 
 Special = Callable[[str], int | None]  # the control token of a text
 

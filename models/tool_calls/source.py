@@ -20,9 +20,9 @@ class ToolDelta:
     arguments: str = ""
 
 
-Found = str | ToolDelta
-Reading = Generator[Found | None, None, None]
-Trying = Generator[Found | None, None, bool]
+AnswerPart = str | ToolDelta
+Reading = Generator[AnswerPart | None, None, None]
+Trying = Generator[AnswerPart | None, None, bool]
 
 
 class Source:

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
 
+from vkbackend.models.tool_calls.argument_values import value_of
+from vkbackend.models.tool_calls.calls import MAX_HEAD
 from vkbackend.models.tool_calls.formats import (
     DEEPSEEK,
     FORMATS,
@@ -30,9 +32,8 @@ from vkbackend.models.tool_calls.formats import (
     SEED,
     ToolFormat,
     format_of,
-    value_of,
 )
-from vkbackend.models.tool_calls.reader import MAX_HEAD, ToolReader
+from vkbackend.models.tool_calls.reader import ToolReader
 from vkbackend.models.tool_calls.source import JsonEnd, ToolDelta
 
 pytestmark = pytest.mark.no_vulkan

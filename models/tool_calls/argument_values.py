@@ -1,0 +1,57 @@
+"""The values of arguments that a model writes as plain text, by the JSON Schema of the tool."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def value_of(text: str, schema: Any) -> Any:
+    """The value of a written argument: the text if the schema wants a string; else the text as JSON; else, if
+    it is not JSON, the text."""
+    kinds, word = kinds_of(schema), text.strip()
+    if "null" in kinds and word.lower() in ("null", "none"):
+        return None
+    if "string" in kinds:
+        return text
+    if word in ("True", "False"):  # as Python writes them
+        return word == "True"
+    try:
+        return json.loads(word, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)  # NaN is no JSON
+
+
+_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+
+def kinds_of(schema: Any) -> set[str]:
+    """The JSON types that a schema names, those of its listed values and alternatives included; may be
+    empty."""
+    if not isinstance(schema, dict):
+        return set()
+    named = schema.get("type", [])
+    kinds = {named} if isinstance(named, str) else {kind for kind in named if isinstance(kind, str)}
+    values = [*schema.get("enum", []), *([schema["const"]] if "const" in schema else [])]
+    kinds |= {_KINDS[type(value)] for value in values if type(value) in _KINDS}
+    for one in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+        kinds |= kinds_of(one)
+    return kinds
+
+
+def resolved(schema: Any, whole: Any) -> Any:
+    """The schema that a $ref within the tool's schema stands for; a schema without $ref is returned as it
+    is."""
+    for _ in range(8):
+        where = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(where, str) or not where.startswith("#/"):
+            return schema
+        found = whole
+        for key in where[2:].split("/"):
+            found = found.get(key) if isinstance(found, dict) else None
+        schema = found
+    return schema

@@ -1,0 +1,113 @@
+"""The parts of a tool call that several formats share, as generators over a `Source`."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from vkbackend.models.tool_calls.source import JsonEnd, Reading, Source, ToolDelta, Trying
+
+_HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
+)
+MAX_HEAD = 512  # characters of a call up to its arguments
+ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # what Mistral's templates take
+
+
+def new_id() -> str:
+    return "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
+
+
+class CallReader:
+    """Reads calls from `source`. `tools`: schemas of the arguments, by the names of the functions."""
+
+    def __init__(self, tools: Mapping[str, Any]) -> None:
+        self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
+
+    def begin(self, name: str, id_: str | None = None) -> ToolDelta:
+        """The next call."""
+        self.n_calls += 1
+        return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
+
+    def arguments(self) -> Reading:
+        """Stream the JSON object that comes next as the arguments of the last call; {} if none comes."""
+        yield from self.source.skip_space()
+        if not self.source.text.startswith("{"):
+            yield ToolDelta(self.n_calls - 1, arguments="{}")
+            self.n_done = self.n_calls
+            return
+        end = JsonEnd()
+        while True:
+            n = end.push(self.source.text)
+            piece = self.source.cut(len(self.source.text) if n is None else n)
+            if piece:
+                yield ToolDelta(self.n_calls - 1, arguments=piece)
+            if n is not None or self.source.ended:
+                self.n_done = self.n_calls
+                return
+            yield None
+
+    def whole(self, name: str, arguments: Any, id_: str | None = None) -> Reading:
+        """A call whose name and arguments are known at once."""
+        yield self.begin(name, id_)
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        yield ToolDelta(self.n_calls - 1, arguments=text)
+        self.n_done = self.n_calls
+
+    def call_object(self, names: Collection[str] | None = None) -> Trying:
+        """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it is such an
+        object, with one of the `names` (None: any)."""
+        source, end, seen = self.source, JsonEnd(), 0
+        while True:
+            # After MAX_HEAD characters without a head, the name follows the arguments, or is missing.
+            head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
+            if head and (name := _decoded(head[1])) is not None:
+                if names is not None and name not in names:
+                    return False
+                source.cut(head.end())
+                yield self.begin(name)
+                yield from self.arguments()
+                yield from self._rest_of_object()
+                return True
+            n = end.push(source.text[seen:])
+            if n is not None:
+                value = _decoded(source.text[: seen + n])
+                return (yield from self._of_object(value, names, seen + n))
+            seen = len(source.text)
+            if source.ended:
+                return False
+            yield None
+
+    def _of_object(self, value: Any, names: Collection[str] | None, n: int) -> Trying:
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return False
+        if names is not None and value["name"] not in names:
+            return False
+        arguments = value.get("arguments", value.get("parameters", {}))
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, dict | str):
+            return False
+        self.source.cut(n)
+        id_ = value.get("id")
+        yield from self.whole(value["name"], arguments, id_ if isinstance(id_, str) else None)
+        return True
+
+    def _rest_of_object(self) -> Reading:
+        end = JsonEnd(depth=1)
+        while True:
+            n = end.push(self.source.text)
+            self.source.cut(len(self.source.text) if n is None else n)
+            if n is not None or self.source.ended:
+                return
+            yield None
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
