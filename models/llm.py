@@ -25,7 +25,7 @@ from vkbackend.models.chats.methods import Chats
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.channel import Channel
 from vkbackend.models.engine.completion import Chunk, Completion
-from vkbackend.models.engine.hosting import Hosted, LocalEngine, RemoteEngine
+from vkbackend.models.engine.engine_process import Hosted, LocalEngine, RemoteEngine
 from vkbackend.models.engine.messages import (
     Logits,
     Memory,
@@ -100,7 +100,7 @@ class LLM(Chats, Slots):
     def _engine(self, options: Options) -> Callable[[Options, Channel], Hosted]:
         if options.hostfile is None:
             return RemoteEngine if self._apart else LocalEngine
-        from vkbackend.models.engine.group_engine import GroupEngine  # needs the extra hosts
+        from vkbackend.models.hosts.group_engine import GroupEngine  # needs the extra hosts
 
         self._apart = True
         return GroupEngine

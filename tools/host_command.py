@@ -9,11 +9,11 @@ import sys
 from vkbackend.errors import VkbackendError
 from vkbackend.meta.speed import measure_speed
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.host_group import Group
-from vkbackend.models.engine.hostfile import HostFile, read_hostfile
-from vkbackend.models.engine.rank import add_arguments, arrive
-from vkbackend.models.engine.rank import run as run_rank
 from vkbackend.models.gguf.reader import GGUF
+from vkbackend.models.hosts.group import Group
+from vkbackend.models.hosts.hostfile import HostFile, read_hostfile
+from vkbackend.models.hosts.rank import add_arguments, arrive
+from vkbackend.models.hosts.rank import run as run_rank
 from vkbackend.runtime import Device
 from vkbackend.tools import cli
 from vkbackend.tools.console import console, size, table

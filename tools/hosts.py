@@ -15,8 +15,8 @@ import subprocess
 import sys
 
 from vkbackend.errors import InvalidArgument
-from vkbackend.models.engine.hostfile import read_hostfile
-from vkbackend.models.engine.launch import GroupProcess
+from vkbackend.models.hosts.hostfile import read_hostfile
+from vkbackend.models.hosts.launch import GroupProcess
 
 CHILD = ("generate", "chat", "serve")  # they run here and start the hosts as child processes
 INSIDE = ("bench", "sweep", "perplexity", "plan", "bench-reduce")  # they run in the process of host 0

@@ -22,6 +22,7 @@ from vkbackend.errors import (
     UnsupportedPlatform,
     VkbackendError,
 )
+from vkbackend.version import VERSION
 
 if sys.platform != "linux":
     raise UnsupportedPlatform(
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from vkbackend.models.engine.completion import Chunk, Completion
     from vkbackend.models.llm import LLM
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "LLM",

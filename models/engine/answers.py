@@ -19,9 +19,9 @@ from weakref import ref
 
 from vkbackend import env, forks
 from vkbackend.errors import Timeout, VkbackendError
-from vkbackend.models.engine import hosting
+from vkbackend.models.engine import engine_process
 from vkbackend.models.engine.channel import Abandoned, Channel, Letter, Next
-from vkbackend.models.engine.hosting import WAIT_SLICE_S, Hosted
+from vkbackend.models.engine.engine_process import WAIT_SLICE_S, Hosted
 from vkbackend.models.engine.messages import (
     Answer,
     Close,
@@ -92,12 +92,12 @@ class Mailbox:
         """Release the engine; may be called again, also after an interrupt. Raises Timeout if a step does not
         end in time; the engine releases itself when the step has ended."""
         # Long enough for the step in work to end, or for the engine's process to be ended.
-        if not self._end(env.timeout_s() + hosting.ANSWER_MARGIN_S + hosting.CLOSE_S):
+        if not self._end(env.timeout_s() + engine_process.ANSWER_MARGIN_S + engine_process.CLOSE_S):
             raise Timeout("the engine is still in a step; close the LLM again when that has ended")
 
     def end(self) -> None:
         """Release the engine, at once or later: for finalizers, which nobody waits for."""
-        self._end(hosting.CLOSE_S)
+        self._end(engine_process.CLOSE_S)
 
     def _end(self, timeout_s: float) -> bool:
         self._closed = True
@@ -204,7 +204,7 @@ def _live(host: Host, channel: Channel, owner: ref[Mailbox]) -> None:
 
 def _end_all() -> None:
     """End all engines before the interpreter does: it stops daemon threads wherever they are."""
-    deadline = time.monotonic() + hosting.CLOSE_S
+    deadline = time.monotonic() + engine_process.CLOSE_S
     channels = list(_working)
     for channel in channels:
         channel.inbox.put(Close())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from vkbackend.ops import CELL_BLOCK
@@ -58,6 +58,20 @@ class Held:
     low: list[int]  # by group: the first index that is held
     high: list[int]  # by group: the index after the last one that is held
     lent: Node | None = None  # whose state the next run reads
+
+
+@dataclass(slots=True)
+class SlotContent:
+    """What a slot holds: K and V of positions 0..n_stored, which are `tokens[:n_stored]`.
+
+    `tokens` has one more if the next token is known but has not run: usually the one sampled last. The
+    sequence can go on at any position from `resumable` on. Layers with a window w keep what a row there sees:
+    K and V from resumable - w + 1 on, or from 0 if `resumable` is 0.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    n_stored: int = 0
+    resumable: int = 0
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """The engine: requests in, news out. Continuous batching of many sequences over the slots of one runner.
 
-It speaks in messages (messages.py) and shares no object with its caller, so it runs in the caller's process
-or in its own (hosting.py). It knows tokens, slots and sampling; no text, no device. scheduler.py says what a
-step computes.
+It speaks in messages (messages.py) and shares no object with its caller, so it may have its own process
+(engine_process.py). It knows tokens, slots and sampling, but no text and no device.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
-from vkbackend.models.engine.flights import Flight, Mark, Rows, candidates_of, rows_of
 from vkbackend.models.engine.grammars import Grammars
+from vkbackend.models.engine.in_flight import Flight, Mark, Rows, candidates_of, rows_of
 from vkbackend.models.engine.messages import (
     Cancel,
     Close,
@@ -37,8 +36,8 @@ from vkbackend.models.engine.messages import (
     check_tokens,
 )
 from vkbackend.models.engine.prefix_cache import PrefixCache
-from vkbackend.models.engine.scheduler import Batch, Scheduler
-from vkbackend.models.engine.sequence import Sequence
+from vkbackend.models.engine.scheduler import Scheduler
+from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.slot_requests import SlotRequests
 from vkbackend.models.engine.step_times import StepTimes
 from vkbackend.models.engine.waiting import Deadlines, Waiting, late

@@ -12,8 +12,7 @@ import numpy as np
 
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.engine.messages import ErrorData, Generate
-from vkbackend.models.engine.scheduler import Batch
-from vkbackend.models.engine.sequence import Sequence
+from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.grammar.compiler import Compiler, Vocabulary, mask_words
 
 if TYPE_CHECKING:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vkbackend.buffer import Home
 from vkbackend.meta.mesh import Mesh
-
-if TYPE_CHECKING:
-    from vkbackend.models.engine.host_group import Group
+from vkbackend.models.engine.group import Group
 
 
 def memory_report(mesh: Mesh, free_before: Sequence[int | None], group: Group | None) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,13 @@ from vkbackend.meta.speed import measure_gpus
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
-from vkbackend.models.engine.flights import Launched, Rows, n_stages
+from vkbackend.models.engine.group import Group
+from vkbackend.models.engine.in_flight import Launched, Rows, n_stages
 from vkbackend.models.engine.memory_report import memory_report
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
+from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options, with_a_share
 from vkbackend.models.placement.control_vectors import marked, read_control_vectors
@@ -42,11 +43,8 @@ from vkbackend.models.placement.traced_steps import in_halves, step_shape, step_
 from vkbackend.models.rope_options import state_rope
 from vkbackend.open_device import runtime_of
 from vkbackend.ops import CELL_BLOCK
+from vkbackend.runtime import Device
 from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix, Run, StepParams, cut_runs, n_single
-
-if TYPE_CHECKING:
-    from vkbackend.models.engine.host_group import Group
-    from vkbackend.runtime import Device
 
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 
@@ -387,7 +385,7 @@ class Runner:
         """Release everything; may be called twice."""
         if self.group:
             with suppress(VkbackendError):  # what is on its way to memory that goes now
-                while self._launched and not self.group.transport.lost:
+                while self._launched and not self.group.lost:
                     self.mesh.check_usable()
                     self.collect(self._launched[0])
             self.group.close()

@@ -11,7 +11,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,8 @@ from vkbackend.errors import InvalidArgument, StateError
 from vkbackend.formats import row_nbytes
 from vkbackend.meta.gather import PIECE_NBYTES, gather_rows, matrix_of, scatter_rows, transfers
 from vkbackend.meta.tensor import Weight
+from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.state_checksums import check, checksums
-from vkbackend.models.gguf.reader import GGUF
 
 if TYPE_CHECKING:
     from vkbackend.models.engine.runner import Runner
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "vkbackend.state", "1"
 MAX_HEADER_NBYTES = 1 << 20  # 2,048 caches of 1,024 layers take 0.4 MiB
-SAMPLE_NBYTES = 256  # of each tensor, for the fingerprint
 _DTYPES = {  # type in a safetensors header, and in numpy; quantized blocks are bytes
     "f32": ("F32", "<f4"),
     "f16": ("F16", "<f2"),
@@ -43,36 +41,6 @@ _DTYPES = {  # type in a safetensors header, and in numpy; quantized blocks are 
     "q8_0": ("U8", "u1"),
     "q4_0": ("U8", "u1"),
 }
-
-
-@dataclass(slots=True)
-class SlotContent:
-    """What a slot holds: K and V of positions 0..n_stored, which are `tokens[:n_stored]`.
-
-    `tokens` has one more if the next token is known but has not run: usually the one sampled last. The
-    sequence can go on at any position from `resumable` on. Layers with a window w keep what a row there sees:
-    K and V from resumable - w + 1 on, or from 0 if `resumable` is 0.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    n_stored: int = 0
-    resumable: int = 0
-
-
-def fingerprint(gguf: GGUF) -> str:
-    """SHA-256 over what K and V depend on: hyper-parameters, and name, type, shape and first bytes of every
-    tensor. Equal for a file, its copy and its parts; other weights of the same shapes differ.
-    """
-    digest = hashlib.sha256(gguf.architecture.encode())
-    for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
-        value = gguf.metadata[key]
-        digest.update(repr((key, value.tolist() if isinstance(value, np.ndarray) else value)).encode())
-    if gguf.stated:
-        digest.update(repr(sorted(gguf.stated.items())).encode())
-    for name, info in sorted(gguf.tensors.items()):
-        digest.update(repr((name, info.type, info.shape)).encode())
-        digest.update(gguf.data(name)[:SAMPLE_NBYTES].tobytes())
-    return digest.hexdigest()
 
 
 # ---- save ----

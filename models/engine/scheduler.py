@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vkbackend.models.engine.blocks import Copy, Node
+from vkbackend.models.engine.blocks import Copy, Node, SlotContent
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.messages import Logits
 from vkbackend.models.engine.prefix_cache import PrefixCache
-from vkbackend.models.engine.saved_state import SlotContent
-from vkbackend.models.engine.sequence import Sequence
+from vkbackend.models.engine.sequence import Batch, Sequence
 from vkbackend.models.engine.waiting import Waiting
 from vkbackend.ops import CELL_BLOCK
 
 COMPARED = 256  # tokens compared at once
-
-Batch = list[tuple[Sequence, int, int]]  # sequences, their rows, and how many of these give logits
 
 
 def _turn(sequence: Sequence) -> tuple[int, int]:

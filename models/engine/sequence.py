@@ -69,3 +69,6 @@ class Sequence:
         return Timings(
             self.prompt_n, self.prompt_s, self.decode_n, self.decode_s, self.n_reduces, self.reduce_s
         )
+
+
+Batch = list[tuple[Sequence, int, int]]  # sequences, their rows, and how many of these give logits

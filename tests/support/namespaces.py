@@ -93,7 +93,7 @@ class Net:
         """The process of each host's rank, by host."""
         found = {}
         for pid, words in self.processes().items():
-            if "models.engine.rank" in words and words.startswith(sys.executable):
+            if "models.hosts.rank" in words and words.startswith(sys.executable):
                 address = words.partition("--address ")[2].split()[0]
                 found[int(address.rpartition(".")[2]) - 1] = pid
         return found

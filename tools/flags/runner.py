@@ -21,7 +21,7 @@ from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 
 if TYPE_CHECKING:
-    from vkbackend.models.engine.host_group import Group
+    from vkbackend.models.hosts.group import Group
 
 
 # The hosts that run a command together, and their devices: `hosts run` sets them in the process of host 0.

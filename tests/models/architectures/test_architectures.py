@@ -36,8 +36,8 @@ from runners import load_runner
 from vkbackend.meta.sizing import bucket
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.step import Run
 
 EXACT = 1e-5  # NMSE to the oracles; found on lavapipe: 5e-13 to 2e-11

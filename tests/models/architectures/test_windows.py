@@ -28,10 +28,10 @@ from vkbackend.models.architectures.llama import Model as Llama
 from vkbackend.models.architectures.memory_specs import KVSpec, LayerCache
 from vkbackend.models.engine import runner as runner_module
 from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Generate
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.engine.saved_state import SlotContent
 from vkbackend.models.placement.cache_plan import blocks_of_owners
 from vkbackend.models.placement.layout import largest_cache, sizes
 from vkbackend.models.sampling.params import SamplingParams

@@ -19,8 +19,8 @@ from oracles.fixtures import FIXTURES, build
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.models.architectures.registry import load_model
-from vkbackend.models.engine.saved_state import fingerprint
 from vkbackend.models.gguf import reader
+from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.options import Options
 from vkbackend.models.placement.layout import lay_out

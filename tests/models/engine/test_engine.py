@@ -21,9 +21,9 @@ from scheduling import GREEDY, events_of, finish, make, tokens_of
 
 from vkbackend import errors
 from vkbackend.errors import DeviceLost, InvalidArgument, OutOfDeviceMemory, Timeout, VkbackendError
-from vkbackend.models.engine import hosting
+from vkbackend.models.engine import engine_process
 from vkbackend.models.engine.answers import Mailbox
-from vkbackend.models.engine.hosting import RemoteEngine
+from vkbackend.models.engine.engine_process import RemoteEngine
 from vkbackend.models.engine.messages import (
     Cancel,
     ErrorData,
@@ -217,8 +217,8 @@ def impatient() -> Iterator[None]:
     deadlines as long as a test may take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VKBACKEND_TIMEOUT", "1")
-        patch.setattr(hosting, "CLOSE_S", 2.0)
-        patch.setattr(hosting, "ANSWER_MARGIN_S", 0.5)
+        patch.setattr(engine_process, "CLOSE_S", 2.0)
+        patch.setattr(engine_process, "ANSWER_MARGIN_S", 0.5)
         yield
 
 
@@ -297,7 +297,7 @@ sys.path.insert(0, {str(SUPPORT)!r})
 from fake_runner import SLOW, open_fake
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.engine.messages import Generate
-from vkbackend.models.engine.hosting import RemoteEngine
+from vkbackend.models.engine.engine_process import RemoteEngine
 from vkbackend.models.sampling.params import SamplingParams
 from vkbackend.models.options import Options
 

@@ -20,8 +20,9 @@ from state_models import PROMPT, TOKENS, model, open_llm, open_runner, prefill
 from vkbackend.errors import InvalidArgument, StateError, VkbackendError
 from vkbackend.meta.gather import gather_rows
 from vkbackend.models.engine import saved_state, state_checksums
+from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.engine.saved_state import SlotContent, fingerprint
+from vkbackend.models.gguf.fingerprint import fingerprint
 from vkbackend.models.gguf.reader import GGUF
 
 # ---- files that do not fit ----

@@ -16,10 +16,10 @@ import numpy as np
 
 from vkbackend.buffer import View
 from vkbackend.errors import DeviceLost
-from vkbackend.models.engine import host_messages as say
-from vkbackend.models.engine.host_group import JOIN_S, Group
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.hosts import node_messages
+from vkbackend.models.hosts.group import JOIN_S, Group
 from vkbackend.models.options import Options
 from vkbackend.recording import Recording
 from vkbackend.step import Mix, Run
@@ -31,14 +31,16 @@ def follow(group: Group, model: str | None = None) -> None:
     """Follow host 0 until it says End. `model`: the path of the file here, if it differs from host 0's.
     Raises the error that ended it, if there was one."""
     try:
-        call = group.expect(say.Open | say.Measure | say.Reduces | say.End, JOIN_S)
-        while isinstance(call, say.Measure | say.Reduces):
-            if isinstance(call, say.Measure):
+        call = group.expect(
+            node_messages.Open | node_messages.Measure | node_messages.Reduces | node_messages.End, JOIN_S
+        )
+        while isinstance(call, node_messages.Measure | node_messages.Reduces):
+            if isinstance(call, node_messages.Measure):
                 _measure(group, call)
             else:
                 group.reply(b"1" if group.run_reduces(call).exact else b"0")
             call = group.next_call(IDLE_S)
-        if isinstance(call, say.End):
+        if isinstance(call, node_messages.End):
             return
         given = json.loads(call.options)
         if model is not None:
@@ -47,7 +49,7 @@ def follow(group: Group, model: str | None = None) -> None:
             given |= {"path": model, "control_vectors": vectors}
         runner = Runner(Options(**given), group=group, interleave=call.interleave)
         try:
-            while not isinstance(call := group.next_call(IDLE_S), say.End):
+            while not isinstance(call := group.next_call(IDLE_S), node_messages.End):
                 obey(group, runner, call)
         finally:
             runner.close()
@@ -57,47 +59,47 @@ def follow(group: Group, model: str | None = None) -> None:
         raise
 
 
-def _measure(group: Group, call: say.Measure) -> None:
+def _measure(group: Group, call: node_messages.Measure) -> None:
     options = Options("-", devices=tuple(call.devices))
     for device in group.join(options, lambda own: open_devices(own) if own else [], speeds=True):
         device.close()
-    group.reply(say.encode(say.Place(group.where)))
+    group.reply(node_messages.encode(node_messages.Place(group.where)))
     group.measure(call.sizes)
 
 
 def obey(group: Group, runner: Runner, call: Any) -> None:
     """Do one call. Raises DeviceLost for a call that does not fit what is loaded."""
     mesh = runner.mesh
-    if isinstance(call, say.Step):
+    if isinstance(call, node_messages.Step):
         _step(runner, call)
-    elif isinstance(call, say.Record):
+    elif isinstance(call, node_messages.Record):
         _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
         _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
         kind = msgspec.structs.asdict(call) | {"mix": Mix(call.mix)}
         mesh.recorded_step(**kind)
         group.met()
-    elif isinstance(call, say.Write):
+    elif isinstance(call, node_messages.Write):
         data = np.frombuffer(call.data, np.uint8)
         view = _range(group, runner, call.device, call.name, call.offset, len(data), call)
         mesh.devices[call.device].write(view, data)
-    elif isinstance(call, say.Read):
+    elif isinstance(call, node_messages.Read):
         view = _range(group, runner, call.device, call.name, call.offset, call.nbytes, call)
         group.reply(mesh.devices[call.device].read(view).tobytes())
-    elif isinstance(call, say.CopyRanges):
+    elif isinstance(call, node_messages.CopyRanges):
         recording = Recording("copies")
         for c in call.copies:
             source = _range(group, runner, call.device, c.name, c.source, c.nbytes, call)
             target = _range(group, runner, call.device, c.name, c.target, c.nbytes, call)
             recording.copy(source, target, c.name)
         mesh.devices[call.device].run(recording)
-    elif isinstance(call, say.AskMemory):
+    elif isinstance(call, node_messages.AskMemory):
         own = {d: row for d, row in enumerate(runner.memory()) if group.hosts.is_here(d)}
-        group.reply(say.encode(say.MemoryReport(own)))
+        group.reply(node_messages.encode(node_messages.MemoryReport(own)))
     else:
         _require(False, call)
 
 
-def _step(runner: Runner, call: say.Step) -> None:
+def _step(runner: Runner, call: node_messages.Step) -> None:
     n_rows = len(call.tokens)
     _require(n_rows <= runner.n_ubatch and len(call.outputs) <= runner.max_outputs, call)
     _require(max(call.tokens) < runner.n_vocab and all(i < n_rows for i in call.outputs), call)

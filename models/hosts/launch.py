@@ -1,9 +1,9 @@
 """A group of hosts as a child of this process. `mpiexec` starts a process on each host. The process of host 0
 has the engine; we talk to it through a socket in a folder that only this user can enter.
 
-It has the methods of a `multiprocessing.Process` that hosting.py needs. When it ends, by itself or because we
-end it, nothing of it is left on any host: MPI's process manager ends the others with the first that ends, and
-a follower that hears nothing ends itself.
+It has the methods of a `multiprocessing.Process` that engine_process.py needs. When it ends, nothing of it is
+left on any host: MPI's process manager ends the others with the first that ends, and a follower that hears
+nothing ends itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pathlib import Path
 from vkbackend import env
 from vkbackend.errors import DeviceLost, InvalidArgument, Timeout
 from vkbackend.meta.mpi import require_mpi
-from vkbackend.models.engine.hostfile import HostFile, HostLine, secret_of
-from vkbackend.models.engine.interfaces import interface_of
+from vkbackend.models.hosts.hostfile import HostFile, HostLine, secret_of
+from vkbackend.models.hosts.interfaces import interface_of
 
 START_S = 60.0  # for the launcher to start host 0's process, which then says what it waits for
 KILL_S = 3.0  # for the process manager to end everything before it is ended itself
@@ -135,7 +135,7 @@ class GroupProcess:
         return words
 
     def _rank(self, number: int, host: HostLine, leads: Sequence[str]) -> list[str]:
-        module, *rest = leads or ["vkbackend.models.engine.rank"]
+        module, *rest = leads or ["vkbackend.models.hosts.rank"]
         words = [host.python or sys.executable, "-m", module]
         words += ["--names", ",".join(one.address for one in self._hosts.hosts)]
         words += ["--address", self._hosts.addresses[number]]

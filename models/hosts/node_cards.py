@@ -13,20 +13,20 @@ from vkbackend import env
 from vkbackend.limits import Limits, MatrixUnits
 from vkbackend.meta.elsewhere import Card, HeapCard, PhysicalCard
 from vkbackend.meta.speed import measure_speed
-from vkbackend.models.engine import host_messages as say
+from vkbackend.models.hosts import node_messages
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 
 
-def card_data(device: Device, speeds: bool) -> say.CardData:
+def card_data(device: Device, speeds: bool) -> node_messages.CardData:
     info = device.physical
     physical = None
     if info:
-        heaps = [say.HeapData(h.nbytes, h.device_local, h.budget) for h in info.heaps]
+        heaps = [node_messages.HeapData(h.nbytes, h.device_local, h.budget) for h in info.heaps]
         ids = info.name[:256], info.uuid, info.vendor, info.driver[:256], info.driver_version[:256]
-        physical = say.PhysicalData(*ids, info.is_cpu, heaps)
+        physical = node_messages.PhysicalData(*ids, info.is_cpu, heaps)
     speed = measure_speed(device) if speeds else None
-    return say.CardData(
+    return node_messages.CardData(
         device.name,
         limits_data(device.limits),
         device.imports_pages,
@@ -37,17 +37,17 @@ def card_data(device: Device, speeds: bool) -> say.CardData:
     )
 
 
-def limits_data(limits: Limits) -> say.LimitsData:
+def limits_data(limits: Limits) -> node_messages.LimitsData:
     told = {f.name: getattr(limits, f.name) for f in fields(Limits)}
     told |= {
         "choices": [(row, list(ops)) for row, ops in limits.choices],
         "matrix_units": tuple(limits.matrix_units),
         "features": sorted(limits.features),
     }
-    return say.LimitsData(**told)
+    return node_messages.LimitsData(**told)
 
 
-def card_of(host: str, data: say.CardData) -> Card:
+def card_of(host: str, data: node_messages.CardData) -> Card:
     """The card that the plan reads, from the data that was sent. The host becomes part of the UUID, because
     devices of two hosts may have the same."""
     told = {f.name: getattr(data.limits, f.name) for f in fields(Limits)}

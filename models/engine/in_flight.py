@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vkbackend.models.engine.scheduler import Batch
+from vkbackend.models.engine.sequence import Batch
 from vkbackend.models.placement.layout import Layout
 from vkbackend.step import Run
 

@@ -14,7 +14,7 @@ from tiny_models import Tiny, write_tiny
 
 import vkbackend.models.engine.runner as runners
 from vkbackend.meta.transport import TwinTransport, _TwinTransfers
-from vkbackend.models.engine import following
+from vkbackend.models.hosts import following
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_hosts import twin_runner
 from vkbackend.tools.studies.pipeline import Sleeping

@@ -16,39 +16,43 @@ from oracles.fixtures import build
 from vkbackend.errors import DeviceLost, InvalidArgument, VkbackendError
 from vkbackend.meta.pulse import Pulse
 from vkbackend.meta.transport import Lane, TwinTransport
-from vkbackend.models.engine import following, greeting, hostfile
-from vkbackend.models.engine import host_messages as say
-from vkbackend.models.engine.host_group import Group
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.hosts import following, greeting, hostfile, node_messages
+from vkbackend.models.hosts.group import Group
 from vkbackend.models.options import Options
 
 pytestmark = pytest.mark.no_vulkan
 
 GOOD = [
-    say.Step([1, 2], [say.RunData(0, 0, 2, 0)], [1]),
-    say.Step([1], [say.RunData(0, 0, 1, 0, 0, 1)], [0], 0, None, True, {"rope": b"1234"}),
-    say.Record(8, 1, 0, False, 1, False, False),
-    say.Write(1, "cells.4", 0, b"1234"),
-    say.Read(1, "cache_k_l0", 0, 64),
-    say.CopyRanges(1, [say.CopyData("cache_k_l0", 0, 256, 64)]),
-    say.AskMemory(),
-    say.Settle([1.0, 2.0], 3),
-    say.Measure(["0/0"], [4096]),
-    say.Open(b"{}", None),
-    say.End(),
+    node_messages.Step([1, 2], [node_messages.RunData(0, 0, 2, 0)], [1]),
+    node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 1)], [0], 0, None, True, {"rope": b"1234"}),
+    node_messages.Record(8, 1, 0, False, 1, False, False),
+    node_messages.Write(1, "cells.4", 0, b"1234"),
+    node_messages.Read(1, "cache_k_l0", 0, 64),
+    node_messages.CopyRanges(1, [node_messages.CopyData("cache_k_l0", 0, 256, 64)]),
+    node_messages.AskMemory(),
+    node_messages.Settle([1.0, 2.0], 3),
+    node_messages.Measure(["0/0"], [4096]),
+    node_messages.Open(b"{}", None),
+    node_messages.End(),
 ]
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda m: type(m).__name__)
 def test_messages_come_as_they_went(message: Any) -> None:
-    assert say.decode(say.encode(message), say.Call, "host 0") == message
+    assert node_messages.decode(node_messages.encode(message), node_messages.Call, "host 0") == message
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes_are_no_message(data: bytes) -> None:
-    for type_ in (say.Call, say.Cards, say.Likeness, say.MemoryReport):
+    for type_ in (
+        node_messages.Call,
+        node_messages.Cards,
+        node_messages.Likeness,
+        node_messages.MemoryReport,
+    ):
         try:
-            say.decode(data, type_, "host 1")
+            node_messages.decode(data, type_, "host 1")
         except DeviceLost as error:
             assert "host 1" in str(error)
 
@@ -72,7 +76,7 @@ WRONG = [
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_what_is_out_of_bounds(wrong: Any) -> None:
     with pytest.raises(DeviceLost, match="not a message of this version"):
-        say.decode(say.encode(wrong), say.Call, "host 0")
+        node_messages.decode(node_messages.encode(wrong), node_messages.Call, "host 0")
 
 
 # ---- calls to a host that has a model ----
@@ -88,12 +92,16 @@ class Follower:
         made: list[Runner] = []
         thread = threading.Thread(target=lambda: made.append(Runner(options, group=groups[0])), daemon=True)
         thread.start()
-        groups[1].expect(say.Open, 30)
+        groups[1].expect(node_messages.Open, 30)
         self.group, self.runner = groups[1], Runner(options, group=groups[1])
         thread.join(30)
 
     def obey(self, call: Any) -> None:
-        following.obey(self.group, self.runner, say.decode(say.encode(call), say.Call, "host 0"))
+        following.obey(
+            self.group,
+            self.runner,
+            node_messages.decode(node_messages.encode(call), node_messages.Call, "host 0"),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -101,35 +109,35 @@ def follower(tmp_path_factory: pytest.TempPathFactory) -> Follower:
     return Follower(write(build("qwen35"), tmp_path_factory.mktemp("model") / "model.gguf"))
 
 
-RUN = say.RunData(0, 0, 1, 0, 0, 0)
+RUN = node_messages.RunData(0, 0, 1, 0, 0, 0)
 UNFIT = [
-    say.Step([128], [RUN], []),  # no such token
-    say.Step([1], [RUN], [1]),
-    say.Step([1, 2], [RUN], []),
-    say.Step([1], [say.RunData(2, 0, 1, 0, 0, 0)], []),
-    say.Step([1], [say.RunData(0, 1, 1, 0, 0, 0)], []),
-    say.Step([1], [say.RunData(0, 0, 1, 64, 0, 0)], []),
-    say.Step([1], [say.RunData(0, 0, 1, (1 << 32) - 1, 0, 0)], []),
-    say.Step([1], [say.RunData(0, 0, 1, 0, 99, 0)], []),
-    say.Step([1], [say.RunData(0, 0, 1, 0, 0, 99)], []),
-    say.Step([1], [RUN], [0], 7),
-    say.Step([1], [RUN], [0], 0, b"1234"),
-    say.Step([1], [RUN], [0], 0, None, False, {"other": b"1234"}),
-    say.Step([1] * 200, [say.RunData(0, 0, 200, 0, 0, 0)], []),
-    say.Record(200, 0, 0, False, 1, False, False),
-    say.Record(1, 1, 9, False, 1, False, False),
-    say.Record(1, 1, 0, False, 1, True, False),
-    say.Read(0, "cells.4", 0, 4),  # another host's
-    say.Read(1, "nothing", 0, 4),
-    say.Read(1, "cells.4", 2, 4),
-    say.Read(1, "cells.4", 0, 6),
-    say.Read(1, "cells.4", 0, 1 << 20),
-    say.Read(1, "cells.4", 1 << 40, 4),
-    say.Write(1, "cells.4", 1 << 40, b"1234"),
-    say.Write(1, "cells.4", 0, b""),
-    say.CopyRanges(1, [say.CopyData("cells.4", 0, 1 << 30, 4)]),
-    say.Settle(None, None),
-    say.Open(b"{}", None),
+    node_messages.Step([128], [RUN], []),  # no such token
+    node_messages.Step([1], [RUN], [1]),
+    node_messages.Step([1, 2], [RUN], []),
+    node_messages.Step([1], [node_messages.RunData(2, 0, 1, 0, 0, 0)], []),
+    node_messages.Step([1], [node_messages.RunData(0, 1, 1, 0, 0, 0)], []),
+    node_messages.Step([1], [node_messages.RunData(0, 0, 1, 64, 0, 0)], []),
+    node_messages.Step([1], [node_messages.RunData(0, 0, 1, (1 << 32) - 1, 0, 0)], []),
+    node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 99, 0)], []),
+    node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 99)], []),
+    node_messages.Step([1], [RUN], [0], 7),
+    node_messages.Step([1], [RUN], [0], 0, b"1234"),
+    node_messages.Step([1], [RUN], [0], 0, None, False, {"other": b"1234"}),
+    node_messages.Step([1] * 200, [node_messages.RunData(0, 0, 200, 0, 0, 0)], []),
+    node_messages.Record(200, 0, 0, False, 1, False, False),
+    node_messages.Record(1, 1, 9, False, 1, False, False),
+    node_messages.Record(1, 1, 0, False, 1, True, False),
+    node_messages.Read(0, "cells.4", 0, 4),  # another host's
+    node_messages.Read(1, "nothing", 0, 4),
+    node_messages.Read(1, "cells.4", 2, 4),
+    node_messages.Read(1, "cells.4", 0, 6),
+    node_messages.Read(1, "cells.4", 0, 1 << 20),
+    node_messages.Read(1, "cells.4", 1 << 40, 4),
+    node_messages.Write(1, "cells.4", 1 << 40, b"1234"),
+    node_messages.Write(1, "cells.4", 0, b""),
+    node_messages.CopyRanges(1, [node_messages.CopyData("cells.4", 0, 1 << 30, 4)]),
+    node_messages.Settle(None, None),
+    node_messages.Open(b"{}", None),
 ]
 
 
@@ -163,11 +171,11 @@ def test_random_calls(follower: Follower, data: st.DataObject) -> None:
     device = follower.runner.mesh.devices[1]
     counts = dict(device.counts)
     try:
-        call = say.decode(say.encode(words), say.Call, "host 0")
+        call = node_messages.decode(node_messages.encode(words), node_messages.Call, "host 0")
         following.obey(follower.group, follower.runner, call)
     except DeviceLost:
         pass
-    while follower.led.poll(1, Lane.REPLY, say.MAX_REPLY_NBYTES) is not None:
+    while follower.led.poll(1, Lane.REPLY, node_messages.MAX_REPLY_NBYTES) is not None:
         pass
     assert dict(device.counts) == counts
 
@@ -303,6 +311,9 @@ def test_a_hostfile_stands_for_the_devices() -> None:
 def test_no_limit_of_a_message_is_below_what_is_sent() -> None:
     """Masks of all rows of a vocabulary of 262,144 fit a call."""
     masks = np.zeros((512, 262_144 // 32), np.uint32).tobytes()
-    call = say.Step([1], [RUN], [0], 1, masks)
-    data = say.encode(call)
-    assert len(data) <= say.MAX_CALL_NBYTES and say.decode(data, say.Call, "host 0") == call
+    call = node_messages.Step([1], [RUN], [0], 1, masks)
+    data = node_messages.encode(call)
+    assert (
+        len(data) <= node_messages.MAX_CALL_NBYTES
+        and node_messages.decode(data, node_messages.Call, "host 0") == call
+    )

@@ -22,10 +22,10 @@ from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.transport import TwinTransport, _TwinTransfers
-from vkbackend.models.engine import following
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, SaveState
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.hosts import following
 from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.measure.twin_hosts import twin_runner

@@ -1,4 +1,4 @@
-"""The engine of a group of hosts. As in hosting.py it runs in another process, here the one of host 0."""
+"""The engine of a group of nodes runs in the process of node 0."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from vkbackend.errors import DeviceLost
 from vkbackend.models.engine.channel import Channel
-from vkbackend.models.engine.hostfile import read_hostfile
-from vkbackend.models.engine.hosting import Child, RemoteEngine
-from vkbackend.models.engine.launch import GroupProcess
+from vkbackend.models.engine.engine_process import Child, RemoteEngine
+from vkbackend.models.hosts.hostfile import read_hostfile
+from vkbackend.models.hosts.launch import GroupProcess
 from vkbackend.models.options import Options
 
 

@@ -1,4 +1,4 @@
-"""The process of one host in a group, which an MPI launcher starts: `python -m vkbackend.models.engine.rank`.
+"""The process of one host in a group, which an MPI launcher starts: `python -m vkbackend.models.hosts.rank`.
 
 The process of host 0 has the engine. Its caller is at the other end of a socket, on the same machine and of
 the same user. The other processes follow host 0.
@@ -24,15 +24,15 @@ from vkbackend import env
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.meta.mpi import MPITransport
 from vkbackend.models.engine.engine import Engine
-from vkbackend.models.engine.following import follow
-from vkbackend.models.engine.greeting import greet
-from vkbackend.models.engine.host_group import Group
-from vkbackend.models.engine.hostfile import secret_of
-from vkbackend.models.engine.hosting import serve
-from vkbackend.models.engine.interfaces import interface_of, listening_ports
-from vkbackend.models.engine.launch import ENDED, SECRET
+from vkbackend.models.engine.engine_process import serve
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.engine.runner import Runner
+from vkbackend.models.hosts.following import follow
+from vkbackend.models.hosts.greeting import greet
+from vkbackend.models.hosts.group import Group
+from vkbackend.models.hosts.hostfile import secret_of
+from vkbackend.models.hosts.interfaces import interface_of, listening_ports
+from vkbackend.models.hosts.launch import ENDED, SECRET
 from vkbackend.models.options import Options
 
 END_S = 5.0  # how long a process whose group is lost gets to end by itself

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-import vkbackend
 from vkbackend import env
 from vkbackend.errors import DeviceLost, InvalidArgument, PlanError, VkbackendError
 from vkbackend.limits import Limits
@@ -30,14 +29,15 @@ from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.pulse import Pulse
 from vkbackend.meta.sizing import StepKind
 from vkbackend.meta.transport import Lane, Transport
-from vkbackend.models.engine import host_messages as say
-from vkbackend.models.engine.host_cards import card_data, card_of, hash_of, limits_data, settings, tables_hash
 from vkbackend.models.engine.open_devices import open_devices
+from vkbackend.models.hosts import node_messages
+from vkbackend.models.hosts.node_cards import card_data, card_of, hash_of, limits_data, settings, tables_hash
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import host_free_nbytes
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
 from vkbackend.step import Run
+from vkbackend.version import VERSION
 
 JOIN_S = 120.0  # for a host to open its devices and to read the model's header
 RECORD_S = 900.0  # to record and compile a step, while beats say that a host is alive
@@ -80,6 +80,10 @@ class Group:
         return self.transport.rank == 0
 
     @property
+    def lost(self) -> str:
+        return self.transport.lost
+
+    @property
     def names(self) -> list[str]:
         return self.transport.names
 
@@ -89,25 +93,25 @@ class Group:
         """Send a call to every other host. Raises DeviceLost if the group is broken."""
         if self.transport.lost:
             raise DeviceLost(f"{self.transport.lost}; open the model again")
-        data = say.encode(call)
+        data = node_messages.encode(call)
         for host in self.transport.others:
             self.transport.send(host, Lane.CALL, data)
 
     def ask(self, host: int, call: Any, most: int, timeout_s: float | None = None) -> bytes:
-        self.transport.send(host, Lane.CALL, say.encode(call))
+        self.transport.send(host, Lane.CALL, node_messages.encode(call))
         return self.transport.receive(host, Lane.REPLY, most, "an answer", timeout_s)
 
     def reply(self, data: bytes) -> None:
         self.transport.send(0, Lane.REPLY, data)
 
     def next_call(self, timeout_s: float) -> Any:
-        data = self.transport.receive(0, Lane.CALL, say.MAX_CALL_NBYTES, "the next call", timeout_s)
-        return say.decode(data, say.Call, self.names[0])
+        data = self.transport.receive(0, Lane.CALL, node_messages.MAX_CALL_NBYTES, "the next call", timeout_s)
+        return node_messages.decode(data, node_messages.Call, self.names[0])
 
     def expect(self, type_: Any, timeout_s: float) -> Any:
         """The next call, which must be of that type."""
         call = self.next_call(timeout_s)
-        if isinstance(call, say.End):
+        if isinstance(call, node_messages.End):
             raise DeviceLost("host 0 gave up; its own message says why")
         if not isinstance(call, type_):
             raise DeviceLost(f"{self.names[0]} sent an unexpected {type(call).__name__}")
@@ -118,7 +122,7 @@ class Group:
     def open(self, options: Options, interleave: bool | None) -> None:
         """Host 0: let the others begin to load."""
         given = {f.name: getattr(options, f.name) for f in fields(options)}
-        self.tell(say.Open(json.dumps(given).encode(), interleave))
+        self.tell(node_messages.Open(json.dumps(given).encode(), interleave))
 
     def join(
         self, options: Options, open_devices: Callable[[Sequence[str]], list[Device]], *, speeds: bool
@@ -131,7 +135,7 @@ class Group:
         numbers = [d for d, (host, _) in enumerate(places) if host == rank]
         mine = {d: card_data(device, speeds) for d, device in zip(numbers, own, strict=True)}
         try:
-            cards = self._exchange_cards(say.Cards(mine, host_free_nbytes()))
+            cards = self._exchange_cards(node_messages.Cards(mine, host_free_nbytes()))
             missing = [d for d, (host, _) in enumerate(places) if host != rank and d not in cards]
             if missing:
                 raise PlanError(f"no host has device {options.devices[missing[0]]}")  # type: ignore[index]
@@ -153,24 +157,24 @@ class Group:
             devices.append(stand_in)
         return devices
 
-    def _exchange_cards(self, mine: say.Cards) -> dict[int, say.CardData]:
+    def _exchange_cards(self, mine: node_messages.Cards) -> dict[int, node_messages.CardData]:
         """The devices of all hosts, through host 0."""
         if not self.leads:
-            self.reply(say.encode(mine))
-            whole = say.decode(
+            self.reply(node_messages.encode(mine))
+            whole = node_messages.decode(
                 self.transport.receive(0, Lane.REPLY, MAX_CARDS_NBYTES, "all devices", JOIN_S),
-                say.Cards,
+                node_messages.Cards,
                 self.names[0],
             )
             return dict(whole.devices)
         found = dict(mine.devices)
         for host in self.transport.others:
             data = self.transport.receive(host, Lane.REPLY, MAX_CARDS_NBYTES, "the devices", JOIN_S)
-            cards = say.decode(data, say.Cards, self.names[host])
+            cards = node_messages.decode(data, node_messages.Cards, self.names[host])
             found |= cards.devices
             self.host_free[host] = cards.host_free
         for host in self.transport.others:
-            self.transport.send(host, Lane.REPLY, say.encode(say.Cards(found)))
+            self.transport.send(host, Lane.REPLY, node_messages.encode(node_messages.Cards(found)))
         return found
 
     def settle(self, options: Options) -> Options:
@@ -179,9 +183,9 @@ class Group:
             shares = options.shares
             layers = options.n_gpu_layers
             assert layers != "auto"
-            self.tell(say.Settle(list(shares) if shares else None, layers))
+            self.tell(node_messages.Settle(list(shares) if shares else None, layers))
             return options
-        settled = self.expect(say.Settle, RECORD_S)
+        settled = self.expect(node_messages.Settle, RECORD_S)
         split = tuple(settled.tensor_split) if settled.tensor_split else None
         return replace(options, tensor_split=split, n_gpu_layers=settled.n_gpu_layers)
 
@@ -200,8 +204,8 @@ class Group:
         what differs."""
         local = ("path", "control_vectors")  # paths may differ between hosts
         given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in local}
-        likeness = say.Likeness(
-            vkbackend.__version__,
+        likeness = node_messages.Likeness(
+            VERSION,
             settings(),
             model[:64],
             hash_of(sorted(given.items())),
@@ -211,13 +215,13 @@ class Group:
             tables=tables_hash(ropes, options.n_ctx),
         )
         if not self.leads:
-            self.reply(say.encode(likeness))
-            self.expect(say.Settle, RECORD_S)
+            self.reply(node_messages.encode(likeness))
+            self.expect(node_messages.Settle, RECORD_S)
             return
         for host in self.transport.others:
             data = self.transport.receive(host, Lane.REPLY, MAX_CARDS_NBYTES, "the plan", RECORD_S)
-            other = say.decode(data, say.Likeness, self.names[host])
-            for field in msgspec.structs.fields(say.Likeness):
+            other = node_messages.decode(data, node_messages.Likeness, self.names[host])
+            for field in msgspec.structs.fields(node_messages.Likeness):
                 name, here, there = field.name, getattr(likeness, field.name), getattr(other, field.name)
                 if here == there:
                     continue
@@ -229,24 +233,24 @@ class Group:
                     f"{self.names[host]} differs in its {name}: {there}, and {self.names[0]} has {here}; "
                     "use the same version, settings and model on all hosts"
                 )
-        self.tell(say.Settle(None, None))  # go on
+        self.tell(node_messages.Settle(None, None))  # go on
 
     def survey(self, places: Sequence[str], sizes: Sequence[int]) -> Survey:
         """Host 0, before anything is opened: the devices at `places`, measured, and what exchanges of these
         sizes take."""
-        self.tell(say.Measure(list(places), list(sizes)))
+        self.tell(node_messages.Measure(list(places), list(sizes)))
         options = Options("-", devices=tuple(places))
         devices = self.join(options, lambda own: open_devices(own) if own else [], speeds=True)
         where = [self.where]
         for host in self.transport.others:
             data = self.transport.receive(host, Lane.REPLY, MAX_CARDS_NBYTES, "the interface", JOIN_S)
-            where.append(say.decode(data, say.Place, self.names[host]).where)
+            where.append(node_messages.decode(data, node_messages.Place, self.names[host]).where)
         return Survey(devices, where, self.measure(sizes))
 
     def time_reduce(self, places: Sequence[str], nbytes: int, how: ReduceOptions, repeats: int) -> ReduceTime:
         """As in meta/bench.py, over the devices at `places`. Host 0 asks for it."""
         ways = how.reduce_type, how.reduce_provider, how.submit_ahead
-        call = say.Reduces(list(places), nbytes, repeats, *ways)
+        call = node_messages.Reduces(list(places), nbytes, repeats, *ways)
         self.tell(call)
         found = self.run_reduces(call)
         for host in self.transport.others:
@@ -254,7 +258,7 @@ class Group:
             found = replace(found, exact=found.exact and exact)
         return found
 
-    def run_reduces(self, call: say.Reduces) -> ReduceTime:
+    def run_reduces(self, call: node_messages.Reduces) -> ReduceTime:
         """The part of `time_reduce` that every host runs."""
         options = Options("-", devices=tuple(call.devices))
         devices = self.join(options, lambda own: open_devices(own) if own else [], speeds=False)
@@ -303,7 +307,7 @@ class Group:
 
     @contextmanager
     def _beside(self, kind: StepKind) -> Iterator[None]:
-        self.tell(say.Record(*kind[:4], int(kind.mix or 0), *kind[5:]))
+        self.tell(node_messages.Record(*kind[:4], int(kind.mix or 0), *kind[5:]))
         try:
             yield
         except BaseException as error:  # the others recorded it, or wait for us: the hosts no longer agree
@@ -326,41 +330,44 @@ class Group:
         tables: Mapping[str, np.ndarray] | None,
     ) -> None:
         """Let the others run a micro-batch."""
-        told = [
-            say.RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1))) for r in runs
+        sent = [
+            node_messages.RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1)))
+            for r in runs
         ]
         rows = {name: table.tobytes() for name, table in tables.items()} if tables else None
         packed = None if masks is None else np.ascontiguousarray(masks).tobytes()
-        self.tell(say.Step(list(tokens), told, list(outputs), top_k, packed, summed, rows))
+        self.tell(node_messages.Step(list(tokens), sent, list(outputs), top_k, packed, summed, rows))
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         for at in range(0, raw.size, PIECE_NBYTES):
-            call = say.Write(device, name, offset + at, raw[at : at + PIECE_NBYTES].tobytes())
-            self.transport.send(self.hosts.of[device], Lane.CALL, say.encode(call))
+            call = node_messages.Write(device, name, offset + at, raw[at : at + PIECE_NBYTES].tobytes())
+            self.transport.send(self.hosts.of[device], Lane.CALL, node_messages.encode(call))
 
     def read(self, device: int, name: str, offset: int, nbytes: int) -> np.ndarray:
         host, out = self.hosts.of[device], np.empty(nbytes, np.uint8)
         for at in range(0, nbytes, PIECE_NBYTES):
             n = min(PIECE_NBYTES, nbytes - at)
-            data = self.ask(host, say.Read(device, name, offset + at, n), say.MAX_REPLY_NBYTES)
+            data = self.ask(
+                host, node_messages.Read(device, name, offset + at, n), node_messages.MAX_REPLY_NBYTES
+            )
             if len(data) != n:
                 raise DeviceLost(f"{self.names[host]} gave {len(data)} bytes of {name}, {n} were asked for")
             out[at : at + n] = np.frombuffer(data, np.uint8)
         return out
 
     def copy(self, device: int, copies: list[tuple[str, int, int, int]]) -> None:
-        for at in range(0, len(copies), say.MAX_COPIES):
-            part = [say.CopyData(*one) for one in copies[at : at + say.MAX_COPIES]]
+        for at in range(0, len(copies), node_messages.MAX_COPIES):
+            part = [node_messages.CopyData(*one) for one in copies[at : at + node_messages.MAX_COPIES]]
             host = self.hosts.of[device]
-            self.transport.send(host, Lane.CALL, say.encode(say.CopyRanges(device, part)))
+            self.transport.send(host, Lane.CALL, node_messages.encode(node_messages.CopyRanges(device, part)))
 
     def memory(self) -> dict[int, dict[str, Any]]:
         """What the other hosts say of their devices."""
         found: dict[int, dict[str, Any]] = {}
         for host in self.transport.others:
-            data = self.ask(host, say.AskMemory(), say.MAX_REPLY_NBYTES)
-            found |= say.decode(data, say.MemoryReport, self.names[host]).devices
+            data = self.ask(host, node_messages.AskMemory(), node_messages.MAX_REPLY_NBYTES)
+            found |= node_messages.decode(data, node_messages.MemoryReport, self.names[host]).devices
         return found
 
     # ---- ends ----
@@ -385,4 +392,4 @@ class Group:
         """Host 0 tells the others to end, once. If the group is already broken, nothing is sent."""
         if self.leads and not self.transport.lost and not self._ended:
             self._ended = True
-            self.tell(say.End())
+            self.tell(node_messages.End())

@@ -20,11 +20,11 @@ from vkbackend.limits import Limits
 from vkbackend.meta import reduce as reduces
 from vkbackend.meta.elsewhere import Card, Elsewhere
 from vkbackend.models.engine import saved_state
+from vkbackend.models.engine.blocks import SlotContent
 from vkbackend.models.engine.engine import Engine
-from vkbackend.models.engine.host_group import Group, place_of
 from vkbackend.models.engine.messages import CopySlot, Generate
 from vkbackend.models.engine.runner import Runner
-from vkbackend.models.engine.saved_state import SlotContent
+from vkbackend.models.hosts.group import Group, place_of
 from vkbackend.models.options import Options
 from vkbackend.models.placement import fit
 from vkbackend.models.sampling.params import SamplingParams
@@ -116,10 +116,10 @@ def test_rows_of_cos_and_sin_of_host_0_are_used(tmp_path: Path, monkeypatch: pyt
     """The hash of each host's tables is another here, so host 0 has to send the rows that it computed."""
     path = write(build("llama"), tmp_path / "model.gguf")
     with monkeypatch.context() as patch:
-        from vkbackend.models.engine import host_group
+        from vkbackend.models.hosts import group
 
         numbers = iter(range(100))
-        patch.setattr(host_group, "tables_hash", lambda *_: str(next(numbers)))
+        patch.setattr(group, "tables_hash", lambda *_: str(next(numbers)))
         sent: list[Any] = []
         real = Group.step
         patch.setattr(Group, "step", lambda self, *args: (sent.append(args[-1]), real(self, *args))[1])
@@ -362,10 +362,10 @@ def test_another_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_other_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vkbackend.models.engine import host_group
+    from vkbackend.models.hosts import group
 
     words = iter(['{"fuse": true}', '{"fuse": false}'])
-    monkeypatch.setattr(host_group, "settings", lambda: next(words))
+    monkeypatch.setattr(group, "settings", lambda: next(words))
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama"))
     with pytest.raises(PlanError, match=r"differs in its settings.*fuse"), twin_runner(path, TWO, **OPTIONS):
         pass

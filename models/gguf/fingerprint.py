@@ -1,0 +1,27 @@
+"""What tells one model file from another: a hash of everything that K and V depend on."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from vkbackend.models.gguf.reader import GGUF
+
+SAMPLE_NBYTES = 256  # of each tensor
+
+
+def fingerprint(gguf: GGUF) -> str:
+    """SHA-256 over what K and V depend on: hyper-parameters, and name, type, shape and first bytes of every
+    tensor. Equal for a file, its copy and its parts; other weights of the same shapes differ.
+    """
+    digest = hashlib.sha256(gguf.architecture.encode())
+    for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
+        value = gguf.metadata[key]
+        digest.update(repr((key, value.tolist() if isinstance(value, np.ndarray) else value)).encode())
+    if gguf.stated:
+        digest.update(repr(sorted(gguf.stated.items())).encode())
+    for name, info in sorted(gguf.tensors.items()):
+        digest.update(repr((name, info.type, info.shape)).encode())
+        digest.update(gguf.data(name)[:SAMPLE_NBYTES].tobytes())
+    return digest.hexdigest()
