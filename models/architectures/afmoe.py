@@ -16,8 +16,6 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class Model(exaone_moe.Model):
-    """The weights and the graph."""
-
     freq_factors = False
     post_norms = True
 

@@ -18,8 +18,6 @@ PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # files have the alphas as t
 
 
 class Model(qwen3.Model):
-    """The weights and the graph."""
-
     freq_factors = True
 
     def __init__(self, gguf: GGUF) -> None:

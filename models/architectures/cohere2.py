@@ -14,8 +14,6 @@ PERIOD = 4
 
 
 class Model(command_r.Model):
-    """The weights and the graph."""
-
     windows = True
 
     def read_config(self, gguf: GGUF) -> Config:

@@ -18,8 +18,6 @@ from vkbackend.ops.moe import Gating
 
 
 class Model(command_r.Model):
-    """The weights and the graph."""
-
     windows = True
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
 

@@ -14,8 +14,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(LayerNormed):
-    """The weights and the graph."""
-
     parallel = True
     half_split = False
 

@@ -23,8 +23,6 @@ from vkbackend.rope import RopeTable
 
 
 class Model(LatentAttention):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating(norm_w=False))
 
     def read_config(self, gguf: GGUF) -> Config:

@@ -8,6 +8,4 @@ from vkbackend.models.architectures.indexed import IndexedAttention
 
 
 class Model(IndexedAttention):
-    """The weights and the graph."""
-
     index_half_split = True

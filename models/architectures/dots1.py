@@ -10,6 +10,4 @@ from vkbackend.ops.moe import Gating
 
 
 class Model(qwen3.Model):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))

@@ -7,6 +7,4 @@ from vkbackend.models.architectures.decoder import Decoder
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     half_split = False

@@ -13,8 +13,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(ernie4_5.Model):
-    """The weights and the graph."""
-
     mixture = Mixture()
 
     def read_config(self, gguf: GGUF) -> Config:

@@ -17,8 +17,6 @@ PERIOD = 4
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     windows = True
     freq_factors = True
     pre_norms = False

@@ -13,8 +13,6 @@ PERIOD = 4
 
 
 class Model(dots1.Model):
-    """The weights and the graph."""
-
     windows = True
     freq_factors = True
 

@@ -21,8 +21,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(StateSpaceDecoder):
-    """The weights and the graph."""
-
     def read_config(self, gguf: GGUF) -> Config:
         self.scan = Scan.from_gguf(gguf)
         config = super().read_config(gguf)

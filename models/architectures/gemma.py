@@ -14,8 +14,6 @@ from vkbackend.models.architectures.decoder import Decoder
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     def embed(self, graph: Graph, w: Weights) -> Tensor:
         return ops.scale(super().embed(graph, w), math.sqrt(self.n_embd))
 

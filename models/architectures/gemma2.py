@@ -17,8 +17,6 @@ N_LAYER_27B = 46  # the only size whose q k^T is not scaled by the head size; it
 
 
 class Model(gemma.Model):
-    """The weights and the graph."""
-
     post_norms = True
     windows = True
 

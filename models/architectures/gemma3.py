@@ -26,8 +26,6 @@ N_LAYER_27B = 62  # the only size whose q k^T is not scaled by the head size; it
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     post_norms = True
     windows = True
 

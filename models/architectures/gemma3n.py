@@ -30,8 +30,6 @@ RANK = 64  # of LAuReL, if there is no tensor to read it from
 
 
 class Model(PerLayerInputs):
-    """The weights and the graph."""
-
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)
         check_off(gguf, "altup.active_idx")

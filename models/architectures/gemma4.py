@@ -41,8 +41,6 @@ from vkbackend.rope import RopeTable
 
 
 class Model(PerLayerInputs):
-    """The weights and the graph."""
-
     freq_factors = True
     mixture = Mixture(act="gelu")
 

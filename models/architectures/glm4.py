@@ -12,8 +12,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     post_norms = True
 
     def __init__(self, gguf: GGUF) -> None:

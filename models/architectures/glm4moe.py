@@ -14,8 +14,6 @@ from vkbackend.ops.moe import Gating
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
     pre_ffn_norm = "post_attention_norm"
 

@@ -14,8 +14,6 @@ from vkbackend.ops.moe import Gating
 
 
 class Model(IndexedAttention):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
 
     def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:

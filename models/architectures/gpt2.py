@@ -17,8 +17,6 @@ from vkbackend.rope import RopeTable
 
 
 class Model(starcoder2.Model):
-    """The weights and the graph."""
-
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
         return {}
 

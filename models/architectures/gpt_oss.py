@@ -22,8 +22,6 @@ PERIOD = 2  # layers; the last of each period sees all positions
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating("softmax_weight", norm_w=False), act="swiglu_oai")
     pre_ffn_norm = "post_attention_norm"
     windows = True

@@ -19,8 +19,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     mixture: Mixture | None = None
     half_split = False
 

@@ -15,8 +15,6 @@ from vkbackend.rope import RopeTable
 
 
 class Model(granite.Model, StateSpaceDecoder):
-    """The weights and the graph."""
-
     mixture = Mixture()
 
     def read_config(self, gguf: GGUF) -> Config:

@@ -11,8 +11,6 @@ from vkbackend.models.architectures.base import Weights
 
 
 class Model(qwen3.Model):
-    """The weights and the graph."""
-
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
         layer = self.config.layers[il]
         turned = ops.rope(x, layer.head_dim, layer.rope, half_split=self.half_split)

@@ -27,8 +27,6 @@ from vkbackend.rope import RopeTable
 
 
 class Model(LatentAttention):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating("sigmoid"))
     turns = False
 

@@ -32,8 +32,6 @@ GATES = (
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     def read_config(self, gguf: GGUF) -> Config:
         config = Config.from_gguf(gguf, self.mixture, low=0)
         self.recurrent = [not layer.n_head_kv for layer in config.layers]

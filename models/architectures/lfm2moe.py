@@ -12,6 +12,4 @@ from vkbackend.ops.moe import Gating
 
 
 class Model(lfm2.Model):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating("sigmoid"))

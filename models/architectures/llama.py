@@ -11,8 +11,6 @@ from vkbackend.models.architectures.mixture import Mixture
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     mixture: Mixture | None = Mixture()
     freq_factors = True
     half_split = False

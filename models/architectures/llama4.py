@@ -29,8 +29,6 @@ N_EXPERT_WITHOUT_NORMS = 128
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     windows = True
     freq_factors = True
     half_split = False

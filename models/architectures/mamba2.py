@@ -22,8 +22,6 @@ ALONE = LayerConfig(n_head=0, n_head_kv=0, head_dim=0, head_dim_v=0, n_ff=0, sca
 
 
 class Model(StateSpaceDecoder):
-    """The weights and the graph."""
-
     def read_config(self, gguf: GGUF) -> Config:
         n_layer, self.scan = read_n_layer(gguf), Scan.from_gguf(gguf)
         self.recurrent = [True] * n_layer

@@ -22,8 +22,6 @@ from vkbackend.rope import RopeTable
 
 
 class Model(llama.Model):
-    """The weights and the graph."""
-
     mixture = None
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:

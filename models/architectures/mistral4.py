@@ -9,6 +9,4 @@ from vkbackend.models.architectures.mixture import Mixture
 
 
 class Model(deepseek2.Model):
-    """The weights and the graph."""
-
     mixture = Mixture()

@@ -25,8 +25,6 @@ from vkbackend.rope import RopeTable
 
 
 class Model(StateSpaceDecoder):
-    """The weights and the graph."""
-
     pre_ffn_norm = "attn_norm"
 
     def read_config(self, gguf: GGUF) -> Config:

@@ -15,8 +15,6 @@ from vkbackend.ops.moe import Gating
 
 
 class Model(nemotron_h.Model):
-    """The weights and the graph."""
-
     mixture: Mixture | None = Mixture(gating=Gating("sigmoid"), act="relu2_alone")
 
     def read_config(self, gguf: GGUF) -> Config:

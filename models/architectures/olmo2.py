@@ -19,8 +19,6 @@ PERIOD = 4
 
 
 class Model(WideNormed):
-    """The weights and the graph."""
-
     windows = True
     pre_norms = False
     post_norms = True

@@ -10,6 +10,4 @@ from vkbackend.ops.moe import Gating
 
 
 class Model(WideNormed):
-    """The weights and the graph."""
-
     mixture = Mixture(gating=Gating(norm_w=False))

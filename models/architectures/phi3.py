@@ -14,8 +14,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     freq_factors = True
     windows = True
 

@@ -8,4 +8,4 @@ from vkbackend.models.architectures.decoder import Decoder
 
 
 class Model(Decoder):
-    """The weights and the graph."""
+    pass

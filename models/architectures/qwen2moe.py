@@ -19,8 +19,6 @@ MIXTURE = Mixture(gating=Gating(norm_w=False))
 
 
 class Model(qwen2.Model):
-    """The weights and the graph."""
-
     mixture = MIXTURE
 
     def read_config(self, gguf: GGUF) -> Config:

@@ -9,7 +9,5 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     def attention_weights(self, il: int) -> list[WeightSpec]:
         return [*super().attention_weights(il), *self.head_norm_weights(il)]

@@ -10,8 +10,6 @@ from vkbackend.models.architectures.mixture import Mixture
 
 
 class Model(qwen3next.Model):
-    """The weights and the graph."""
-
     mixture: Mixture | None = None
     tiled = True
     interleaved_sections = True

@@ -7,6 +7,4 @@ from vkbackend.models.architectures.mixture import Mixture
 
 
 class Model(qwen35.Model):
-    """The weights and the graph."""
-
     mixture = Mixture()

@@ -11,8 +11,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(qwen3.Model):
-    """The weights and the graph."""
-
     mixture = Mixture()
 
     def __init__(self, gguf: GGUF) -> None:

@@ -42,8 +42,6 @@ class Delta:
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     mixture: Mixture | None = Mixture()
     pre_ffn_norm = "post_attention_norm"
     tiled = False  # value head h reads key head h % n_k, not h // (n_v / n_k)

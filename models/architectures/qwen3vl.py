@@ -8,6 +8,4 @@ from vkbackend.models.architectures import qwen3
 
 
 class Model(qwen3.Model):
-    """The weights and the graph."""
-
     interleaved_sections = True

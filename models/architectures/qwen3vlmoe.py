@@ -8,6 +8,4 @@ from vkbackend.models.architectures import qwen3moe
 
 
 class Model(qwen3moe.Model):
-    """The weights and the graph."""
-
     interleaved_sections = True

@@ -8,6 +8,4 @@ from vkbackend.models.architectures.decoder import Decoder
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     pre_ffn_norm = "post_attention_norm"

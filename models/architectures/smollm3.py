@@ -9,8 +9,6 @@ PERIOD = 4
 
 
 class Model(Decoder):
-    """The weights and the graph."""
-
     half_split = False
 
     def has_rope(self, il: int) -> bool:

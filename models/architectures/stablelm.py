@@ -10,8 +10,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class Model(LayerNormed):
-    """The weights and the graph."""
-
     def __init__(self, gguf: GGUF) -> None:
         if "blk.0.ffn_norm.weight" not in gguf.tensors and "blk.0.attn_q_norm.weight" in gguf.tensors:
             raise UnsupportedModel(

@@ -12,8 +12,6 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class Model(LayerNormed):
-    """The weights and the graph."""
-
     def dense_weights(self, il: int) -> list[WeightSpec]:
         return [spec for spec in super().dense_weights(il) if spec.name != "ffn_gate"]
 
