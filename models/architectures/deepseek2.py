@@ -8,11 +8,8 @@ temperature (mistral3.py). DeepSeek-AI 2024, arXiv:2405.04434 and arXiv:2412.194
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
-from vkbackend.formats import block_of
-from vkbackend.meta.policy import FeedForward, Layer
 from vkbackend.models.architectures.config import Config
 from vkbackend.models.architectures.latent import LatentAttention
 from vkbackend.models.architectures.mixture import Mixture
@@ -42,10 +39,3 @@ class Model(LatentAttention):
             return {"rope": table}
         still = RopeTable(self.nope, sections=(0, 0, 0, self.nope // 2), **hot)
         return {"rope": table, "rope_q": replace(table, **hot), "still_q": still}
-
-    def layer(self, il: int, types: Mapping[str, str]) -> Layer:
-        layer, prefix = self.config.layers[il], f"blk.{il}."
-        mixer = self.mixer(layer, types, prefix)
-        if layer.mixture:
-            return Layer(mixer, layer.mixture.feed_forward(types, prefix))
-        return Layer(mixer, FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0]))

@@ -11,7 +11,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops, ops_recurrent
 from vkbackend.meta.plan import columns, rows
-from vkbackend.meta.policy import Attention, DeltaNet, FeedForward, Layer
+from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config
@@ -28,7 +28,7 @@ from vkbackend.rope import RopeTable
 
 class Model(LatentAttention):
     mixture = Mixture(gating=Gating("sigmoid"))
-    turns = False
+    applies_rope = False
 
     def read_config(self, gguf: GGUF) -> Config:
         config = Config.from_gguf(gguf, self.mixture, low=0)
@@ -83,14 +83,11 @@ class Model(LatentAttention):
         return StateSpec(n_head, (*conv, ("delta", (size * size,))))
 
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
-        layer, prefix = self.config.layers[il], f"blk.{il}."
-        mixer: Attention | DeltaNet = self.mixer(layer, types, prefix)
-        if self.recurrent[il]:
-            mixer = DeltaNet(layer.n_head, self.size, mixer.block)
-        kind = "recurrent" if self.recurrent[il] else ""
-        if layer.mixture:
-            return Layer(mixer, layer.mixture.feed_forward(types, prefix), kind)
-        return Layer(mixer, FeedForward(layer.n_ff, block_of(types[f"{prefix}ffn_down.weight"])[0]), kind)
+        if not self.recurrent[il]:
+            return super().layer(il, types)
+        block = block_of(types[f"blk.{il}.attn_output.weight"])[0]
+        mixer = DeltaNet(self.config.layers[il].n_head, self.size, block)
+        return Layer(mixer, self.feed_forward_of(il, types), "recurrent")
 
     # ---- graph ----
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from vkbackend.errors import GGUFError
-from vkbackend.formats import block_of
 from vkbackend.meta import ops, ops_chosen
 from vkbackend.meta.ops_heads import concat, mat_heads
 from vkbackend.meta.plan import MIRROR, columns, rows
@@ -30,10 +28,10 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LatentAttention(Decoder):
-    """`turns`: whether RoPE is applied to the part of the keys that heads share (table "rope"), and to that
-    part of q (table `q_rope`). q may come from a latent of its own (`rank_q`)."""
+    """`applies_rope`: whether RoPE is applied to the part of the keys that heads share (table "rope"), and to
+    that part of q (table `q_rope`). q may come from a latent of its own (`rank_q`)."""
 
-    turns = True
+    applies_rope = True
     q_rope = "rope"  # "rope_q": q has a temperature; table "still_q" applies it to the rest of q
     half_split = False
 
@@ -111,9 +109,8 @@ class LatentAttention(Decoder):
                 by_name |= {spec.name: spec for spec in fused(f"{prefix}{tensor}.weight", parts, repeat)}
         return list(by_name.values())
 
-    def mixer(self, layer: LayerConfig, types: Mapping[str, str], prefix: str) -> Attention:
-        block = block_of(types[f"{prefix}attn_output.weight"])[0]
-        return Attention(layer.n_head, layer.n_head_kv, layer.head_dim, self.size_v, block)
+    def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
+        return replace(super().attention_of(il, types), head_dim_v=self.size_v)
 
     # ---- graph ----
 
@@ -122,31 +119,61 @@ class LatentAttention(Decoder):
         return None
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
-        layer, latent, shared, eps = self.config.layers[il], self.latent, self.shared, self.config.eps
-        c, k_shared, h = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared"), x
+        eps = self.config.eps
+        c, k_shared, q_in = linear(x, w, "attn_latent"), linear(x, w, "attn_k_shared"), x
         if self.rank_q:
-            x = ops.rms_norm(linear(x, w, "attn_q_a"), w("attn_q_a_norm"), eps)
-        chosen = self.choose(h, x, w, cache, il)
-        q, q_shared = linear(x, w, "attn_q"), linear(x, w, "attn_q_shared")
-        if self.turns:
-            q_shared = ops.rope(q_shared, shared, self.q_rope, half_split=self.half_split)
-            k_shared = ops.rope(k_shared, shared, half_split=self.half_split)
+            q_in = ops.rms_norm(linear(x, w, "attn_q_a"), w("attn_q_a_norm"), eps)
+        chosen = self.choose(x, q_in, w, cache, il)
+        q, q_shared = linear(q_in, w, "attn_q"), linear(q_in, w, "attn_q_shared")
+        if self.applies_rope:
+            q_shared = ops.rope(q_shared, self.shared, self.q_rope, half_split=self.half_split)
+            k_shared = ops.rope(k_shared, self.shared, half_split=self.half_split)
         if self.q_rope == "rope_q":
             q = ops.rope(q, self.nope, "still_q")
-        c = ops.head_norm(c, w("attn_kv_a_norm"), latent, eps)
+        c = ops.head_norm(c, w("attn_kv_a_norm"), self.latent, eps)
         if self.full:
-            k = concat(linear(c, w, "attn_k_up"), k_shared, self.nope, shared)
-            ops.kv_store(k, cache.k, cache.cells)
-            ops.kv_store(linear(c, w, "attn_v_up"), cache.v, cache.cells)
-            return self.attend(concat(q, q_shared, self.nope, shared), x, w, cache, il)
-        ops.kv_store(concat(c, k_shared, latent, shared), cache.k, cache.cells)
+            return self.full_heads(q, q_shared, c, k_shared, w, cache, il)
+        ops.kv_store(concat(c, k_shared, self.latent, self.shared), cache.k, cache.cells)
         ops.kv_store(c, cache.v, cache.cells)
-        q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, latent, shared)
-        caches = cache.k, cache.v, cache.cells
-        how: dict[str, Any] = {"heads": layer.n_head, "head_dim_k": latent + shared, "head_dim_v": latent}
-        how["scale"] = layer.scale
-        if chosen:
-            a = ops_chosen.attention(q, *caches, chosen, **how)
-        else:
-            a = ops.attention(q, *caches, kv_heads=1, **how)
+        layer = self.config.layers[il]
+        q = concat(mat_heads(q, w("attn_k_b"), layer.n_head), q_shared, self.latent, self.shared)
+        a = self.attend_chosen(q, cache, chosen, layer) if chosen else self.attend_all(q, cache, layer)
         return linear(mat_heads(a, w("attn_v_b"), layer.n_head), w, "attn_output")
+
+    def full_heads(
+        self, q: Tensor, q_shared: Tensor, c: Tensor, k_shared: Tensor, w: Weights, cache: LayerCache, il: int
+    ) -> Tensor:
+        """Attention with a key and a value per head, for files with attn_kv_b. `c`: the normed latent."""
+        k = concat(linear(c, w, "attn_k_up"), k_shared, self.nope, self.shared)
+        ops.kv_store(k, cache.k, cache.cells)
+        ops.kv_store(linear(c, w, "attn_v_up"), cache.v, cache.cells)
+        q = concat(q, q_shared, self.nope, self.shared)
+        return self.attend(q, c, w, cache, il)
+
+    def attend_all(self, q: Tensor, cache: LayerCache, layer: LayerConfig) -> Tensor:
+        """Attention to the latents of all positions."""
+        return ops.attention(
+            q,
+            cache.k,
+            cache.v,
+            cache.cells,
+            heads=layer.n_head,
+            kv_heads=1,
+            head_dim_k=layer.head_dim,
+            head_dim_v=layer.head_dim_v,
+            scale=layer.scale,
+        )
+
+    def attend_chosen(self, q: Tensor, cache: LayerCache, chosen: Tensor, layer: LayerConfig) -> Tensor:
+        """Attention to the latents of the positions in `chosen`."""
+        return ops_chosen.attention(
+            q,
+            cache.k,
+            cache.v,
+            cache.cells,
+            chosen,
+            heads=layer.n_head,
+            head_dim_k=layer.head_dim,
+            head_dim_v=layer.head_dim_v,
+            scale=layer.scale,
+        )

@@ -14,7 +14,7 @@ from vkbackend.errors import UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops, ops_recurrent
 from vkbackend.meta.plan import columns, rows
-from vkbackend.meta.policy import DeltaNet, FeedForward, Layer
+from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config
@@ -72,19 +72,15 @@ class Model(Decoder):
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
         if not self.recurrent[il]:
             return super().layer(il, types)
-        layer, prefix = self.config.layers[il], f"blk.{il}."
-        mixer = DeltaNet(self.config.n_embd, 1, block_of(types[f"{prefix}shortconv.out_proj.weight"])[0])
-        if layer.mixture:
-            return Layer(mixer, layer.mixture.feed_forward(types, prefix), "recurrent")
-        down = block_of(types[f"{prefix}ffn_down.weight"])[0]
-        return Layer(mixer, FeedForward(layer.n_ff, down), "recurrent")
+        block = block_of(types[f"blk.{il}.shortconv.out_proj.weight"])[0]
+        return Layer(DeltaNet(self.config.n_embd, 1, block), self.feed_forward_of(il, types), "recurrent")
 
     # ---- graph ----
 
     def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
         if not isinstance(cache, LayerState):
             return super().mix(x, w, cache, il)
-        before, behind, x = (linear(x, w, name) for name in GATES)
+        before, after, x = (linear(x, w, name) for name in GATES)
         taps, state = w("shortconv.conv"), cache.arrays["conv"]
         y = ops_recurrent.ssm_conv(ops.mul(before, x), taps, state, silu=False)
-        return linear(ops.mul(behind, y), w, "shortconv.out_proj")
+        return linear(ops.mul(after, y), w, "shortconv.out_proj")

@@ -16,7 +16,7 @@ from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops, ops_recurrent
 from vkbackend.meta.plan import columns, rows
-from vkbackend.meta.policy import DeltaNet, FeedForward, Layer
+from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import Decoder, linear
@@ -131,12 +131,9 @@ class Model(Decoder):
     def layer(self, il: int, types: Mapping[str, str]) -> Layer:
         if not self.recurrent[il]:
             return super().layer(il, types)
-        d, prefix, layer = self.delta, f"blk.{il}.", self.config.layers[il]
-        mixer = DeltaNet(d.n_k, d.v[0] * d.size, block_of(types[f"{prefix}ssm_out.weight"])[0])
-        if layer.mixture:
-            return Layer(mixer, layer.mixture.feed_forward(types, prefix), "recurrent")
-        down = block_of(types[f"{prefix}ffn_down.weight"])[0]
-        return Layer(mixer, FeedForward(layer.n_ff, down), "recurrent")
+        d, block = self.delta, block_of(types[f"blk.{il}.ssm_out.weight"])[0]
+        mixer = DeltaNet(d.n_k, d.v[0] * d.size, block)
+        return Layer(mixer, self.feed_forward_of(il, types), "recurrent")
 
     # ---- graph ----
 
