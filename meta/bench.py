@@ -21,6 +21,7 @@ from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import MIRRORED, State, partial
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
@@ -68,7 +69,7 @@ def time_reduce(
     try:
         chain = _Chain(devices, nbytes // 4, length or chain_length(nbytes))
         mesh.prepare(chain.build, StepShape(1, 0, ((0, 0),) * len(devices)))
-        step = mesh.recorded_step(1, 0)
+        step = mesh.recorded_step(StepKind.of_run(1, 0))
         seconds: list[float] = []
         mesh.run(step)
         assert mesh.provider is not None

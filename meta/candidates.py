@@ -13,6 +13,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits
 from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.split import Ranges
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.meta.tensor import Inputs
 from vkbackend.meta.transport import Transfers
 from vkbackend.ops import top_k_chunks
@@ -92,22 +93,22 @@ class Outputs:
 
     # ---- between hosts ----
 
-    def expect(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> None:
+    def expect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
         """Host 0 calls it before a step: begin to receive the step's output rows from other hosts, at that
         place. Then a host that sends them need not wait, whatever host 0 does meanwhile."""
         if self._hosts and self._hosts.rank == 0:
-            self._gather(n_outputs, k, summed, place).start()
+            self._gather(n_outputs, wanted, place).start()
 
-    def collect(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> None:
+    def collect(self, n_outputs: int, wanted: Wanted, place: int = 0) -> None:
         """Bring the output rows of a step, logits or k candidates, to host 0; every host calls it after the
         step."""
         if self._hosts:
-            gather = self._gather(n_outputs, k, summed, place)
+            gather = self._gather(n_outputs, wanted, place)
             if self._hosts.rank:
                 gather.start()
             gather.finish()
 
-    def _gather(self, n_outputs: int, k: int, summed: bool, place: int) -> Transfers:
+    def _gather(self, n_outputs: int, wanted: Wanted, place: int) -> Transfers:
         assert self._hosts
         views: list[View | None] = []
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
@@ -117,10 +118,11 @@ class Outputs:
             if not device.host:
                 device.invalidate(region.buffer)  # type: ignore[arg-type]
             last = region.rows(0, n_outputs)
-            if k:
-                last = found_in(region, n_outputs, k, device.limits, end - begin)[2 if summed else 1]
+            if wanted.top_k:
+                best = found_in(region, n_outputs, wanted.top_k, device.limits, end - begin)
+                last = best[2 if wanted.summed else 1]
             views.append(View(region.buffer, region.offset, ((last.end - region.offset) // 4,), "u32"))
-        return self._hosts.gather((n_outputs, k, summed, place), views)
+        return self._hosts.gather((n_outputs, wanted, place), views)
 
     # ---- on host 0 ----
 
@@ -132,8 +134,9 @@ class Outputs:
                 host = region.buffer.host[: region.nbytes].view(np.float32)  # type: ignore[union-attr]
                 out[:n_outputs, begin:end] = host.reshape(region.shape)[:n_outputs]
 
-    def read_top_k(self, n_outputs: int, k: int, summed: bool = False, place: int = 0) -> TopK:
-        """What the devices chose of their shares, merged; the step was one with `top_k` k, and `summed`."""
+    def read_top_k(self, n_outputs: int, wanted: Wanted, place: int = 0) -> TopK:
+        """What the devices chose of their shares, merged; `wanted` as in the step's kind."""
+        k, summed = wanted
         ids, logits, sums = [], [], []
         for device, region, (begin, end) in zip(self._devices, self._places[place], self._vocab, strict=True):
             if region is not None:

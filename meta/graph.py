@@ -14,38 +14,26 @@ from vkbackend.errors import PlanError
 from vkbackend.meta import sums
 from vkbackend.meta.reduce import PART, Provider, Reduce, ReduceSlots, parts_of, wire_of
 from vkbackend.meta.split import MIRRORED, Kind, State, partial
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
-from vkbackend.ops import MAX_VEC_ROWS, Recorder
+from vkbackend.ops import Recorder
 from vkbackend.recording import Recording
 from vkbackend.runtime import Device
-from vkbackend.step import Mix
 from vkbackend.wire import wire_words
-
-
-def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
-    """What a step of so many rows is, of whose runs the first `n_single` have one row each. Few rows decode,
-    whatever they belong to: kernels for them read K and V once for all heads of a group."""
-    if n_rows <= MAX_VEC_ROWS or n_single == n_runs:
-        return Mix.DECODE
-    return Mix.BOTH if n_single else Mix.PREFILL
 
 
 @dataclass(slots=True)
 class Graph:
-    """Builds the recordings of one step for `n_rows` rows and `n_outputs` output rows."""
+    """Builds the recordings of one step, or of one half of a step in halves: `kind` then counts the rows and
+    output rows of that half."""
 
     devices: Sequence[Device]
     inputs: Sequence[Inputs]
     provider: Provider | None
-    n_rows: int
-    n_outputs: int
+    kind: StepKind
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # devices at work, by outermost scope
     wire: str = "f32"
     lane: int = 0  # which half of the slots its reduces use, where two graphs share a step
-    top_k: int = 0  # of each output row only the logits of this many candidates go to the host; 0: all
-    masked: bool = False  # the candidates are among the tokens that the row's mask allows
-    summed: bool = False  # beside them, what log(sum(e^logit)) of the whole row follows from
-    mix: Mix | None = None  # None: that of one long run
     recordings: list[Recording] = field(init=False)
     reduces: list[Reduce] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)  # what a layer leaves to later ones, by name
@@ -54,9 +42,16 @@ class Graph:
     _section: str = ""  # the outermost scope
 
     def __post_init__(self) -> None:
-        self.mix = self.mix or mix_of(self.n_rows)
         name = f"step rows={self.n_rows} outputs={self.n_outputs}"
         self.recordings = [Recording(f"{name} {device.name}") for device in self.devices]
+
+    @property
+    def n_rows(self) -> int:
+        return self.kind.n_rows
+
+    @property
+    def n_outputs(self) -> int:
+        return self.kind.n_outputs
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:

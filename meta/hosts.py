@@ -9,7 +9,7 @@ host receives the parts that its devices sum, or that it sums itself, then the s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ class Hosts:
 
     def __init__(self, transport: Transport, of: Sequence[int]) -> None:
         self.transport, self.of = transport, tuple(of)
-        self._gathers: dict[tuple[int, ...], Transfers] = {}
+        self._gathers: dict[Hashable, Transfers] = {}
 
     @property
     def rank(self) -> int:
@@ -36,7 +36,7 @@ class Hosts:
     def is_here(self, device: int) -> bool:
         return self.of[device] == self.rank
 
-    def gather(self, key: tuple[int, ...], views: Sequence[View | None]) -> Transfers:
+    def gather(self, key: Hashable, views: Sequence[View | None]) -> Transfers:
         """Transfers that bring the bytes at `views[d]` of every device to host 0, into the memory of the
         device's stand-in. They are kept: the same key must always come with the same views. They have a lane
         of their own, because host 0 may begin to wait for them before other exchanges."""

@@ -21,20 +21,20 @@ from vkbackend.errors import DeviceLost, PlanError, Timeout, VkbackendError
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.candidates import Outputs
 from vkbackend.meta.compiling import compile_all
-from vkbackend.meta.graph import mix_of
 from vkbackend.meta.hosts import Hosts, OverHosts
 from vkbackend.meta.known_speed import pace_of
 from vkbackend.meta.load import Load, Progress, Source, load_weights
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import Provider, Reduce, make_provider
-from vkbackend.meta.sizing import Build, StepKind, StepShape, StepSizes, build_step, measure
+from vkbackend.meta.sizing import Build, StepShape, StepSizes, build_step, measure
 from vkbackend.meta.split import MIRRORED, State
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Inputs, Weight
 from vkbackend.pages import Pages
 from vkbackend.profiling import report_values
 from vkbackend.recording import Recording, cut_long, derive_barriers
 from vkbackend.runtime import Device, Executable
-from vkbackend.step import STEP_NBYTES, Mix, StepParams
+from vkbackend.step import STEP_NBYTES, StepParams
 
 WAIT_SLICE_S = 0.05  # the longest single wait: a signal (Ctrl-C) is noticed this soon
 SPIN_S = 50e-6  # polling before waiting; a wake-up from a wait costs about as much
@@ -49,10 +49,10 @@ MAX_COMMANDS, MIN_STEPS = 1 << 17, 32
 class Step:
     """A recorded step, ready to replay: one executable per device."""
 
+    kind: StepKind
     executables: list[Executable]
     reduces: list[Reduce | None]  # behind each segment but the last; None: the devices only meet
     values: dict[str, list[View | None]]  # intermediate tensors by label, where the mesh keeps them
-    n_outputs: int
     lag: int = 1  # a segment may begin when all devices have finished the one this many before it
     used: int = 0  # when, counted in steps
 
@@ -187,23 +187,8 @@ class Mesh:
 
     # ---- steps ----
 
-    def recorded_step(
-        self,
-        n_rows: int,
-        n_outputs: int,
-        top_k: int = 0,
-        halves: bool = False,
-        mix: Mix | None = None,
-        masked: bool = False,
-        summed: bool = False,
-    ) -> Step:
-        """The recorded step for this many rows and output rows. It is recorded on first use, and dropped when
-        steps that were used later need its place. `top_k`: it gives that many candidates of each output row
-        instead of all logits; `masked`: only such as `write_masks` allows; `summed`: beside them, what
-        log(sum(e^logit)) of the whole row follows from. `halves`: two half micro-batches in turn, the output
-        rows in the second. `mix`: what the rows are (None: those of one long run)."""
-        mix = mix or mix_of(n_rows // 2 if halves else n_rows)
-        kind = StepKind(n_rows, n_outputs, top_k, halves, mix, masked, summed)
+    def recorded_step(self, kind: StepKind) -> Step:
+        """The step is recorded on first use, and dropped when steps that were used later need its place."""
         step = self._steps.get(kind)
         if step is None:
             began = time.perf_counter()
@@ -257,7 +242,7 @@ class Mesh:
                         at = places.get(view.buffer)  # type: ignore[arg-type]
                         views[d] = at and replace(view, buffer=arena, offset=at.offset + view.offset)
             undo.pop_all()
-        return Step(executables, reduces, values, kind.n_outputs, 2 if kind.halves else 1)
+        return Step(kind, executables, reduces, values, lag=2 if kind.halves else 1)
 
     def write_step(
         self, params: StepParams, rope: Mapping[str, np.ndarray], second: StepParams | None = None

@@ -149,30 +149,30 @@ def logits(x: Tensor, w: Weight, softcap: float = 0.0) -> None:
         shape = graph.n_outputs, inputs.logits.shape[1]
         out = (
             graph.scratch(shape, "capped")
-            if graph.top_k
+            if graph.kind.wanted.top_k
             else View(inputs.logits.buffer, inputs.logits.offset, shape)
         )
         product = graph.scratch(shape, "logits") if softcap else out
         _matmul(graph, d, w, x, product)
         if softcap:
             graph.on(d, "softcap").softcap(product, out, c=softcap)
-        if graph.top_k:
-            n_chunks = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.top_k)[1]
-            ids, values, sums = places(inputs.logits, graph.n_outputs, graph.top_k, n_chunks)
+        if graph.kind.wanted.top_k:
+            n_chunks = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.kind.wanted.top_k)[1]
+            ids, values, sums = places(inputs.logits, graph.n_outputs, graph.kind.wanted.top_k, n_chunks)
             mask = None
-            if graph.masked:
+            if graph.kind.masked:
                 assert inputs.mask is not None
                 mask = inputs.mask.rows(0, graph.n_outputs)
             _top_k(graph, d, out, ids, values, mask)
-            if graph.summed:
-                chunk = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.top_k)[0]
+            if graph.kind.wanted.summed:
+                chunk = device_ops.top_k_chunks(graph.devices[d].limits, shape[1], graph.kind.wanted.top_k)[0]
                 graph.on(d, "log_sum_exp").log_sum_exp(out, sums, chunk=min(chunk, shape[1]))
 
 
 def _top_k(graph: Graph, d: int, x: View, ids: View, values: View, mask: View | None) -> None:
     """The best candidates of each row of x: first those of each chunk, side by side, then the best of
     those."""
-    on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.top_k
+    on, (n_rows, n), k = graph.on(d, "top_k"), x.shape, graph.kind.wanted.top_k
     chunk, n_chunks = device_ops.top_k_chunks(on.limits, n, k)
     if n_chunks == 1:
         on.top_k(x, ids, values, mask=mask, chunk=n)
@@ -250,10 +250,10 @@ def attention(
         how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
         how |= {"window": window, "chunk": chunk, "softcap": softcap}
         own_sinks = sinks.whole(d) if sinks else None
-        if graph.mix is not Mix.PREFILL:
+        if graph.kind.mix is not Mix.PREFILL:
             # In a mixed step only the first rows decode, at most one per slot; attn_prefill writes the
             # others.
-            n = rows if graph.mix is Mix.DECODE else min(rows, caches[2].shape[0])
+            n = rows if graph.kind.mix is Mix.DECODE else min(rows, caches[2].shape[0])
             n_kv = caches[0].shape[1] // head_dim_k
             tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)
             decode = on.attn_decode_coop if tile_heads else on.attn_decode
@@ -266,7 +266,7 @@ def attention(
                 part = graph.scratch((n, local, n_splits, head_dim_v + 2), "attention parts")
                 decode(q_n, *caches, part, step, **how)
                 on.attn_combine(part, out_n, sinks=own_sinks)
-        if graph.mix is not Mix.DECODE:
+        if graph.kind.mix is not Mix.DECODE:
             by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
             attend = on.attn_prefill_coop if by_units else on.attn_prefill
             attend(q_view, *caches, out, step, sinks=own_sinks, **how)

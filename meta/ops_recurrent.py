@@ -90,7 +90,7 @@ def _rule(
 ) -> None:  # fmt: skip
     """Row by row for runs of a few rows, in chunks for longer ones."""
     step, (rows, n_heads, size) = graph.inputs[d].step, out.shape
-    if graph.mix is Mix.DECODE:
+    if graph.kind.mix is Mix.DECODE:
         on.delta_net(
             q, k, v, g, beta, cells, out, step, n_k=n_k, tiled=tiled, q_stride=q_stride, v_stride=v_stride
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from vkbackend.memory import plan_scratch
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Provider, Reduce, ReduceSlots
 from vkbackend.meta.split import Ranges
+from vkbackend.meta.step_kind import StepKind, Wanted, mix_of
 from vkbackend.meta.tensor import Inputs
 from vkbackend.ops import MAX_VEC_ROWS
 from vkbackend.ops.fusion import fuse
@@ -30,14 +30,6 @@ from vkbackend.wire import wire_words
 
 Build = Callable[[Graph], None]
 SUMS = ("add_partials",)  # ops whose push constants say which device this is
-
-
-def bucket(n: int) -> int:
-    """How many rows n rows are padded to; each such number has one recording. It is a power of two, or from
-    12 on also one and a half times a power of two, because on software devices a padded row costs what a row
-    costs."""
-    power = 1 << max(0, n - 1).bit_length() if n else 0
-    return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +102,6 @@ def second_half(inputs: Inputs, n_rows: int) -> Inputs:
     return replace(inputs, step=step, rope=rope)
 
 
-class StepKind(NamedTuple):
-    """What distinguishes recorded steps: rows, output rows, candidates per output row (0: all logits),
-    whether the step is two half micro-batches, and what its rows are (`mix`; None: one long run). `masked`: a
-    mask says which tokens may be candidates. `summed`: with the sums that probabilities need. Every step
-    looks up its recording by it."""
-
-    n_rows: int
-    n_outputs: int
-    top_k: int = 0
-    halves: bool = False
-    mix: Mix | None = None
-    masked: bool = False
-    summed: bool = False
-
-
 Built = tuple[list[Recording], list[Reduce | None], dict[str, list[View | None]]]
 
 
@@ -139,30 +116,17 @@ def graphs_of(
 ) -> list[Graph]:
     """The step as the model writes it, a dispatch for each op: one graph, or two if it is two halves."""
 
-    def graph(inputs: Sequence[Inputs], n_rows: int, n_outputs: int, lane: int) -> Graph:
-        made = Graph(
-            devices,
-            inputs,
-            provider,
-            n_rows,
-            n_outputs,
-            active,
-            reduce_type,
-            lane=lane,
-            top_k=kind.top_k,
-            masked=kind.masked,
-            summed=kind.summed,
-            mix=kind.mix,
-        )
-        made.begin()
-        build(made)
-        return made
+    def built(inputs: Sequence[Inputs], kind: StepKind, lane: int = 0) -> Graph:
+        graph = Graph(devices, inputs, provider, kind, active, reduce_type, lane)
+        graph.begin()
+        build(graph)
+        return graph
 
     if not kind.halves:
-        return [graph(inputs, kind.n_rows, kind.n_outputs, 0)]
-    n = kind.n_rows // 2
-    second = [second_half(one, kind.n_rows) for one in inputs]
-    return [graph(inputs, n, 0, 0), graph(second, n, kind.n_outputs, 1)]
+        return [built(inputs, kind)]
+    half = kind._replace(n_rows=kind.n_rows // 2, halves=False)
+    later = [second_half(of_device, kind.n_rows) for of_device in inputs]
+    return [built(inputs, half._replace(n_outputs=0)), built(later, half, lane=1)]
 
 
 def ordered(graphs: Sequence[Graph], d: int) -> Recording:
@@ -262,12 +226,12 @@ def step_kinds(shape: StepShape) -> list[StepKind]:
     kinds: list[StepKind] = []
     for rows in (shape.n_rows, min(shape.n_rows, MAX_VEC_ROWS)):
         most = min(rows, shape.n_outputs)
-        kinds += [StepKind(rows, most, shape.top_k, mix=mix) for mix in reversed(Mix)]
+        kinds += [StepKind(rows, most, mix, Wanted(shape.top_k)) for mix in reversed(Mix)]
         if shape.top_k:
-            kinds.append(StepKind(rows, most, shape.top_k, masked=True, summed=True))
+            kinds.append(StepKind(rows, most, mix_of(rows), Wanted(shape.top_k, summed=True), masked=True))
     if shape.halves and shape.n_rows >= shape.halves:
         most = min(shape.n_rows // 2, shape.n_outputs)
-        kinds.append(StepKind(shape.n_rows, most, shape.top_k, halves=True))
+        kinds.append(StepKind.of_run(shape.n_rows, most, shape.top_k, halves=True))
     return list(dict.fromkeys(kinds))
 
 

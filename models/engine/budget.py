@@ -5,7 +5,7 @@ grows while steps are fast enough, and shrinks when one is not.
 
 from __future__ import annotations
 
-from vkbackend.meta.sizing import bucket
+from vkbackend.meta.step_kind import bucket
 
 SLOWER = 2.0  # a step with rows of prompts may take this many times as long as one without
 GROWTH = 1.15  # factor for the number of rows after a step that was fast enough

@@ -15,7 +15,7 @@ import numpy as np
 from vkbackend.errors import DeviceLost, QueueFull, Timeout, VkbackendError
 from vkbackend.models.engine.budget import PrefillBudget
 from vkbackend.models.engine.grammars import Grammars
-from vkbackend.models.engine.in_flight import Flight, Mark, Rows, candidates_of, rows_of
+from vkbackend.models.engine.in_flight import Flight, Mark, Rows, rows_of, wanted_of
 from vkbackend.models.engine.messages import (
     Cancel,
     Close,
@@ -35,6 +35,7 @@ from vkbackend.models.engine.messages import (
     check_slot,
     check_tokens,
 )
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.prefix_cache import PrefixCache
 from vkbackend.models.engine.scheduler import Scheduler
 from vkbackend.models.engine.sequence import Batch, Sequence
@@ -242,8 +243,9 @@ class Engine:
         began = self._mark()
         try:
             masks = self.grammars.masks(batch)
-            top_k, summed = candidates_of(batch, self.runner.max_top_k)
-            step = self.runner.launch(tokens, runs, outputs, top_k, masks if top_k else None, summed)
+            wanted = wanted_of(batch, self.runner.max_top_k)
+            rows = MicroBatch(tokens, runs, outputs, masks if wanted.top_k else None)
+            step = self.runner.launch(rows, wanted)
         except VkbackendError as error:
             self._fail(batch, error)
             return

@@ -10,10 +10,11 @@ import numpy as np
 from vkbackend.limits import Limits
 from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
+from vkbackend.meta.step_kind import Wanted
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.options import Options
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
-from vkbackend.step import Run
 
 
 class Group(Protocol):
@@ -55,16 +56,7 @@ class Group(Protocol):
     def loaded(self, mesh: Mesh) -> None:
         """Wait until all nodes have loaded."""
 
-    def step(
-        self,
-        tokens: Sequence[int],
-        runs: Sequence[Run],
-        outputs: Sequence[int],
-        top_k: int,
-        masks: np.ndarray | None,
-        summed: bool,
-        tables: Mapping[str, np.ndarray] | None,
-    ) -> None:
+    def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """Let the other nodes run a micro-batch."""
 
     def memory(self) -> dict[int, dict[str, Any]]:

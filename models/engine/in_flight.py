@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.sequence import Batch
 from vkbackend.models.placement.layout import Layout
 from vkbackend.step import Run
@@ -19,13 +20,12 @@ Rows = tuple[np.ndarray | None, np.ndarray, np.ndarray | None]
 
 
 class Launched(NamedTuple):
-    """A step on its way: how many output rows it has; how many candidates of each are wanted (`k`) and are
-    `computed` (0: whole rows); whether with the logarithms of sums; the `place` of the results."""
+    """A step in flight. `k`: how many candidates of each output row the caller takes (0: whole rows);
+    `computed`: what the step gives, which may be more; `place`: where its results arrive."""
 
     n_outputs: int
     k: int
-    computed: int
-    summed: bool
+    computed: Wanted
     place: int
 
 
@@ -72,19 +72,19 @@ def rows_of(batch: Batch) -> tuple[list[int], list[Run], list[int], int]:
     return tokens, runs, outputs, n_decode
 
 
-def candidates_of(batch: Batch, most: int) -> tuple[int, bool]:
-    """How many candidates per output row are enough for every sequence of a step (0: whole rows are needed),
-    and whether the logarithms of sums are needed."""
+def wanted_of(batch: Batch, most: int) -> Wanted:
+    """As many candidates per output row as are enough for every sequence of a step. Whole rows, if `most`
+    candidates are not enough."""
     k, summed = 0, False
     for sequence, _, n_outputs in batch:
         sampler = sequence.sampler
         if n_outputs:
-            wanted = sampler.n_candidates(sequence.tokens) if sampler else 0
-            if not 0 < wanted <= most:
-                return 0, False
-            k = max(k, wanted)
+            enough = sampler.n_candidates(sequence.tokens) if sampler else 0
+            if not 0 < enough <= most:
+                return Wanted()
+            k = max(k, enough)
         summed |= sampler is not None and sampler.params.logprobs is not None
-    return k, summed and k > 0
+    return Wanted(k, summed and k > 0)
 
 
 def n_stages(of: Sequence[int], split_mode: str, layout: Layout) -> int:

@@ -16,10 +16,10 @@ from vkbackend.errors import VkbackendError
 from vkbackend.meta.balance import Prediction, auto_split, predict
 from vkbackend.meta.candidates import TopK
 from vkbackend.meta.compiling import begin_all
-from vkbackend.meta.graph import mix_of
 from vkbackend.meta.mesh import Mesh, Step
-from vkbackend.meta.sizing import StepShape, bucket
+from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.speed import measure_gpus
+from vkbackend.meta.step_kind import StepKind, Wanted, bucket, mix_of
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.blocks import Copy, Pool
@@ -27,6 +27,7 @@ from vkbackend.models.engine.group import Group
 from vkbackend.models.engine.in_flight import Launched, Rows, n_stages
 from vkbackend.models.engine.memory_report import memory_report
 from vkbackend.models.engine.messages import Progress
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.slot_copy import copy_blocks, copy_state
 from vkbackend.models.gguf.fingerprint import fingerprint
@@ -44,7 +45,7 @@ from vkbackend.models.rope_options import state_rope
 from vkbackend.open_device import runtime_of
 from vkbackend.ops import CELL_BLOCK
 from vkbackend.runtime import Device
-from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix, Run, StepParams, cut_runs, n_single
+from vkbackend.step import MAX_ROWS, MAX_RUNS, Run, StepParams, cut_runs, n_single
 
 ROPE_CACHE_NBYTES = 64 << 20  # cos/sin rows of all positions are kept up to this size
 
@@ -193,7 +194,7 @@ class Runner:
         Rows of a run are consecutive positions of one slot. The result is a view that the next step
         overwrites.
         """
-        return self.collect(self.launch(tokens, runs, outputs))[1]
+        return self.collect(self.launch(MicroBatch(tokens, runs, outputs), Wanted()))[1]
 
     def step_top_k(
         self,
@@ -207,39 +208,35 @@ class Runner:
         """As `step`; the best `k` (up to `max_top_k`) tokens of each output row, of those whose bits are set
         in `masks`, uint32 [len(outputs), ceil(n_vocab / 32)], the lowest bit of a word first."""
         assert 0 < k and outputs
-        ids, logits, log_sums = self.collect(self.launch(tokens, runs, outputs, k, masks, summed))
+        launched = self.launch(MicroBatch(tokens, runs, outputs, masks), Wanted(k, summed))
+        ids, logits, log_sums = self.collect(launched)
         assert ids is not None
         return TopK(ids, logits, log_sums)
 
-    def launch(
-        self,
-        tokens: Sequence[int],
-        runs: Sequence[Run],
-        outputs: Sequence[int],
-        k: int = 0,
-        masks: np.ndarray | None = None,
-        summed: bool = False,
-    ) -> Launched:
-        """Begin a micro-batch, as `step_top_k` does, or as `step` if k is 0. Up to `n_in_flight`
-        micro-batches may be on their way; `collect` takes them in order. Work that is asked for meanwhile
-        runs after them."""
+    def launch(self, batch: MicroBatch, wanted: Wanted) -> Launched:
+        """Begin a micro-batch. Up to `n_in_flight` micro-batches may be on their way; `collect` takes them in
+        order. Work that is asked for meanwhile runs after them."""
+        k = wanted.top_k
         assert k <= self.max_top_k and len(self._launched) < self.n_in_flight <= self._n_places
-        top_k = k if k < 2 else self.max_top_k
-        launched = Launched(len(outputs), k, top_k, summed, self._n_launched % self._n_places)
+        computed = wanted if k < 2 else Wanted(self.max_top_k, wanted.summed)
+        n_outputs = len(batch.outputs)
+        launched = Launched(n_outputs, k, computed, self._n_launched % self._n_places)
         self.mesh.check_usable()
-        recorded = self._recorded(runs, len(tokens), outputs, top_k, masks is not None, summed)
+        step = self.recorded_step(batch, computed)
         self.kv.flush()
         if self.kv.states:
-            runs = [replace(run, states=self.kv.states.slots.advance(run)) for run in runs]
+            advance = self.kv.states.slots.advance
+            batch = batch._replace(runs=[replace(run, states=advance(run)) for run in batch.runs])
         if self.group:
             tables = None
             if self.group.sends_tables:
+                runs = batch.runs
                 positions = np.concatenate([np.arange(r.first_pos, r.first_pos + r.n_rows) for r in runs])
                 tables = self._angles(positions)
-            self.group.step(tokens, runs, outputs, top_k, masks, summed, tables)
-        if outputs:
-            self.mesh.outputs.expect(len(outputs), top_k, summed, launched.place)
-        self.compute(tokens, runs, outputs, top_k, masks, summed, recorded=recorded)
+            self.group.step(batch, computed, tables)
+        if n_outputs:
+            self.mesh.outputs.expect(n_outputs, computed, launched.place)
+        self.compute(batch, step)
         self._n_launched += 1
         self._launched.append(launched)
         return launched
@@ -249,52 +246,33 @@ class Runner:
         the errors of devices and hosts."""
         first = self._launched.popleft()
         assert first is launched
-        n, k, computed, summed, place = launched
+        n, k, computed, place = launched
         if n:
-            self.mesh.outputs.collect(n, computed, summed, place)
+            self.mesh.outputs.collect(n, computed, place)
         if k:
-            ids, logits, log_sums = self.mesh.outputs.read_top_k(n, computed, summed, place)
+            ids, logits, log_sums = self.mesh.outputs.read_top_k(n, computed, place)
             return ids[:, :k], logits[:, :k], log_sums
         if n:
             self.mesh.outputs.read_logits(self._logits, n, place)
         return None, self._logits[:n], None
 
-    def _recorded(
-        self,
-        runs: Sequence[Run],
-        n_rows: int,
-        outputs: Sequence[int],
-        top_k: int,
-        masked: bool,
-        summed: bool,
-    ) -> tuple[Step, int, Mix]:
-        """The recorded step, how many rows its first half has (0: it is not in halves), what its rows are."""
-        n_outputs = len(outputs)
+    def recorded_step(self, batch: MicroBatch, wanted: Wanted) -> Step:
+        """The recorded step that computes the micro-batch."""
+        n_rows, n_outputs, runs = len(batch.tokens), len(batch.outputs), batch.runs
         assert 0 < n_rows <= self.n_ubatch and n_outputs <= self.max_outputs and len(runs) <= MAX_RUNS
         rows = bucket(n_rows)
-        half = rows // 2 if 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in outputs) else 0
+        halves = 0 < self._shape.halves <= rows and all(i >= rows // 2 for i in batch.outputs)
         n_alone = n_rows if n_rows == len(runs) else n_single(runs)
-        mix = mix_of(half or rows, n_alone, len(runs))
-        step = self.mesh.recorded_step(rows, bucket(n_outputs), top_k, bool(half), mix, masked, summed)
-        return step, half, mix
+        mix = mix_of(rows // 2 if halves else rows, n_alone, len(runs))
+        kind = StepKind(rows, bucket(n_outputs), mix, wanted, batch.masks is not None, halves)
+        return self.mesh.recorded_step(kind)
 
-    def compute(
-        self,
-        tokens: Sequence[int],
-        runs: Sequence[Run],
-        outputs: Sequence[int],
-        top_k: int,
-        masks: np.ndarray | None = None,
-        summed: bool = False,
-        tables: Mapping[str, np.ndarray] | None = None,
-        recorded: tuple[Step, int, Mix] | None = None,
-    ) -> None:
+    def compute(self, batch: MicroBatch, step: Step, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """Run this host's part of a micro-batch, whose runs know the recurrent states they read and write.
         `tables`: rows of cos and sin by name, where this host's are not to be used."""
-        n_rows = len(tokens)
-        if recorded is None:
-            recorded = self._recorded(runs, n_rows, outputs, top_k, masks is not None, summed)
-        step, half, mix = recorded
+        tokens, runs, outputs, masks = batch
+        n_rows, mix = len(tokens), step.kind.mix
+        half = step.kind.n_rows // 2 if step.kind.halves else 0
         if masks is not None:
             self.mesh.outputs.write_masks(masks)
         second = self._second if half else None

@@ -11,18 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from vkbackend.buffer import View
 from vkbackend.errors import DeviceLost
+from vkbackend.meta.step_kind import Wanted
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.hosts import node_messages
 from vkbackend.models.hosts.group import JOIN_S, Group
 from vkbackend.models.options import Options
 from vkbackend.recording import Recording
-from vkbackend.step import Mix, Run
+from vkbackend.step import Run
 
 IDLE_S = 1e9  # between two calls; beats say that host 0 is alive
 
@@ -75,8 +76,7 @@ def obey(group: Group, runner: Runner, call: Any) -> None:
     elif isinstance(call, node_messages.Record):
         _require(call.n_rows <= runner.n_ubatch and call.n_outputs <= runner.max_outputs, call)
         _require(call.top_k <= runner.max_top_k and (not call.masked or call.top_k > 0), call)
-        kind = msgspec.structs.asdict(call) | {"mix": Mix(call.mix)}
-        mesh.recorded_step(**kind)
+        mesh.recorded_step(call.kind())
         group.met()
     elif isinstance(call, node_messages.Write):
         data = np.frombuffer(call.data, np.uint8)
@@ -128,9 +128,10 @@ def _step(runner: Runner, call: node_messages.Step) -> None:
         Run(r.slot, r.first_row, r.n_rows, r.first_pos, (r.read, r.written) if r.written >= 0 else None)
         for r in call.runs
     ]
-    runner.compute(call.tokens, runs, call.outputs, call.top_k, masks, call.summed, tables)
+    batch, wanted = MicroBatch(call.tokens, runs, call.outputs, masks), Wanted(call.top_k, call.summed)
+    runner.compute(batch, runner.recorded_step(batch, wanted), tables)
     if call.outputs:
-        runner.mesh.outputs.collect(len(call.outputs), call.top_k, call.summed)
+        runner.mesh.outputs.collect(len(call.outputs), wanted)
 
 
 def _range(group: Group, runner: Runner, device: int, name: str, offset: int, nbytes: int, call: Any) -> View:

@@ -27,8 +27,9 @@ from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
 from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.pulse import Pulse
-from vkbackend.meta.sizing import StepKind
+from vkbackend.meta.step_kind import StepKind, Wanted
 from vkbackend.meta.transport import Lane, Transport
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.hosts import node_messages
 from vkbackend.models.hosts.node_cards import card_data, card_of, hash_of, limits_data, settings, tables_hash
@@ -36,7 +37,6 @@ from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import host_free_nbytes
 from vkbackend.rope import RopeTable
 from vkbackend.runtime import Device
-from vkbackend.step import Run
 from vkbackend.version import VERSION
 
 JOIN_S = 120.0  # for a host to open its devices and to read the model's header
@@ -307,7 +307,7 @@ class Group:
 
     @contextmanager
     def _beside(self, kind: StepKind) -> Iterator[None]:
-        self.tell(node_messages.Record(*kind[:4], int(kind.mix or 0), *kind[5:]))
+        self.tell(node_messages.Record.of(kind))
         try:
             yield
         except BaseException as error:  # the others recorded it, or wait for us: the hosts no longer agree
@@ -319,24 +319,18 @@ class Group:
         """Wait until all hosts have recorded a step: each takes as long as its compilers do."""
         self.transport.meet("the others to record a step", RECORD_S)
 
-    def step(
-        self,
-        tokens: Sequence[int],
-        runs: Sequence[Run],
-        outputs: Sequence[int],
-        top_k: int,
-        masks: np.ndarray | None,
-        summed: bool,
-        tables: Mapping[str, np.ndarray] | None,
-    ) -> None:
+    def step(self, batch: MicroBatch, wanted: Wanted, tables: Mapping[str, np.ndarray] | None = None) -> None:
         """Let the others run a micro-batch."""
+        tokens, runs, outputs, masks = batch
         sent = [
             node_messages.RunData(r.slot, r.first_row, r.n_rows, r.first_pos, *(r.states or (-1, -1)))
             for r in runs
         ]
         rows = {name: table.tobytes() for name, table in tables.items()} if tables else None
         packed = None if masks is None else np.ascontiguousarray(masks).tobytes()
-        self.tell(node_messages.Step(list(tokens), sent, list(outputs), top_k, packed, summed, rows))
+        self.tell(
+            node_messages.Step(list(tokens), sent, list(outputs), wanted.top_k, packed, wanted.summed, rows)
+        )
 
     def write(self, device: int, name: str, offset: int, data: np.ndarray) -> None:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)

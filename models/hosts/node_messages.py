@@ -13,8 +13,9 @@ from msgspec import Meta, Struct
 
 from vkbackend.errors import DeviceLost
 from vkbackend.meta.gather import PIECE_NBYTES
+from vkbackend.meta.step_kind import StepKind, Wanted
 from vkbackend.ops import MAX_SLOTS, MAX_TOP_K
-from vkbackend.step import MAX_ROWS, MAX_RUNS
+from vkbackend.step import MAX_ROWS, MAX_RUNS, Mix
 
 MAX_CALL_NBYTES = 2 * PIECE_NBYTES + (1 << 16)  # masks of all rows, or a piece of a state
 MAX_REPLY_NBYTES = PIECE_NBYTES + (1 << 16)
@@ -70,15 +71,23 @@ class Settle(_Call):
 
 
 class Record(_Call):
-    """Record a step: the fields of `StepKind`."""
+    """Record a step of this `StepKind`."""
 
     n_rows: Annotated[int, Meta(ge=1, le=MAX_ROWS)]
     n_outputs: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
-    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
-    halves: bool
     mix: Annotated[int, Meta(ge=1, le=3)]
-    masked: bool
+    top_k: Annotated[int, Meta(ge=0, le=MAX_TOP_K)]
     summed: bool
+    masked: bool
+    halves: bool
+
+    @classmethod
+    def of(cls, kind: StepKind) -> Record:
+        return cls(kind.n_rows, kind.n_outputs, int(kind.mix), *kind.wanted, kind.masked, kind.halves)
+
+    def kind(self) -> StepKind:
+        wanted = Wanted(self.top_k, self.summed)
+        return StepKind(self.n_rows, self.n_outputs, Mix(self.mix), wanted, self.masked, self.halves)
 
 
 class RunData(Struct, array_like=True, forbid_unknown_fields=True):

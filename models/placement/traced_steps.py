@@ -11,21 +11,13 @@ from itertools import pairwise
 
 from vkbackend.buffer import Home, View, aligned, nowhere
 from vkbackend.limits import Limits
-from vkbackend.meta.graph import Graph, mix_of
+from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import Reduce
-from vkbackend.meta.sizing import (
-    Build,
-    Sizing,
-    StepKind,
-    StepShape,
-    StepSizes,
-    bucket,
-    build_step,
-    measure,
-)
+from vkbackend.meta.sizing import Build, Sizing, StepShape, StepSizes, build_step, measure
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes
 from vkbackend.meta.speed import resource_of
 from vkbackend.meta.split import MIRRORED, State, split
+from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.base import Model, Weights
 from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory, LayerState
@@ -93,7 +85,7 @@ def token_recordings(
     devices, _ = _traced(model, layout, limits)
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
-    kind = StepKind(1, 1, shape.top_k, mix=mix_of(1))
+    kind = StepKind.of_run(1, 1, shape.top_k)
     return build_step(devices, inputs, Sizing(len(devices)), layout.active, options.reduce_type, kind, build)[
         0
     ]
@@ -143,7 +135,8 @@ def trace_reduces(
     devices, build = _traced(model, layout, limits)
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
-    graph = Graph(devices, inputs, Sizing(len(devices)), n_rows, 1, layout.active, options.reduce_type)
+    kind, sizing = StepKind.of_run(n_rows, 1), Sizing(len(devices))
+    graph = Graph(devices, inputs, sizing, kind, layout.active, options.reduce_type)
     build(graph)
     return graph.reduces
 

@@ -14,6 +14,7 @@ from vkbackend.buffer import ALIGN, Buffer, Home, View
 from vkbackend.formats import block_of, row_nbytes
 from vkbackend.meta.slices import Load, expert_pieces, piece_nbytes, piece_shapes, rows_in_pieces
 from vkbackend.meta.split import MIRRORED, split_experts
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.ops import Recorder
@@ -81,7 +82,7 @@ def test_long_contexts_are_recorded(name: str, n: int, monkeypatch: pytest.Monke
     runner = Runner(options, Hollow(f"{name}:Q4_K", 2, 4096), devices=devices)
     try:
         for rows in (1, 4, 512):
-            runner.mesh.recorded_step(rows, 1)
+            runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         assert 1 << 29 <= sum(device.largest for device in devices) < n * WORD
     finally:
         runner.close()

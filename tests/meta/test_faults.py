@@ -22,6 +22,7 @@ from vkbackend import faults
 from vkbackend.buffer import Home, View
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.meta import mesh as mesh_module
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Recording
@@ -153,7 +154,7 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing(models: Path, devices: li
     before = [device.counts.copy() for device in runner.mesh.devices]
     fault = faults.Fault("Vulkan0.1", "vkAllocateCommandBuffers", 1, "VK_ERROR_OUT_OF_HOST_MEMORY")
     with faults.inject(fault), pytest.raises(OutOfDeviceMemory):
-        runner.mesh.recorded_step(4, 1)
+        runner.mesh.recorded_step(StepKind.of_run(4, 1))
     kinds = ("VkDescriptorPool", "VkCommandBuffer", "kp.Sequence")
     after = [device.counts for device in runner.mesh.devices]
     assert [[c[kind] for kind in kinds] for c in after] == [[c[kind] for kind in kinds] for c in before]

@@ -23,8 +23,9 @@ from vkbackend.errors import UnsupportedFeature
 from vkbackend.hazards import check, check_placement
 from vkbackend.limits import Limits
 from vkbackend.memory import plan_scratch
-from vkbackend.meta.sizing import StepKind, build_step
+from vkbackend.meta.sizing import build_step
 from vkbackend.meta.split import Kind
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Weight
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine.runner import Runner
@@ -71,7 +72,7 @@ def on_one(models: Path, name: str = "stories-narrow-F32") -> np.ndarray:
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_two_exchanges_per_layer_and_none_on_one_device(models: Path, n: int, rows: int) -> None:
     with opened(models, n) as runner:
-        step = runner.mesh.recorded_step(rows, 1)
+        step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         want = 2 * runner.model.n_layer if n > 1 else 0
         assert len(step.reduces) == want
         for executable in step.executables:
@@ -86,7 +87,7 @@ def test_bytes_per_exchange(models: Path, n: int) -> None:
     """Each writer sends rows * n_embd floats, and a device without a share of the layer sends nothing."""
     rows = 4
     with opened(models, n) as runner:
-        step = runner.mesh.recorded_step(rows, 1)
+        step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         sent = np.zeros((len(step.reduces), n), np.int64)
         for d, executable in enumerate(step.executables):
             for s, segment in enumerate(executable.recording.segments()):
@@ -108,7 +109,7 @@ def test_bytes_per_exchange(models: Path, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int, rows: int) -> None:
     with opened(models, n) as runner:
-        for executable in runner.mesh.recorded_step(rows, rows).executables:
+        for executable in runner.mesh.recorded_step(StepKind.of_run(rows, rows)).executables:
             assert not check(executable.recording)
             dropped = list(without_each_barrier(executable.recording))
             assert len(dropped) > 4 * runner.model.n_layer
@@ -120,7 +121,7 @@ def test_steps_have_no_hazards_and_every_barrier_is_missed(models: Path, n: int,
 def test_scratch_is_reused_without_a_clash(models: Path, rows: int) -> None:
     with opened(models, 3) as runner:
         mesh = runner.mesh
-        how = mesh._inputs, mesh._provider, mesh._shape.active, "f32", StepKind(rows, 1), mesh._build
+        how = mesh._inputs, mesh._provider, mesh._shape.active, "f32", StepKind.of_run(rows, 1), mesh._build
         for recording in build_step(mesh.devices, *how)[0]:
             offsets, total = plan_scratch(recording)
             assert offsets and not check_placement(recording, offsets)
@@ -248,7 +249,7 @@ def test_devices_compile_side_by_side(models: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
     with opened(models, 2) as runner:
-        runner.mesh.recorded_step(1, 1)
+        runner.mesh.recorded_step(StepKind.of_run(1, 1))
     assert sorted(name for name, _ in made) == ["numpy.0", "numpy.1"]
 
 
@@ -259,7 +260,7 @@ def test_what_one_device_cannot_compile_is_told(models: Path, monkeypatch: pytes
 
     monkeypatch.setattr(NumpyDevice, "compile", compile_)
     with opened(models, 2) as runner, pytest.raises(UnsupportedFeature, match=r"numpy\.1 has no compiler"):
-        runner.mesh.recorded_step(1, 1)
+        runner.mesh.recorded_step(StepKind.of_run(1, 1))
 
 
 # ---- model files ----

@@ -16,6 +16,7 @@ from runners import load_runner
 
 from vkbackend import hazards
 from vkbackend.meta import mesh as meta_mesh
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.placement import traced_steps
 from vkbackend.step import Run, cut_runs
 
@@ -102,7 +103,7 @@ def test_a_segment_waits_for_the_exchange_before_the_last(
     monkeypatch.setattr(meta_mesh, "derive_barriers", lambda r: placed.append(derive(r)) or placed[-1])
     path = models / "stories-narrow-Q8_0.gguf"
     runner = load_runner(path, devices=["numpy"] * 2, interleave=True, n_ctx=64, n_ubatch=32)
-    step = runner.mesh.recorded_step(32, 1, halves=True)
+    step = runner.mesh.recorded_step(StepKind.of_run(32, 1, halves=True))
     n_layer = runner.model.n_layer
     assert step.lag == 2 and sum(r is not None for r in step.reduces) == 4 * n_layer - 1
     lanes = [r.lane for r in step.reduces if r]

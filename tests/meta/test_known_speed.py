@@ -12,6 +12,7 @@ from runners import load_runner
 from vkbackend.errors import OutOfDeviceMemory
 from vkbackend.meta import known_speed, speed
 from vkbackend.meta.known_speed import TRUSTED, Speed, key_of, pace_of, remember
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.recording import FIRST_HEAD, SLOW, Cut, Dispatch, Pace
@@ -119,7 +120,7 @@ def cuts_of_a_prompt() -> int:
     card = SimulatedDevice(0, 24 << 30)
     runner = Runner(options, Hollow("llama-8b:Q4_K", 8, 4096), devices=[card])
     try:
-        step = runner.mesh.recorded_step(512, 1)
+        step = runner.mesh.recorded_step(StepKind.of_run(512, 1))
         return sum(isinstance(c, Cut) for c in step.executables[0].recording.commands)
     finally:
         runner.close()

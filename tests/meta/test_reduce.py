@@ -24,6 +24,7 @@ from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import PROVIDERS, wire_of
 from vkbackend.meta.sizing import StepShape, measure
 from vkbackend.meta.split import partial
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.runtime import Device
@@ -58,7 +59,7 @@ class Sum:
                     graph.all_reduce(Tensor(graph, *shape, partial(writers), views))
 
         self.mesh.prepare(build, StepShape(shape[0], 0, ((0, 0),) * len(devices)))
-        self.step = self.mesh.recorded_step(shape[0], 0)
+        self.step = self.mesh.recorded_step(StepKind.of_run(shape[0], 0))
 
     def put(self, i: int, values: np.ndarray) -> None:
         """values float32 [n_devices, *shape]"""

@@ -12,6 +12,7 @@ from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.reduce import ImportedPages, Provider, Reduce, make_provider
 from vkbackend.meta.split import MIRRORED, Kind, State, partial, split
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Inputs, Tensor, Weight
 from vkbackend.recording import Dispatch, Exchange
 from vkbackend.step import STEP_NBYTES
@@ -31,7 +32,7 @@ def graph_of(n: int, width: int = 8) -> tuple[Graph, list[NumpyDevice], Provider
         words = View(local, 0, (STEP_NBYTES // 4,))
         inputs.append(Inputs(View(local, 0, words.shape, "u32"), {}, View(host, 0, words.shape), words, None))
     provider = make_provider(devices, 4 * width) if n > 1 else None
-    return Graph(devices, inputs, provider, 1, 1), devices, provider
+    return Graph(devices, inputs, provider, StepKind.of_run(1, 1)), devices, provider
 
 
 def leaf(graph: Graph, values: list[list[float] | None], state: State) -> Tensor:

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.models.engine.blocks import Copy, Pool
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Progress
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.options import Options
 from vkbackend.models.placement.recurrent_state import SlotStates
 from vkbackend.ops import CELL_BLOCK
@@ -114,12 +116,10 @@ class FakeRunner:
         at = np.arange(first, end)
         return self.cells[group][self.tables[group][slot, at // CELL_BLOCK], at % CELL_BLOCK].tolist()  # type: ignore[no-any-return]
 
-    def launch(
-        self, tokens: Sequence[int], runs: Sequence[Run], outputs: Sequence[int], k: int, masks: Any, _: bool
-    ) -> Any:
+    def launch(self, batch: MicroBatch, wanted: Wanted) -> Any:
         """The devices compute in the order of launches; the host knows nothing of it until it collects."""
-        assert not k and masks is None and len(self.in_flight) < self.n_in_flight
-        logits = self.step(tokens, runs, outputs)
+        assert not wanted.top_k and batch.masks is None and len(self.in_flight) < self.n_in_flight
+        logits = self.step(batch.tokens, batch.runs, batch.outputs)
         self.in_flight.append((logits, len(self.steps)))
         self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         return self.in_flight[-1]

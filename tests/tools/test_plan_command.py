@@ -12,6 +12,7 @@ from runners import load_runner
 
 from vkbackend.buffer import Home
 from vkbackend.meta import speed
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.placement.memory_report import HOMES, ITEMS
 from vkbackend.tools import cli
 
@@ -65,7 +66,7 @@ def test_plan_is_what_loading_does(
         for row, device in zip(told["devices"], mesh.devices, strict=True):
             for home in (Home.WEIGHTS, Home.KV, Home.HOST):
                 assert device.nbytes[home] == row[home.value]
-        real_reduces = mesh.recorded_step(1, 1).reduces
+        real_reduces = mesh.recorded_step(StepKind.of_run(1, 1)).reduces
         assert told["traffic"]["reduces"] == len(real_reduces)
         assert told["traffic"]["bytes"] == sum(4 * r.elements for r in real_reduces)
     finally:

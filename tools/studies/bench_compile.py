@@ -18,6 +18,7 @@ from pathlib import Path
 from vkbackend import env
 from vkbackend.checks import whole_number
 from vkbackend.errors import UnsupportedFeature
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.recording import Dispatch
@@ -29,7 +30,10 @@ CACHED = "one, from the cache file"
 
 def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
     """What the first device runs for a token and for a prompt."""
-    steps = [runner.mesh.recorded_step(1, 1), runner.mesh.recorded_step(n_rows, 1)]
+    steps = [
+        runner.mesh.recorded_step(StepKind.of_run(1, 1)),
+        runner.mesh.recorded_step(StepKind.of_run(n_rows, 1)),
+    ]
     commands = (c for step in steps for c in step.executables[0].recording.accesses())
     return [c for c in commands if isinstance(c, Dispatch)]
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from vkbackend import env
 from vkbackend.buffer import Home, View
 from vkbackend.checks import whole_number
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
@@ -73,11 +74,14 @@ def per_step(path: str, devices: Sequence[str], repeats: int) -> None:
             with variable(env.FUSE, value):  # until the steps are recorded
                 runner = Runner(options)
                 stack.callback(runner.close)
-                runner.mesh.recorded_step(1, 1), runner.mesh.recorded_step(PROMPT, 1)
+                (
+                    runner.mesh.recorded_step(StepKind.of_run(1, 1)),
+                    runner.mesh.recorded_step(StepKind.of_run(PROMPT, 1)),
+                )
             runners[name] = runner
         rows: list[list[object]] = []
         for name, runner in runners.items():
-            recording = runner.mesh.recorded_step(1, 1).executables[0].recording
+            recording = runner.mesh.recorded_step(StepKind.of_run(1, 1)).executables[0].recording
             one = layer(recording, min(1, runner.model.n_layer - 1))
             pipelines = {(c.op, c.variant, c.consts) for c in recording.accesses() if isinstance(c, Dispatch)}
             rows.append([name, *counts(recording), len(pipelines), *counts(one)])

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.limits import Limits
-from vkbackend.meta.sizing import bucket
+from vkbackend.meta.step_kind import bucket
 from vkbackend.ops import MATRIX_OPS, Recorder
 from vkbackend.ops.choice import mat_op, runs
 from vkbackend.ops.matrix import MatrixOp, Size, row_class

@@ -22,6 +22,7 @@ from vkbackend import env
 from vkbackend.buffer import Home
 from vkbackend.checks import number_of, whole_number
 from vkbackend.meta.mesh import Step
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.models.placement.fit import RESERVE
@@ -92,7 +93,7 @@ def recorded(runner: Runner, n_rows: int, top_k: int) -> tuple[Step, float]:
     """A step, and the CPU seconds that recording it took."""
     began = time.process_time()
     halves = n_rows > 1 and in_halves(runner.mesh.devices, runner.options)
-    return runner.mesh.recorded_step(n_rows, 1, top_k, halves), time.process_time() - began
+    return runner.mesh.recorded_step(StepKind.of_run(n_rows, 1, top_k, halves)), time.process_time() - began
 
 
 def measure(

@@ -33,7 +33,7 @@ from oracles.fixtures import FIXTURES, build
 from places import GOLDEN
 from runners import load_runner
 
-from vkbackend.meta.sizing import bucket
+from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.models.architectures.registry import ARCHITECTURES
 from vkbackend.models.engine import saved_state
 from vkbackend.models.engine.blocks import SlotContent
@@ -115,7 +115,9 @@ def run(folder: Path, name: str, devices: list[str], way: str, **options: Any) -
         n_ubatch = N_CTX if way == "at once" else 16
         with opened(model(folder, name), devices, n_ubatch=n_ubatch, **options) as runner:
             logits = prefill(runner) if way == "at once" else stepped(runner)
-            steps = {rows: runner.mesh.recorded_step(rows, rows).reduces for rows in (1, n_ubatch)}
+            steps = {
+                rows: runner.mesh.recorded_step(StepKind.of_run(rows, rows)).reduces for rows in (1, n_ubatch)
+            }
             exchanges = {rows: sum(not r.gather for r in found) for rows, found in steps.items()}
             _made[key] = Result(logits, exchanges, len(planned(runner, 1)))
     return _made[key]
@@ -196,7 +198,9 @@ def test_two_drivers_choose_the_same_experts(folder: Path, name: str, devices: l
         prefill(runner)
         rows = bucket(N)
         chosen = {
-            k: v for k, v in runner.mesh.recorded_step(rows, rows).values.items() if k.endswith("moe_ids")
+            k: v
+            for k, v in runner.mesh.recorded_step(StepKind.of_run(rows, rows)).values.items()
+            if k.endswith("moe_ids")
         }
         if not runner.model.n_used:
             pytest.skip("no experts")
@@ -218,7 +222,7 @@ def test_two_drivers_choose_the_same_positions(folder: Path, name: str, devices:
     top_k = build(name).keys["attention.indexer.top_k"]
     with opened(model(folder, name), devices, keep_values=True) as runner:
         prefill(runner)
-        values = runner.mesh.recorded_step(bucket(N), bucket(N)).values
+        values = runner.mesh.recorded_step(StepKind.of_run(bucket(N), bucket(N))).values
         chosen = {k: v for k, v in values.items() if k.endswith("chosen")}
         assert len(chosen) == sum(len(plan.arrays) == 3 for plan in runner.layout.caches)
         for label, views in chosen.items():

@@ -15,6 +15,7 @@ from prefills import opened, prefill
 
 from vkbackend import LLM
 from vkbackend.limits import INEXACT, Limits
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
 from vkbackend.ops import OPS, measured
@@ -53,7 +54,9 @@ def dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ops_of(runner: Runner, rows: int) -> set[str]:
-    recordings = [executable.recording for executable in runner.mesh.recorded_step(rows, 1).executables]
+    recordings = [
+        executable.recording for executable in runner.mesh.recorded_step(StepKind.of_run(rows, 1)).executables
+    ]
     return {getattr(c, "op", "copy") for recording in recordings for c in recording.commands}
 
 

@@ -14,6 +14,7 @@ from oracles.fixtures import build
 from runners import load_runner
 
 from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
@@ -56,7 +57,9 @@ def test_any_shares_and_written_back(tmp_path: Path) -> None:
         try:
             found.append(runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8)).copy())
             if n == 4:
-                reduces = [r for r in runner.mesh.recorded_step(8, 8).reduces if not r.gather]
+                reduces = [
+                    r for r in runner.mesh.recorded_step(StepKind.of_run(8, 8)).reduces if not r.gather
+                ]
                 assert [r.elements for r in reduces] == planned(runner, 8)
                 assert [r.wire for r in reduces if r.elements == 2 * 8] == ["f32"] * 2
                 with GGUF.open(path) as source:
@@ -92,7 +95,7 @@ def test_as_many_stay_as_the_cut_says(tmp_path: Path) -> None:
     runner = load_runner(path, devices=["numpy"], n_ctx=32, n_ubatch=16, keep_values=True)
     try:
         runner.step(TOKENS, [Run(0, 0, 8, 0)], range(8))
-        values = runner.mesh.recorded_step(8, 8).values
+        values = runner.mesh.recorded_step(StepKind.of_run(8, 8)).values
         [view] = values["blk.0.gaussian_topk"]
         assert view and "blk.1.gaussian_topk" not in values
         kept = runner.mesh.devices[0].read(view).view(np.float32) > 0

@@ -13,6 +13,7 @@ from oracles.fixtures import build
 from runners import load_runner
 
 from vkbackend.errors import GGUFError
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
@@ -43,7 +44,7 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[tuple[i
             for arena in runner.mesh._arenas:
                 arena.host[:] = 0xFF
         assert np.array_equal(*both)
-        return both[0], [r.writers for r in runner.mesh.recorded_step(16, 16).reduces]
+        return both[0], [r.writers for r in runner.mesh.recorded_step(StepKind.of_run(16, 16)).reduces]
     finally:
         runner.close()
 

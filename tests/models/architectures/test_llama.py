@@ -16,7 +16,7 @@ from llama_float64 import forward
 from material import shared_models
 from runners import load_runner
 
-from vkbackend.meta.sizing import bucket
+from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
@@ -143,7 +143,7 @@ def test_residual_is_bit_identical_on_devices_of_a_driver(
     with opened(models, "stories-narrow-Q4_0", devices, keep_values=True) as runner:
         tokens = tokens_of(6, rows)
         prefill(runner, tokens)
-        step = runner.mesh.recorded_step(bucket(rows), bucket(rows))
+        step = runner.mesh.recorded_step(StepKind.of_run(bucket(rows), bucket(rows)))
         residuals = {name: views for name, views in step.values.items() if name.rstrip("'").endswith(".h")}
         assert len(residuals) == 2 * runner.model.n_layer - 1, sorted(step.values)
         for name, views in residuals.items():

@@ -16,7 +16,7 @@ from oracles.fixtures import build
 from places import GOLDEN
 from runners import load_runner
 
-from vkbackend.meta.sizing import bucket
+from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
@@ -55,7 +55,7 @@ def run(
                 for device, view in zip(runner.mesh.devices, views, strict=True)
                 if view is not None
             ]
-            for label, views in runner.mesh.recorded_step(ROWS, ROWS).values.items()
+            for label, views in runner.mesh.recorded_step(StepKind.of_run(ROWS, ROWS)).values.items()
             if label.endswith("moe_ids")
         }
         if export:

@@ -20,7 +20,7 @@ from tiny_models import Tiny, tensors, write_tiny
 from vkbackend.buffer import Home
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
 from vkbackend.limits import Limits
-from vkbackend.meta.sizing import bucket
+from vkbackend.meta.step_kind import StepKind, bucket
 from vkbackend.models.engine.runner import Runner
 from vkbackend.recording import Copy
 from vkbackend.step import Run
@@ -181,7 +181,7 @@ def test_devices_of_a_driver_equal_one(folder: Path, tiny: Tiny, devices: list[s
 def chosen(runner: Runner, n_rows: int = len(TOKENS)) -> list[np.ndarray]:
     """Per layer the experts of the last prefill [n_rows, n_used], the same on every device that has any."""
     rows = bucket(n_rows)
-    values = runner.mesh.recorded_step(rows, rows).values
+    values = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).values
     layers = []
     for il in range(runner.model.n_layer):
         views = values[f"blk.{il}.moe_ids"]
@@ -246,7 +246,7 @@ def test_a_device_without_columns_takes_no_part(folder: Path) -> None:
     options: dict[str, Any] = {"override_tensor": (("_exps", "1"),)}
     with opened(path, ["numpy"] * 3, keep_values=True, **options) as runner:
         assert nmse(prefill(runner), on_one(path)) <= 1e-9
-        step = runner.mesh.recorded_step(32, 32)
+        step = runner.mesh.recorded_step(StepKind.of_run(32, 32))
         assert [r.writers for r in step.reduces[1::2]] == [(1,)] * runner.model.n_layer
         for d, executable in enumerate(step.executables):
             ops = {getattr(c, "op", "copy") for c in executable.recording.commands}
@@ -261,7 +261,7 @@ def test_a_device_without_columns_takes_no_part(folder: Path) -> None:
 def test_two_exchanges_of_n_embd_per_layer(folder: Path, tiny: Tiny, rows: int) -> None:
     """A biased row-parallel matrix and a mixture of three experts exchange as much as a plain one."""
     with opened(model(folder, tiny), ["numpy"] * 3) as runner:
-        step = runner.mesh.recorded_step(rows, 1)
+        step = runner.mesh.recorded_step(StepKind.of_run(rows, 1))
         assert [r.elements for r in step.reduces] == [rows * tiny.n_embd] * (2 * tiny.n_layer)
         for d, executable in enumerate(step.executables):
             sent = [

@@ -18,6 +18,7 @@ from runners import load_runner
 from slot_journey import check_slot_journey
 
 from vkbackend.errors import GGUFError, UnsupportedModel
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.step import Run
@@ -51,7 +52,7 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
         want = np.load(GOLDEN / f"{name}.npz")["logits"]
         assert nmse(np.concatenate([logits, *rest]), want) <= 1e-9
         for rows in (1, 48):
-            found = runner.mesh.recorded_step(rows, rows).reduces
+            found = runner.mesh.recorded_step(StepKind.of_run(rows, rows)).reduces
             several = sum(share > 0 for share in shares) > 1
             assert [r.elements for r in found] == (planned(runner, rows) if several else [])
             assert sum(4 * r.elements for r in found) == 4 * sum(planned(runner, rows)) * several

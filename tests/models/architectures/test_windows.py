@@ -21,6 +21,7 @@ from tiny_models import Tiny, write_tiny
 from vkbackend.errors import InvalidArgument, StateError, UnsupportedModel
 from vkbackend.meta import ops
 from vkbackend.meta.policy import Attention, FeedForward, Layer
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights
 from vkbackend.models.architectures.decoder import linear
@@ -159,7 +160,7 @@ def test_splits_of_the_keys_are_joined_where_there_are_enough(path: Path, want: 
     with opened(path, ["numpy"], n_ctx=256) as runner:
         feed(runner, 0, 144)
         got = np.concatenate([feed(runner, at, at + 1) for at in range(144, N)])
-        commands = runner.mesh.recorded_step(1, 1).executables[0].recording.accesses()
+        commands = runner.mesh.recorded_step(StepKind.of_run(1, 1)).executables[0].recording.accesses()
         joined = [c.label for c in commands if isinstance(c, Dispatch) and c.op == "attn_combine"]
     assert joined == ["blk.1.attention"]  # the layer without a window
     assert nmse(got, want[144:]) <= 1e-9

@@ -15,6 +15,7 @@ from oracles.fixtures import build
 
 from vkbackend.errors import DeviceLost, InvalidArgument, VkbackendError
 from vkbackend.meta.pulse import Pulse
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.meta.transport import Lane, TwinTransport
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.hosts import following, greeting, hostfile, node_messages
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.no_vulkan
 GOOD = [
     node_messages.Step([1, 2], [node_messages.RunData(0, 0, 2, 0)], [1]),
     node_messages.Step([1], [node_messages.RunData(0, 0, 1, 0, 0, 1)], [0], 0, None, True, {"rope": b"1234"}),
-    node_messages.Record(8, 1, 0, False, 1, False, False),
+    node_messages.Record.of(StepKind.of_run(8, 1, 4)),
     node_messages.Write(1, "cells.4", 0, b"1234"),
     node_messages.Read(1, "cache_k_l0", 0, 64),
     node_messages.CopyRanges(1, [node_messages.CopyData("cache_k_l0", 0, 256, 64)]),
@@ -124,9 +125,9 @@ UNFIT = [
     node_messages.Step([1], [RUN], [0], 0, b"1234"),
     node_messages.Step([1], [RUN], [0], 0, None, False, {"other": b"1234"}),
     node_messages.Step([1] * 200, [node_messages.RunData(0, 0, 200, 0, 0, 0)], []),
-    node_messages.Record(200, 0, 0, False, 1, False, False),
-    node_messages.Record(1, 1, 9, False, 1, False, False),
-    node_messages.Record(1, 1, 0, False, 1, True, False),
+    node_messages.Record(200, 0, 1, 0, False, False, False),
+    node_messages.Record(1, 1, 1, 9, False, False, False),
+    node_messages.Record(1, 1, 1, 0, False, True, False),
     node_messages.Read(0, "cells.4", 0, 4),  # another host's
     node_messages.Read(1, "nothing", 0, 4),
     node_messages.Read(1, "cells.4", 2, 4),

@@ -21,9 +21,11 @@ from scheduling import GREEDY, Everything, events_of, finish, make, tokens_of
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import DeviceLost
+from vkbackend.meta.step_kind import Wanted
 from vkbackend.meta.transport import TwinTransport, _TwinTransfers
 from vkbackend.models.engine.engine import Engine
 from vkbackend.models.engine.messages import Cancel, CopySlot, Event, Generate, Logits, SaveState
+from vkbackend.models.engine.micro_batch import MicroBatch
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.hosts import following
 from vkbackend.models.options import Options
@@ -202,12 +204,12 @@ def test_tokens_with_slices_within_hosts(llama: Path) -> None:
 def test_candidates_masks_and_logits_of_steps_on_their_way(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "model.gguf", Tiny("llama", n_vocab=5000, n_layer=2))
     masks = np.random.default_rng(0).integers(0, 1 << 32, (2, -(-5000 // 32)), np.uint32)
-    steps: list[tuple[Any, ...]] = [
-        ([5, 6, 7, 8], [Run(0, 0, 3, 0), Run(1, 3, 1, 0)], [2, 3], 40, masks, True),
-        ([9, 4], [Run(2, 0, 2, 0)], [1]),
-        ([5, 6], [Run(0, 0, 1, 3), Run(1, 1, 1, 1)], [0, 1], 1),
-        ([8], [Run(2, 0, 1, 2)], [0], 40, masks[:1]),
-        ([3, 3], [Run(3, 0, 2, 0)], []),
+    steps: list[tuple[MicroBatch, Wanted]] = [
+        (MicroBatch([5, 6, 7, 8], [Run(0, 0, 3, 0), Run(1, 3, 1, 0)], [2, 3], masks), Wanted(40, True)),
+        (MicroBatch([9, 4], [Run(2, 0, 2, 0)], [1]), Wanted()),
+        (MicroBatch([5, 6], [Run(0, 0, 1, 3), Run(1, 1, 1, 1)], [0, 1]), Wanted(1)),
+        (MicroBatch([8], [Run(2, 0, 1, 2)], [0], masks[:1]), Wanted(40)),
+        (MicroBatch([3, 3], [Run(3, 0, 2, 0)], []), Wanted()),
     ]
 
     def copied(rows: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from runners import load_runner
 from tiny_models import Tiny, write_tiny
 
 from vkbackend.errors import GGUFError, InvalidArgument, StateError, VkbackendError
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.architectures.reading import read_n_layer
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
@@ -108,7 +109,7 @@ def test_no_exchange_is_added(tmp_path: Path) -> None:
     counts = []
     for files in ([], [(str(file), 1.0)]):
         runner = load_runner(path, devices=["numpy"] * 3, n_ctx=32, n_ubatch=8, control_vectors=files)
-        counts.append([len(runner.mesh.recorded_step(rows, 1).reduces) for rows in (1, 8)])
+        counts.append([len(runner.mesh.recorded_step(StepKind.of_run(rows, 1)).reduces) for rows in (1, 8)])
         runner.close()
     assert counts[0] == counts[1] == [2 * N_LAYER] * 2
 

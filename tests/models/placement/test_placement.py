@@ -14,6 +14,7 @@ from runners import load_runner
 
 from vkbackend.buffer import Home
 from vkbackend.errors import InvalidArgument, OutOfDeviceMemory
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
@@ -288,7 +289,9 @@ def check_report(path: Path, devices: list[str], **options: Any) -> None:
     runner = load_runner(path, devices=devices, n_ctx=64, n_ubatch=4, **options)
     try:
         layout, mesh = runner.layout, runner.mesh
-        mesh.recorded_step(1, 1, runner.max_top_k)  # codebooks come with the first step that reads them
+        mesh.recorded_step(
+            StepKind.of_run(1, 1, runner.max_top_k)
+        )  # codebooks come with the first step that reads them
         limits = [device.limits for device in mesh.devices]
         steps = step_sizes(
             runner.model, layout, runner.options, limits, step_shape(runner.model, layout, runner.options, 4)

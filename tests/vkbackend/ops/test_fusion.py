@@ -17,6 +17,7 @@ from vkbackend import ops
 from vkbackend.buffer import ALIGN, Buffer, Home, View, Virtual
 from vkbackend.hazards import check
 from vkbackend.limits import Limits
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.ops import MATRIX_OPS, OPS, Recorder
 from vkbackend.ops.fusion import fuse
 from vkbackend.recording import Dispatch, Recording
@@ -34,7 +35,7 @@ def logits(path: Path, n: int, **options: Any) -> tuple[np.ndarray, list[str]]:
     try:
         first = runner.step(TOKENS[:-1], [Run(0, 0, 10, 0)], [9]).copy()
         second = runner.step(TOKENS[-1:], [Run(0, 0, 1, 10)], [0]).copy()
-        recording = runner.mesh.recorded_step(1, 1).executables[0].recording
+        recording = runner.mesh.recorded_step(StepKind.of_run(1, 1)).executables[0].recording
         assert all(hazard.kind == "in-place" for hazard in check(recording))  # biases of experts
         return np.concatenate([first, second]), [
             c.op for c in recording.accesses() if isinstance(c, Dispatch)

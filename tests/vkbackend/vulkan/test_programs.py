@@ -15,6 +15,7 @@ from vkbackend import cache_folder, env, faults, shaderlib
 from vkbackend.buffer import Buffer, Home, View
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.limits import Limits
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.ops import Recorder
 from vkbackend.ops.elementwise import ACTS
 from vkbackend.recording import Dispatch, Recording
@@ -233,7 +234,7 @@ def test_a_token_waits_for_nothing_but_what_loading_began(models: Path, name: st
     runner.tell_of_compiling(lambda: told.append(1))
     devices = runner.mesh.devices
     begun = [set(device.programs._begun) | set(device.programs._pipelines) for device in devices]
-    runner.mesh.recorded_step(1, 1, runner.max_top_k)
+    runner.mesh.recorded_step(StepKind.of_run(1, 1, runner.max_top_k))
     for device, keys in zip(devices, begun, strict=True):
         assert len(keys) > 5 and set(device.programs._pipelines) == keys and not device.programs._begun
     assert len(told) == sum(len(keys) for keys in begun)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.native
 
 RUN = """
 import json, sys
+from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
 from vkbackend.step import Run
@@ -34,7 +35,7 @@ print(json.dumps(instance.validation_messages))
 """
 
 USED = """
-steps = runner.mesh.recorded_step(32, 2), runner.mesh.recorded_step(2, 2)
+steps = runner.mesh.recorded_step(StepKind.of_run(32, 2)), runner.mesh.recorded_step(StepKind.of_run(2, 2))
 executables = [executable for step in steps for executable in step.executables]
 used = {getattr(c, "op", "copy") for executable in executables for c in executable.recording.commands}
 assert {"quantize_q8", "mat_dot"} <= used, used

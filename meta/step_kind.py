@@ -1,0 +1,50 @@
+"""What distinguishes recorded steps. Every step looks its recording up by a `StepKind`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vkbackend.ops import MAX_VEC_ROWS
+from vkbackend.step import Mix
+
+
+def bucket(n: int) -> int:
+    """How many rows n rows are padded to; each such number has one recording. It is a power of two, or from
+    12 on also one and a half times a power of two, because on software devices a padded row costs what a row
+    costs."""
+    power = 1 << max(0, n - 1).bit_length() if n else 0
+    return power * 3 // 4 if power >= 16 and n <= power * 3 // 4 else power
+
+
+def mix_of(n_rows: int, n_single: int = 0, n_runs: int = 1) -> Mix:
+    """The mix of a step in which the first `n_single` of `n_runs` runs have one row each. Few rows decode,
+    whatever they belong to: kernels for them read K and V once for all heads of a group."""
+    if n_rows <= MAX_VEC_ROWS or n_single == n_runs:
+        return Mix.DECODE
+    return Mix.BOTH if n_single else Mix.PREFILL
+
+
+class Wanted(NamedTuple):
+    """The result of a step, for each output row: all logits (`top_k` is 0), or the `top_k` best tokens.
+    `summed`: also log(sum(exp(logits))) of the whole row, from which the tokens' probabilities follow."""
+
+    top_k: int = 0
+    summed: bool = False
+
+
+class StepKind(NamedTuple):
+    """`halves`: the step is two half micro-batches in turn; the output rows are in the second. `masked`: a
+    mask says which tokens may be candidates."""
+
+    n_rows: int
+    n_outputs: int
+    mix: Mix
+    wanted: Wanted = Wanted()
+    masked: bool = False
+    halves: bool = False
+
+    @classmethod
+    def of_run(cls, n_rows: int, n_outputs: int, top_k: int = 0, halves: bool = False) -> StepKind:
+        """The kind of a step whose rows are a single run."""
+        mix = mix_of(n_rows // 2 if halves else n_rows)
+        return cls(n_rows, n_outputs, mix, Wanted(top_k), halves=halves)
