@@ -12,6 +12,7 @@ import pytest
 from places import ROOT
 
 from vkbackend.tools.checkout import structure
+from vkbackend.tools.cli import COMMANDS
 
 pytestmark = pytest.mark.no_vulkan
 
@@ -20,6 +21,7 @@ LAYERS = ("shaders", "vkbackend", "meta", "models", "tools")  # each may import 
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 PACKAGE = ROOT / "vkbackend" / "__init__.py"  # re-exports the public names, lazily: test_package_is_lazy
 COMMAND = ROOT / "vkbackend" / "__main__.py"  # nothing imports it: `python -m vkbackend`
+NOT_INSTALLED = {"vkbackend.tools.checkout", "vkbackend.tools.studies"}
 MAY_PRINT = ("tools/", "vkbackend/profiling.py")
 
 
@@ -110,7 +112,20 @@ def test_a_circle_is_named(tmp_path: Path) -> None:
 
 def test_every_package_is_installed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    assert set(listed) == structure.read(ROOT).packages | {"vkbackend.shaders"}
+    assert set(listed) == structure.read(ROOT).packages - NOT_INSTALLED | {"vkbackend.shaders"}
+
+
+def test_nobody_imports_commands_and_studies() -> None:
+    """What commands share is below them. A wheel has neither studies nor checkout."""
+    commands = {f"vkbackend.tools.{module}" for module, _ in COMMANDS.values()}
+    tree = structure.read(ROOT)
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in tree.imports.items()
+        for name in names
+        if name in commands or tree.package_of(name) in NOT_INSTALLED - {tree.package_of(module)}
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_package_is_lazy() -> None:

@@ -27,7 +27,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools import bench_parallel
-from vkbackend.tools.console import console, printable, size, write_json
+from vkbackend.tools.console import console, printable, size, write_json, write_md
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
 from vkbackend.tools.measure.compare import LlamaCpp, check_comparable
 from vkbackend.tools.measure.synthetic import Synthetic
@@ -278,10 +278,6 @@ def run(args: argparse.Namespace) -> int:
         drivers = dict.fromkeys(driver for row in rows for driver in row.runner["drivers"])
         sys.stdout.write(f"\nbuild: vkbackend {__version__}; {printable('; '.join(drivers))}\n")
     return 0
-
-
-def write_md(cells: Sequence[str]) -> None:
-    sys.stdout.write(f"| {' | '.join(cells)} |\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.step import MAX_RUNS
-from vkbackend.tools.console import byte_progress, console, printable, write_json
+from vkbackend.tools.console import byte_progress, console, printable, write_json, write_md
 from vkbackend.tools.flags.options import fields_given
 from vkbackend.tools.measure.parallel import Load, longest, measure
 from vkbackend.tools.measure.plots import check_plot, plotting, save
@@ -79,9 +79,9 @@ def run(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> int:
             write_json(record_of(*row))
         elif args.output == "md":
             if not rows:
-                _line(COLUMNS)
-                _line(["---"] * 3 + ["---:"] * (len(COLUMNS) - 3))
-            _line(cells(*row))
+                write_md(COLUMNS)
+                write_md(["---"] * 3 + ["---:"] * (len(COLUMNS) - 3))
+            write_md(cells(*row))
         rows.append(row)
         sys.stdout.flush()
     if args.output == "json":
@@ -93,10 +93,6 @@ def run(args: argparse.Namespace, sizes: Sequence[int], n_gen: int) -> int:
 
 def record_of(model: str, devices: str, load: Load) -> dict[str, object]:
     return {"model": model, "devices": devices, **load.record()}
-
-
-def _line(values: Sequence[str]) -> None:
-    sys.stdout.write(f"| {' | '.join(values)} |\n")
 
 
 def draw(loads: Sequence[Load], path: str) -> None:

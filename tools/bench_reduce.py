@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,11 +24,10 @@ from vkbackend.meta.reduce import PROVIDERS
 from vkbackend.meta.reduce import WIRES as REDUCE_TYPES
 from vkbackend.models.arguments import device_list
 from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.tools.console import console, printable, size, write_json
+from vkbackend.tools.console import console, printable, size, write_json, write_md
 from vkbackend.tools.flags import runner
+from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
 
-SIZES = "4K,16K,64K,256K,1M,4M,16M,32M"
-AHEAD = "0,1,4,all"
 WIRES = tuple(wire for wire in REDUCE_TYPES if wire != "auto")
 COLUMNS = ("devices", "provider", "wire", "ahead", "bytes", "us", "us min", "us max", "GB/s", "sums")
 
@@ -110,17 +108,6 @@ def words(name: str, text: str, known: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def parse_size(text: str) -> int:
-    """ "4K", "32M" or a number: bytes, a multiple of 4. Above 16K a multiple of 16K: rows of 4,096 floats."""
-    match = re.fullmatch(r"([0-9]{1,9})([KkMm]?)", text)
-    nbytes = int(match[1]) << {"": 0, "k": 10, "m": 20}[match[2].lower()] if match else 0
-    if not 4 <= nbytes <= 1 << 28 or nbytes % min(16_384, nbytes // 4 * 4):
-        raise InvalidArgument(
-            f"--sizes {text!r}: expected bytes up to 256M, such as 4K: multiples of 4, above 16K of 16K"
-        )
-    return nbytes
-
-
 # ---- the bench ----
 
 
@@ -188,10 +175,6 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         raise UnsupportedFeature("the devices can do none of these all-reduces; the reasons stand above")
     return 0 if all(row.exact for row in rows) else 1
-
-
-def write_md(cells: Sequence[str]) -> None:
-    sys.stdout.write(f"| {' | '.join(cells)} |\n")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
+from vkbackend.tools.flags.templates import add_template_arguments, read_template
 from vkbackend.tools.flags.text import (
     add_length_arguments,
     add_shared_arguments,
@@ -64,26 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-sys", "--system-prompt", metavar="TEXT", help="the system prompt (default: none)")
     add("-p", "--prompt", metavar="TEXT", help="the first message (default: the first line that is read)")
     add("-st", "--single-turn", action="store_true", help="end after one answer")
-    add("--chat-template-file", metavar="FILE",
-        help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip
-    add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
-        help="variables for the template, such as "
-        """'{"enable_thinking": false}'""")  # fmt: skip
+    add_template_arguments(parser)
     add("--parse-special", action="store_true",
         help="parse special tokens in messages; by default they are plain text")  # fmt: skip
     add_length_arguments(parser, n_ctx=N_CTX, ends="the answer ends", capped=True)
     add_shared_arguments(parser)
-
-
-def variables(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-        if isinstance(found, dict):
-            return found
-        why = f"a {type(found).__name__}"
-    except ValueError as error:
-        why = str(error)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected a JSON object; it is {why}")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -111,15 +97,6 @@ def run(args: argparse.Namespace) -> None:
         finally:
             if conversation.timings:
                 show_timings(total(conversation.timings), sampling.seed, err)
-
-
-def read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(
-            f"the chat template {path!r} cannot be read: {error}; give a UTF-8 text"
-        ) from None
 
 
 class Conversation:

@@ -149,7 +149,7 @@ def shows_tracebacks() -> bool:
         return False
 
 
-def told(error: VkbackendError, flags: Mapping[str, str]) -> str:
+def message_of(error: VkbackendError, flags: Mapping[str, str]) -> str:
     """The error's message. If it begins with a parameter's name, the parameter's flag takes that place."""
     from vkbackend.tools.console import printable
 
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VkbackendError as error:
         if shows_tracebacks():
             traceback.print_exc()
-        sys.stderr.write(f"error: {told(error, flags)}\n")
+        sys.stderr.write(f"error: {message_of(error, flags)}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")

@@ -169,6 +169,11 @@ def write_json(value: Any, indent: int | None = None) -> None:
     sys.stdout.write(json.dumps(jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 
+def write_md(cells: Sequence[str]) -> None:
+    """A row of a Markdown table on stdout."""
+    sys.stdout.write(f"| {' | '.join(cells)} |\n")
+
+
 def jsonable(value: Any) -> Any:
     """`value` as JSON has it: arrays as lists, NaN and infinities as words."""
     if hasattr(value, "tolist"):

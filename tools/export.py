@@ -17,6 +17,7 @@ from vkbackend.models.export import write_gguf
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.tools.console import byte_progress, console, printable, size
 from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.runner import refuse_hostfile, tell_runner
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="FILE", required=True, help="the .gguf file to write")
     add_device_arguments(parser, steps=False)
     add_placement_arguments(parser, steps=False)
+    add_experiment_arguments(parser, steps=False)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -34,6 +34,7 @@ from vkbackend.runtime import Device
 from vkbackend.tools.console import MIB, console, printable, size, table, write_json
 from vkbackend.tools.flags import runner
 from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.wire import wire_words
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser, shares=AUTO)
     parser.set_defaults(tensor_split=AUTO)
     add_placement_arguments(parser)
+    add_experiment_arguments(parser)
 
 
 @dataclass(frozen=True, slots=True)

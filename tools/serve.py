@@ -22,12 +22,12 @@ from vkbackend.models.arguments import token_limit
 from vkbackend.models.engine.messages import Progress
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
-from vkbackend.tools.chat import read_template, variables
 from vkbackend.tools.console import console, tell_notes
 from vkbackend.tools.flags.llama_cpp import settle
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.sampling import sampling_of
 from vkbackend.tools.flags.structure import structure_given
+from vkbackend.tools.flags.templates import add_template_arguments, read_template
 from vkbackend.tools.flags.text import NO_MODEL, add_shared_arguments, demo_model, own_context
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the limit of answers whose request has none, in tokens; -1: the end of the context "
         "(default: %(default)s)")  # fmt: skip
     add("--ignore-eos", action="store_true", help="forbid the model's end-of-text tokens")
-    add("--chat-template-file", metavar="FILE",
-        help="a jinja template in place of the model's own (default: that, or ChatML)")  # fmt: skip
-    add("--chat-template-kwargs", metavar="JSON", type=variables, default={},
-        help="variables for the template, such as "
-        """'{"enable_thinking": false}'; a request's own values win""")  # fmt: skip
+    add_template_arguments(parser, then="; a request's own values win")
     _add_security(parser)
     _add_bounds(parser)
     add_shared_arguments(parser)

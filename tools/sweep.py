@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 
 from vkbackend.checks import whole_number
 from vkbackend.errors import InvalidArgument
-from vkbackend.tools.bench import write_md
-from vkbackend.tools.console import console, write_json
+from vkbackend.tools.console import console, write_json, write_md
 from vkbackend.tools.flags.runner import add_model_arguments, open_models, open_runner
 from vkbackend.tools.measure.plots import check_plot, plotting, save
 from vkbackend.tools.measure.timing import Test, Timer

@@ -12,13 +12,12 @@ import re
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from vkbackend import __version__, env
 from vkbackend.checks import whole_number
-from vkbackend.errors import InvalidArgument, VkbackendError
+from vkbackend.errors import InvalidArgument
 from vkbackend.models.arguments import HOST, device_list
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.models.sampling.params import MAX_SEED
@@ -26,10 +25,9 @@ from vkbackend.ops.table import OPS
 from vkbackend.runtime import Device
 from vkbackend.shaderlib import variants
 from vkbackend.tools.console import console, printable, table, write_json
-from vkbackend.tools.devices import present
-from vkbackend.tools.op_cases.cases import CASES, FORMAT_CASES, WIDE_CASES
-from vkbackend.tools.op_cases.check import Mismatch, limits_for, run_case, shape_of
-from vkbackend.tools.op_cases.setup import Case
+from vkbackend.tools.flags.present import present
+from vkbackend.tools.op_cases.cases import CASES, WIDE_CASES
+from vkbackend.tools.op_cases.check import check_case, is_lost
 
 COLUMNS = ("device", "shader", "result", "cases", "failed", "worst NMSE", "allowed")
 
@@ -67,36 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of the tables")
 
 
-class Checked(NamedTuple):
-    """What a case gave under some limits: the shaders, the largest NMSE, what is wrong ("": nothing)."""
-
-    shaders: tuple[str, ...]
-    error: float
-    failure: str
-
-
-def check(case: Case, device: Device, seed: int) -> Iterator[Checked]:
-    """Run the case under the device's own limits, and again under the floor's if those change its
-    dispatches."""
-    done: list[object] = []
-    for limits in limits_for(case, device, once=case in FORMAT_CASES):
-        shape = shape_of(case, limits, seed)
-        if shape in done or is_lost(device):
-            continue
-        done.append(shape)
-        failure, error = "", 0.0
-        try:
-            error = run_case(case, device, limits, seed)
-        except (Mismatch, VkbackendError) as problem:
-            failure = str(problem)
-        yield Checked(tuple(dict.fromkeys(shape.names)), error, failure)
-
-
-def is_lost(device: Device) -> bool:
-    """Whether nothing can run on the device any more."""
-    return device.abandoned or getattr(device, "lost", False)
-
-
 def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> list[Result]:
     """Every variant in the manifest, with what its cases gave; progress on stderr."""
     found = {
@@ -109,7 +77,7 @@ def verify(device: Device, pattern: re.Pattern[str], wide: bool, seed: int) -> l
     with console(stderr=True).status("") as status:
         for i, case in enumerate(cases):
             status.update(f"{device.name}: {i + 1}/{len(cases)} {printable(repr(case))}"[:150])
-            for checked in check(case, device, seed):
+            for checked in check_case(case, device, seed):
                 failure = f"{case!r}: {checked.failure}" if checked.failure else ""
                 for name in checked.shaders:
                     result = found.setdefault(name, Result(device.name, name))

@@ -12,6 +12,8 @@ from device_sets import device_infos
 
 from vkbackend.errors import InvalidArgument
 from vkbackend.tools import bench_ops, cli
+from vkbackend.tools.measure import case_times
+from vkbackend.tools.op_cases.cases import cases_named
 from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.rows import Add
 from vkbackend.twins.device import NullDevice
@@ -39,7 +41,7 @@ def test_rows_in_every_format(spec: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_cases_that_a_device_cannot_run_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     case = r"Mat(Wave|Lane).type='f32', n=1, k=1,"
-    assert bench_ops.chosen(case, "tests")
+    assert cases_named(case, "tests")
     assert cli.main(["bench-ops", "-dev", "numpy", "--shapes", "tests", "-c", case]) == 2
     told = capsys.readouterr().err
     assert "lacks full_subgroups, subgroup_arithmetic" in told and "no case could run" in told
@@ -52,7 +54,7 @@ def test_a_case_of_the_tests_alone_says_where_it_is(capsys: pytest.CaptureFixtur
 
 def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
     device = NullDevice("null")
-    chain = bench_ops.Chain(device, MatVec("q4_0", 64, 64), cold_nbytes=20_000)
+    chain = case_times.Chain(device, MatVec("q4_0", 64, 64), cold_nbytes=20_000)
     assert len(chain.placed) > 2 and chain.flops == 2 * 64 * 64
     chain.seconds(7, 3)
     assert device.executed["mat_vec"] == 7 * 4  # one submission warms up
@@ -65,8 +67,8 @@ def test_a_chain_has_its_length_and_goes_round_its_copies() -> None:
 @pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
 def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for every dispatch; together they take no longer than all submissions, on any machine."""
-    chain = bench_ops.Chain(device, Add(200_003))  # type: ignore[arg-type]
-    monkeypatch.setattr(bench_ops, "has_clock", lambda device: True)
+    chain = case_times.Chain(device, Add(200_003))  # type: ignore[arg-type]
+    monkeypatch.setattr(case_times, "has_clock", lambda device: True)
     try:
         began = time.perf_counter()
         each = chain.seconds(20, 5)
@@ -78,6 +80,6 @@ def test_timestamps_lie_within_their_submissions(device: object, monkeypatch: py
 
 def test_unknown_cases_are_told() -> None:
     with pytest.raises(InvalidArgument, match="matches none"):
-        bench_ops.chosen("nothing", "all")
+        cases_named("nothing", "all")
     with pytest.raises(InvalidArgument, match="regular expression"):
-        bench_ops.chosen("(", "all")
+        cases_named("(", "all")

@@ -17,7 +17,8 @@ from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.reduce import PROVIDERS, HostSum
 from vkbackend.models.engine.open_devices import open_devices
 from vkbackend.tools import bench_reduce, cli
-from vkbackend.tools.bench_reduce import COLUMNS, parse_size
+from vkbackend.tools.bench_reduce import COLUMNS
+from vkbackend.tools.measure.reduce_sizes import parse_size
 from vkbackend.twins.device import NumpyDevice
 
 HOST_SUM = ReduceOptions(reduce_provider="host-sum")

@@ -3,6 +3,7 @@
 Tests about a process (its streams, signals, environment) and one case of each kind start a process. The
 others call `main` here, which saves the second that a process takes to start."""
 
+import argparse
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from gguf_files import STRING, gguf_bytes, key
 from places import ROOT
 
 from vkbackend import __version__
-from vkbackend.tools.cli import main
+from vkbackend.tools.cli import COMMANDS, build_parser, main
 
 COMMAND = [sys.executable, "-m", "vkbackend.tools.cli"]
 needs_device = pytest.mark.skipif(not device_infos(), reason="no Vulkan device is present")
@@ -76,6 +77,24 @@ def test_every_option_of_generate_says_its_default_or_effect() -> None:
         [entry] = [e for e in entries if re.match(rf"(.*, )?{option}(?![\w-])", e)]
         assert "(default: " in entry or re.search(r"--(ignore-eos|json|file)\b", entry), entry
         assert len(entry.partition("  ")[2].strip()) > 10, entry
+
+
+def test_flags_of_experiments_come_last() -> None:
+    """Every command that has one of them shows all its own below the last heading."""
+    flags = {"--split-policy", "--submit-ahead", "--reduce-provider", "--reduce-type"}
+    having = set()
+    for name in COMMANDS:
+        parser = build_parser(name)[1]
+        if flags & set(parser._option_string_actions):
+            having.add(name)
+            *others, last = (group._group_actions for group in parser._action_groups if group._group_actions)
+            assert parser._action_groups[-1].title == "experiments" and flags & set(_flags_of(last))
+            assert not flags & {flag for actions in others for flag in _flags_of(actions)}, name
+    assert having == {"generate", "chat", "serve", "bench", "sweep", "perplexity", "plan", "export"}
+
+
+def _flags_of(actions: list[argparse.Action]) -> list[str]:
+    return [flag for action in actions for flag in action.option_strings]
 
 
 def test_version_and_wrong_usage() -> None:

@@ -15,8 +15,8 @@ from device_sets import device_infos
 from vkbackend.errors import OutOfDeviceMemory, UnsupportedFeature
 from vkbackend.limits import Limits
 from vkbackend.meta.reduce import HostSum
-from vkbackend.tools import cli, tune
-from vkbackend.tools.measure import synthetic
+from vkbackend.tools import cli
+from vkbackend.tools.measure import matrix_times, synthetic
 from vkbackend.tools.op_cases.matrix import MatVec
 from vkbackend.tools.op_cases.rows import Add, Rope, Scale
 from vkbackend.tools.report import checks, children, document, op_times, rates, reduces
@@ -167,8 +167,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "SHAPES", ("tiny",))
     monkeypatch.setattr(checks, "TYPE", "Q4_0")
     monkeypatch.setattr(checks, "N_VOCAB", 256)
-    monkeypatch.setattr(tune, "TYPES", ("f32",))
-    monkeypatch.setattr(tune, "SHAPES", ((8, 32),))
+    monkeypatch.setattr(matrix_times, "TYPES", ("f32",))
+    monkeypatch.setattr(matrix_times, "SHAPES", ((8, 32),))
     monkeypatch.setattr(op_times, "TYPES", ("f32",))
     monkeypatch.setattr(op_times, "EXPERT_TYPES", ())
     monkeypatch.setattr(op_times, "SOFTWARE_SIDE", 32)

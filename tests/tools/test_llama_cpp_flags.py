@@ -206,7 +206,7 @@ def test_info_takes_a_model_by_flag(run: Run) -> None:
 def test_uuids_never_wrap(width: int) -> None:
     if not (infos := device_infos()):
         pytest.skip("no Vulkan device is present")
-    from vkbackend.tools.devices import show_devices
+    from vkbackend.tools.flags.present import show_devices
 
     file = io.StringIO()
     show_devices(infos, _Console(file=file, width=width))

@@ -10,7 +10,8 @@ from vkbackend import cache_folder, ops
 from vkbackend.buffer import Home
 from vkbackend.ops import measured
 from vkbackend.ops.matrix import ROW_CLASSES
-from vkbackend.tools import cli, tune
+from vkbackend.tools import cli
+from vkbackend.tools.measure import matrix_times
 
 
 @pytest.mark.parametrize("off", ["buffer_address", "subgroup_shuffle", "subgroup_arithmetic", "int_dot"])
@@ -38,8 +39,8 @@ def test_tune_writes_what_devices_read(
     assert isinstance(device, VulkanDevice)
     info, spec = device.info, str(device.info.index)
     monkeypatch.setenv("VKBACKEND_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "TYPES", ("f32",))
-    monkeypatch.setattr(tune, "SHAPES", ((8, 32),))
+    monkeypatch.setattr(matrix_times, "TYPES", ("f32",))
+    monkeypatch.setattr(matrix_times, "SHAPES", ((8, 32),))
     assert cli.main(["tune", "-dev", spec]) == 0
     shown = capsys.readouterr().out
     table = measured.load(info)

@@ -50,7 +50,7 @@ class _LoadMode(argparse.Action):
 
 class _ListDevices(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
-        from vkbackend.tools.devices import present, show_devices
+        from vkbackend.tools.flags.present import present, show_devices
 
         show_devices(present(), console())
         parser.exit()

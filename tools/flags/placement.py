@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import argparse
 
-from vkbackend.meta.policy import POLICIES
-from vkbackend.meta.reduce import PROVIDERS, WIRES
 from vkbackend.models.options import SPLIT_MODES
 from vkbackend.tools.flags.options import adder
 
 
 def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
-    """-ngl, -ot, -sm, -mg, --split-policy and, with `steps`, -nkvo, --reduce-type, --reduce-provider,
-    --submit-ahead, --exact."""
+    """-ngl, -ot, -sm, -mg and, with `steps`, -nkvo and --exact."""
     add = adder(parser, "placement and split")
     add(
         "n_gpu_layers",
@@ -53,39 +50,10 @@ def add_placement_arguments(parser: argparse.ArgumentParser, *, steps: bool = Tr
     add("main_gpu", "-mg", "--main-gpu", type=int, metavar="INDEX",
         help="the device of split mode none, as its place in --device, from 0 "
         "(default: %(default)s)")  # fmt: skip
-    add(
-        "split_policy",
-        "--split-policy",
-        metavar="POLICY",
-        help=f"how shares become slices: {', '.join(POLICIES)} (default: %(default)s)",
-    )
     if not steps:
         return
     add("kv_offload", "-nkvo", "--no-kv-offload", action="store_false",
         help="keep the KV cache in host memory")  # fmt: skip
-    add(
-        "reduce_provider",
-        "--reduce-provider",
-        metavar="NAME",
-        help=f"where partial sums meet: auto, {', '.join(PROVIDERS)}; auto: what the devices can do and the "
-        "size asks for (default: %(default)s)",
-    )
-    add(
-        "submit_ahead",
-        "--submit-ahead",
-        default="all",
-        metavar="N",
-        help="segments of a step that are submitted to a device before it may run them: a number or all; "
-        "bench-reduce measures which is faster (default: %(default)s)",
-    )
-    add(
-        "reduce_type",
-        "--reduce-type",
-        metavar="TYPE",
-        help=f"the format of partial sums on their way: {', '.join(WIRES)}; bf16 keeps 8 bits of a number, "
-        "f16 keeps 11 and is as small; auto: f16 for large sums, but f32 between software devices "
-        "(default: %(default)s)",
-    )
     add(
         "exact",
         "--exact",

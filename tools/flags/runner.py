@@ -15,6 +15,7 @@ from vkbackend.models.options import Keywords, Options
 from vkbackend.tools.console import byte_progress, console, tell_notes
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.options import options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
 from vkbackend.tools.flags.rope import add_rope_arguments
@@ -47,6 +48,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, synthetic: bool = Tr
     add_placement_arguments(parser)
     add_rope_arguments(parser)
     add_control_arguments(parser)
+    add_experiment_arguments(parser)
 
 
 def open_models(args: argparse.Namespace, stack: ExitStack) -> list[GGUF]:

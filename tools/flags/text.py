@@ -15,12 +15,13 @@ from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.llm import LLM
 from vkbackend.models.options import Options
 from vkbackend.tools.console import MIB, byte_progress, printable, table, tell_notes
-from vkbackend.tools.devices import present, show_devices
 from vkbackend.tools.flags.control_vectors import add_control_arguments
 from vkbackend.tools.flags.devices import add_device_arguments
+from vkbackend.tools.flags.experiments import add_experiment_arguments
 from vkbackend.tools.flags.llama_cpp import add_llama_cpp_arguments
 from vkbackend.tools.flags.options import fields_given, options_of
 from vkbackend.tools.flags.placement import add_placement_arguments
+from vkbackend.tools.flags.present import present, show_devices
 from vkbackend.tools.flags.rope import add_rope_arguments
 from vkbackend.tools.flags.sampling import add_sampling_arguments
 from vkbackend.tools.flags.structure import add_structure_arguments
@@ -53,6 +54,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add_rope_arguments(parser)
     add_control_arguments(parser)
     add_llama_cpp_arguments(parser)
+    add_experiment_arguments(parser)
 
 
 def demo_model() -> str:

@@ -3,9 +3,11 @@ from its twin it may be. Tests check them, benchmarks time them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from vkbackend import ops, shaderlib
+from vkbackend.errors import InvalidArgument
 from vkbackend.formats import block_of
 from vkbackend.ops.elementwise import ACTS
 from vkbackend.step import MAX_ROWS
@@ -173,3 +175,20 @@ CASES: list[Case] = [*_cases().quick, *_QUICK_FORMATS]
 BENCH_CASES: list[Case] = _bench_cases()
 _SWEPT = dict.fromkeys([*CASES, *_cases().wide, *_WIDE_FORMATS])  # some cases follow from two rules
 WIDE_CASES: list[Case] = list(_SWEPT)[len(CASES) :]
+
+
+def cases_named(pattern: str, shapes: str) -> list[Case]:
+    """The cases that `pattern` finds; raises InvalidArgument where that is none."""
+    cases = [*(CASES if shapes != "real" else ()), *(BENCH_CASES if shapes != "tests" else ())]
+    try:
+        found = [case for case in cases if re.search(pattern, repr(case))]
+    except re.error as error:
+        raise InvalidArgument(f"--case {pattern!r} is not a regular expression: {error}") from None
+    if not found:
+        if shapes == "real" and any(re.search(pattern, repr(case)) for case in CASES):
+            raise InvalidArgument(
+                f"--case {pattern!r} matches small cases only; time them with --shapes tests"
+            )
+        names = sorted({type(case).__name__ for case in cases})
+        raise InvalidArgument(f"--case {pattern!r} matches none of {len(cases)} cases of {', '.join(names)}")
+    return found

@@ -6,15 +6,19 @@ outside the outputs may have changed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from vkbackend.buffer import View
+from vkbackend.errors import VkbackendError
 from vkbackend.formats import row_nbytes
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.runtime import Device
+from vkbackend.tools.op_cases.cases import FORMAT_CASES
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
@@ -85,6 +89,36 @@ def run_case(case: Case, device: Device, limits: Limits, seed: int) -> float:
         here.close()
         oracle.close()
     return worst
+
+
+class Checked(NamedTuple):
+    """What a case gave under some limits: the shaders, the largest NMSE, what is wrong ("": nothing)."""
+
+    shaders: tuple[str, ...]
+    error: float
+    failure: str
+
+
+def check_case(case: Case, device: Device, seed: int) -> Iterator[Checked]:
+    """Run the case under the device's own limits, and again under the floor's if those change its
+    dispatches."""
+    done: list[object] = []
+    for limits in limits_for(case, device, once=case in FORMAT_CASES):
+        shape = shape_of(case, limits, seed)
+        if shape in done or is_lost(device):
+            continue
+        done.append(shape)
+        failure, error = "", 0.0
+        try:
+            error = run_case(case, device, limits, seed)
+        except (Mismatch, VkbackendError) as problem:
+            failure = str(problem)
+        yield Checked(tuple(dict.fromkeys(shape.names)), error, failure)
+
+
+def is_lost(device: Device) -> bool:
+    """Whether nothing can run on the device any more."""
+    return device.abandoned or getattr(device, "lost", False)
 
 
 def _array_of(raw: np.ndarray, view: View) -> np.ndarray:

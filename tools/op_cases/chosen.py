@@ -18,6 +18,7 @@ from vkbackend.tools.op_cases.setup import (
     cell_table,
     n_rows_of,
     output,
+    split_parts,
     step_of,
     uniform,
 )
@@ -127,14 +128,7 @@ class AttnChosen(Case):
         return Setup(tensors, record, step)
 
     def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        if not self.n_splits:
-            return {name: array}
-        has_keys = array[..., self.head_v + 1] > 0
-        return {
-            "acc": array[..., : self.head_v],
-            "max": np.where(has_keys, array[..., self.head_v], 0),
-            "sum": array[..., self.head_v + 1],
-        }
+        return split_parts(array, self.head_v) if self.n_splits else {name: array}
 
 
 # ---- the lists ----

@@ -246,6 +246,16 @@ def n_rows_of(runs: tuple[RunSpec, ...]) -> int:
     return sum(n for _, _, n in runs)
 
 
+def split_parts(array: np.ndarray, head_v: int) -> dict[str, np.ndarray]:
+    """The parts of a split's result. The maximum of a split without keys may be anything."""
+    has_keys = array[..., head_v + 1] > 0
+    return {
+        "acc": array[..., :head_v],
+        "max": np.where(has_keys, array[..., head_v], 0),
+        "sum": array[..., head_v + 1],
+    }
+
+
 def as_numbers(array: np.ndarray, n: int) -> np.ndarray:
     """Rows of n, dequantized where they are bytes of q8."""
     return dequantize(array.reshape(-1), "q8", (len(array), n)) if array.dtype == np.uint8 else array

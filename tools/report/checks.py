@@ -14,9 +14,9 @@ from vkbackend.models.options import Options
 from vkbackend.step import Run
 from vkbackend.tools.measure.synthetic import Synthetic
 from vkbackend.tools.op_cases.cases import CASES
+from vkbackend.tools.op_cases.check import check_case
 from vkbackend.tools.op_cases.setup import Case
 from vkbackend.tools.report.part import LeftOut, Part, Row
-from vkbackend.tools.verify import check
 
 SEED = 0
 
@@ -55,7 +55,7 @@ class Verify(Part):
                 "allowed": asked.tolerance,
                 "failure": one.failure,
             }
-            for one in check(asked, self.device, SEED)
+            for one in check_case(asked, self.device, SEED)
         ]
 
     @classmethod

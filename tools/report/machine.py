@@ -16,7 +16,7 @@ PRIVATE = ("uuid", "driver_uuid")  # the number of a card identifies its owner
 def chosen(words: tuple[str, ...] | None) -> list[dict[str, Any]]:
     """The devices that `words` name; without words all GPUs, or if there is none all devices. Raises
     InvalidArgument, UnsupportedFeature."""
-    from vkbackend.tools.devices import present  # needs the Vulkan loader
+    from vkbackend.tools.flags.present import present  # needs the Vulkan loader
     from vkbackend.vulkan.instance import select
 
     found = present()

@@ -13,9 +13,9 @@ from vkbackend.ops import measured
 from vkbackend.ops.choice import runs
 from vkbackend.ops.matrix import ROW_CLASSES
 from vkbackend.ops.table import MATRIX_OPS
-from vkbackend.tools import tune
-from vkbackend.tools.bench_ops import Row as TimedRow
-from vkbackend.tools.bench_ops import time_case
+from vkbackend.tools.measure import matrix_times
+from vkbackend.tools.measure.case_times import Row as TimedRow
+from vkbackend.tools.measure.case_times import time_case
 from vkbackend.tools.op_cases.attention import bench as attention_cases
 from vkbackend.tools.op_cases.moe import bench as expert_cases
 from vkbackend.tools.op_cases.quantized import bench as quantized_cases
@@ -33,31 +33,31 @@ class Tune(Part):
 
     @cached_property
     def _named(self) -> dict[str, Case]:
-        return {repr(case): case for case in tune.cases_of(self.device.limits)}
+        return {repr(case): case for case in matrix_times.cases_of(self.device.limits)}
 
     def cases(self) -> list[str]:
         return [*self._named, RANKING]
 
     def run(self, case: str) -> list[Row]:
         if case != RANKING:
-            return [{"case": case, "us": tune.time_of(self.device, self._named[case])}]
+            return [{"case": case, "us": matrix_times.time_of(self.device, self._named[case])}]
         known = {row["case"]: row["us"] for row in self.rows if "us" in row}
         if missing := set(self._named) - set(known):
             raise LeftOut(f"{len(missing)} of the cases it needs have no time")
         limits, info = self.device.limits, self.device.physical
-        times = tune.times_by(limits, lambda one: known[repr(one)])
-        found = tune.ranked([times], replace(limits, choices=()))
+        times = matrix_times.times_by(limits, lambda one: known[repr(one)])
+        found = matrix_times.ranked([times], replace(limits, choices=()))
         if info:
             measured.save(info, found)
         return [
-            {"rows": rows, "op": op, **{kind: times[rows][op].get(kind) for kind in tune.TYPES}}
+            {"rows": rows, "op": op, **{kind: times[rows][op].get(kind) for kind in matrix_times.TYPES}}
             for rows, ops in found.items()
             for op in ops
         ]
 
     @classmethod
     def columns(cls, rows: Sequence[Row]) -> tuple[Sequence[str], list[Sequence[object]]]:
-        head = ("device", "rows", "op", *tune.TYPES)
+        head = ("device", "rows", "op", *matrix_times.TYPES)
         return head, [[row.get(name) or "" for name in head] for row in rows if "op" in row]
 
 
@@ -82,7 +82,7 @@ class Products(Part):
         limits, is_cpu = self.device.limits, self.device.limits.is_cpu
         side, rows = (SOFTWARE_SIDE, SOFTWARE_ROWS) if is_cpu else (SIDE, ROWS)
         found: list[Case] = [
-            tune.PRODUCTS[op](kind, side, side, rows[name])
+            matrix_times.PRODUCTS[op](kind, side, side, rows[name])
             for name in ROW_CLASSES
             for kind in TYPES
             for op in measured.CANDIDATES[name]

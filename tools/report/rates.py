@@ -18,10 +18,10 @@ from vkbackend.models.engine.runner import Runner
 from vkbackend.models.export import write_gguf
 from vkbackend.models.options import Options
 from vkbackend.tools.measure.compare import positions
+from vkbackend.tools.measure.compile_times import compile_times
 from vkbackend.tools.measure.synthetic import SHAPES, Synthetic
 from vkbackend.tools.measure.timing import Timer, copy_rate, weight_nbytes_per_step
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
-from vkbackend.tools.studies.bench_compile import compile_times
 
 MODELS = ("llama-1b:Q4_K", "llama-8b:Q4_K", "qwen3-30b-a3b:Q4_K")
 DEPTHS = (0, 4096, 32_768)

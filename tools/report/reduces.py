@@ -9,7 +9,7 @@ from vkbackend.errors import OutOfDeviceMemory, PlanError, UnsupportedFeature
 from vkbackend.meta.bench import time_reduce
 from vkbackend.meta.options import ReduceOptions, ahead_depth
 from vkbackend.models.engine.open_devices import open_devices
-from vkbackend.tools.bench_reduce import AHEAD, SIZES, parse_size
+from vkbackend.tools.measure.reduce_sizes import AHEAD, SIZES, parse_size
 from vkbackend.tools.report.part import Group, LeftOut, Part, Row
 
 AHEAD_SIZES = ("16K", "1M")  # of a token, of a prompt

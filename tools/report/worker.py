@@ -16,10 +16,10 @@ from typing import Any, TextIO
 
 from vkbackend.errors import DeviceLost, OutOfDeviceMemory, Timeout, VkbackendError
 from vkbackend.tools.console import jsonable
+from vkbackend.tools.op_cases.check import is_lost
 from vkbackend.tools.report import machine
 from vkbackend.tools.report.part import LeftOut, Part
 from vkbackend.tools.report.parts import PARTS
-from vkbackend.tools.verify import is_lost
 
 DEVICES = "devices"  # a job that is no part: it lists the devices
 

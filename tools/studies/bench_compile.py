@@ -10,64 +10,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from vkbackend import env
 from vkbackend.checks import whole_number
-from vkbackend.errors import UnsupportedFeature
-from vkbackend.meta.step_kind import StepKind
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.options import Options
-from vkbackend.recording import Dispatch
 from vkbackend.tools.flags.text import demo_model
-from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
-
-CACHED = "one, from the cache file"
-
-
-def dispatches_of(runner: Runner, n_rows: int) -> list[Dispatch]:
-    """What the first device runs for a token and for a prompt."""
-    steps = [
-        runner.mesh.recorded_step(StepKind.of_run(1, 1)),
-        runner.mesh.recorded_step(StepKind.of_run(n_rows, 1)),
-    ]
-    commands = (c for step in steps for c in step.executables[0].recording.accesses())
-    return [c for c in commands if isinstance(c, Dispatch)]
-
-
-def compile_times(
-    runner: Runner, n_rows: int, threads: Sequence[int], repeats: int
-) -> tuple[int, dict[str, list[float]]]:
-    """Pipelines of the first device; seconds for all, by number of threads and from the cache file."""
-    from vkbackend.vulkan.device import VulkanDevice
-    from vkbackend.vulkan.program import Programs
-
-    device, dispatches = runner.mesh.devices[0], dispatches_of(runner, n_rows)
-    if not isinstance(device, VulkanDevice):
-        raise UnsupportedFeature(f"{device.name} compiles no pipelines; name a device of Vulkan")
-
-    def seconds(n_threads: int, folder: str) -> float:
-        with variable("VKBACKEND_CACHE", folder), variable(env.COMPILE_THREADS, str(n_threads)):
-            programs = Programs(device, device.memory, device.transfers)
-            try:
-                began = time.perf_counter()
-                programs.pipelines(dispatches)
-                return time.perf_counter() - began
-            finally:
-                programs.close()
-
-    took: dict[str, list[float]] = {}
-    for _ in range(repeats):
-        for n in threads:
-            with tempfile.TemporaryDirectory() as folder:
-                took.setdefault(str(n), []).append(seconds(n, folder))
-        with tempfile.TemporaryDirectory() as folder:
-            seconds(max(threads), folder)
-            took.setdefault(CACHED, []).append(seconds(1, folder))
-    return len({(d.op, d.variant, d.consts) for d in dispatches}), took
+from vkbackend.tools.measure.compile_times import compile_times
+from vkbackend.tools.measure.turns import errors_told, least_and_median, table
 
 
 def measure(path: str, spec: str, n_rows: int, threads: Sequence[int], repeats: int) -> None:

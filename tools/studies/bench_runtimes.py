@@ -30,8 +30,8 @@ from vkbackend.ops import OPS, Recorder
 from vkbackend.recording import Recording, derive_barriers
 from vkbackend.runtime import Device, Executable
 from vkbackend.step import Run
-from vkbackend.tools.bench_ops import Chain
 from vkbackend.tools.flags.text import demo_model
+from vkbackend.tools.measure.case_times import Chain
 from vkbackend.tools.measure.turns import errors_told, least_and_median, table, variable
 from vkbackend.tools.op_cases.cases import CASES
 

@@ -24,11 +24,11 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.limits import Limits
 from vkbackend.recording import Dispatch
-from vkbackend.tools.bench_ops import chosen
 from vkbackend.tools.console import printable
 from vkbackend.tools.measure import compilers
 from vkbackend.tools.measure.kernel_row import COLUMNS, KernelRow, cells, row_of
 from vkbackend.tools.measure.turns import errors_told, table
+from vkbackend.tools.op_cases.cases import cases_named
 from vkbackend.tools.op_cases.setup import Case, Placed
 from vkbackend.twins.device import NumpyDevice
 
@@ -55,7 +55,7 @@ def dispatches_of(case: Case, limits: Limits) -> list[Dispatch]:
 def kernels(limits: Limits, pattern: str) -> dict[str, Dispatch]:
     """Pipeline's name -> a dispatch of it, for all that the cases run and the device can."""
     found = {}
-    for case in chosen(pattern, "all"):
+    for case in cases_named(pattern, "all"):
         if limits.features.issuperset(case.needs) and case.fits(limits):
             for d in dispatches_of(case, limits):
                 found[" ".join([f"{d.op}.{d.variant}", *(f"{name}={value}" for name, value in d.consts)])] = d

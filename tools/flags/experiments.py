@@ -1,0 +1,47 @@
+"""Flags for measuring how devices share a model; nobody needs them to run one. They come last in --help."""
+
+from __future__ import annotations
+
+import argparse
+
+from vkbackend.meta.policy import POLICIES
+from vkbackend.meta.reduce import PROVIDERS, WIRES
+from vkbackend.tools.flags.options import adder
+
+TITLE = "experiments"
+
+
+def add_experiment_arguments(parser: argparse.ArgumentParser, *, steps: bool = True) -> None:
+    """--split-policy and, with `steps`, --reduce-type, --reduce-provider, --submit-ahead."""
+    add = adder(parser, TITLE)
+    add(
+        "split_policy",
+        "--split-policy",
+        metavar="POLICY",
+        help=f"how shares become slices: {', '.join(POLICIES)} (default: %(default)s)",
+    )
+    if not steps:
+        return
+    add(
+        "reduce_provider",
+        "--reduce-provider",
+        metavar="NAME",
+        help=f"where partial sums meet: auto, {', '.join(PROVIDERS)}; auto: what the devices can do and the "
+        "size asks for (default: %(default)s)",
+    )
+    add(
+        "submit_ahead",
+        "--submit-ahead",
+        default="all",
+        metavar="N",
+        help="segments of a step that are submitted to a device before it may run them: a number or all; "
+        "bench-reduce measures which is faster (default: %(default)s)",
+    )
+    add(
+        "reduce_type",
+        "--reduce-type",
+        metavar="TYPE",
+        help=f"the format of partial sums on their way: {', '.join(WIRES)}; bf16 keeps 8 bits of a number, "
+        "f16 keeps 11 and is as small; auto: f16 for large sums, but f32 between software devices "
+        "(default: %(default)s)",
+    )

@@ -1,0 +1,49 @@
+"""The devices of this machine, and the table that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vkbackend.errors import UnsupportedFeature
+from vkbackend.tools.console import size, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vkbackend.device_info import DeviceInfo
+
+WIDE = 140  # columns that hold a UUID beside everything else of a device
+
+
+def present() -> list[DeviceInfo]:
+    """The devices; raises UnsupportedFeature if there is none, or no Vulkan loader."""
+    from vkbackend.vulkan.instance import devices, no_device_message
+
+    if not (found := devices()):
+        raise UnsupportedFeature(no_device_message())
+    return found
+
+
+def show_devices(infos: Sequence[DeviceInfo], out: Console, title: str = "") -> None:
+    """One row per device; where a terminal is too narrow, their UUIDs in a table of their own."""
+    columns = ["index", "name", "vendor", "type", "driver", "Vulkan", "memory", "PCI"]
+    rows = [
+        [
+            info.index,
+            info.name,
+            info.vendor,
+            info.type,
+            f"{info.driver} {info.driver_version}",
+            info.api,
+            size(sum(heap.nbytes for heap in info.heaps if heap.device_local)),
+            info.pci or "-",
+        ]
+        for info in infos
+    ]
+    whole = [[*row, info.uuid] for row, info in zip(rows, infos, strict=True)]
+    if out.width >= WIDE:
+        out.print(table(title, [*columns, "UUID"], whole))
+    else:
+        out.print(table(title, columns, rows))
+        out.print(table("", ["index", "UUID"], [[info.index, info.uuid] for info in infos]))

@@ -1,0 +1,101 @@
+"""Which op multiplies matrices fastest: the times of every op that a device can run, and their ranking."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from vkbackend.limits import Limits
+from vkbackend.ops import measured
+from vkbackend.ops.choice import mat_op, runs
+from vkbackend.ops.table import MATRIX_OPS
+from vkbackend.runtime import Device
+from vkbackend.tools.measure.case_times import time_case
+from vkbackend.tools.op_cases.cases import CASES
+from vkbackend.tools.op_cases.half import PackF16
+from vkbackend.tools.op_cases.matrix import MatVec
+from vkbackend.tools.op_cases.quantized import QuantizeQ8
+from vkbackend.tools.op_cases.setup import Case
+
+ROWS = {"one": 1, "few": 4, "some": 12, "many": 128}  # the rows of x that are timed for each class
+TYPES = ("f16", "q8_0", "q4_0", "q4_k")  # all ops with f32 activations have the first
+SHAPES = ((2048, 2048), (256, 1024))  # n, k
+GAIN = 0.9
+PRODUCTS = {case.op.name: type(case) for case in CASES if isinstance(case, MatVec)}  # by op
+ROUNDING: dict[str, Any] = {"q8": QuantizeQ8, "f16s": PackF16}
+# The part of one rounding that each matrix pays: a layer has 7 matrices and 4 roundings, since q, k and v
+# read the same activations, and so do gate and up.
+ROUNDED = 4 / 7
+Times = dict[str, dict[str, dict[str, float]]]  # microseconds by class of rows, op and type of weights
+
+
+def cases_of(limits: Limits) -> list[Case]:
+    """What has to be timed of the ops that the device can run, each once."""
+    asked: dict[Case, None] = {}
+
+    def note(case: Case) -> float:
+        asked[case] = None
+        return 0.0
+
+    times_by(limits, note)
+    return list(asked)
+
+
+def time_of(device: Device, case: Case, ms: float = 20.0) -> float:
+    """Microseconds of a case: CPU time if the device is the processor."""
+    row = time_case(device, case, 3, ms)
+    return row.us_cpu or row.us_min
+
+
+def times_of(device: Device, ms: float = 20.0) -> Times:
+    """The times of all ops that the device can run, with their part of rounding activations, summed over
+    SHAPES."""
+    return times_by(device.limits, cache(lambda case: time_of(device, case, ms)))
+
+
+def times_by(limits: Limits, us: Callable[[Case], float]) -> Times:
+    """As `times_of`, but `us` gives the microseconds of a case."""
+
+    def us_of(op: str, kind: str, rows: int) -> float:
+        rounding = ROUNDING.get(MATRIX_OPS[op].x_type)
+        return sum(
+            us(PRODUCTS[op](kind, n, k, rows)) + (ROUNDED * us(rounding(k, rows)) if rounding else 0.0)
+            for n, k in SHAPES
+        )
+
+    return {
+        name: {
+            op: {kind: us_of(op, kind, rows) for kind in kinds}
+            for op in measured.CANDIDATES[name]
+            if not (limits.is_cpu and MATRIX_OPS[op].gpus_only)
+            and (kinds := [kind for kind in TYPES if runs(limits, op, kind)])
+        }
+        for name, rows in ROWS.items()
+    }
+
+
+def ranked(times: Iterable[Times], limits: Limits) -> measured.Table:
+    """The ops of each class of rows, the fastest first. An op that the built-in rules choose stays in front
+    of one that is less than a tenth faster (GAIN).
+
+    An op that lacks some types is compared by the types that it has.
+    """
+    total: Times = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
+    for of_device in times:
+        for name, by_op in of_device.items():
+            for op, by_type in by_op.items():
+                for kind, us in by_type.items():
+                    total[name][op][kind] += us
+    found: measured.Table = {}
+    for name, by_op in total.items():
+        rules = {kind: mat_op(limits, ROWS[name], kind) for kind in TYPES}
+        plain = by_op[rules[TYPES[0]]]
+
+        def relative(op: str, by_op: Any = by_op, plain: Any = plain, rules: Any = rules) -> float:
+            gain = GAIN if op in rules.values() else 1.0
+            return gain * sum(by_op[op].values()) / sum(plain[kind] for kind in by_op[op])
+
+        found[name] = tuple(sorted(by_op, key=relative))
+    return found
