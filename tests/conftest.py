@@ -87,6 +87,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests above `vkbackend/vulkan` hand their devices on (kept_devices.py)."""
+    if module := sys.modules.get("kept_devices"):
+        module.on = not item.path.is_relative_to(ROOT / "tests" / "vkbackend" / "vulkan")
+
+
+def pytest_sessionfinish() -> None:
+    if module := sys.modules.get("kept_devices"):
+        module.destroy_idle()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         from device_sets import device_params  # imported late: it lists devices, as the options say
@@ -97,9 +108,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[object]:
     """An opened device; the test runs once for each one present."""
+    from kept_devices import fresh
+
     from vkbackend.open_device import open_device
 
-    opened = open_device(request.param)
+    with fresh():
+        opened = open_device(request.param)
     yield opened
     opened.close()
     assert not opened.counts, f"left open: {opened.counts}"

@@ -33,6 +33,10 @@ def device_params() -> list:  # type: ignore[type-arg]
 
 
 _N = len(device_infos())
+if _N:
+    import kept_devices
+
+    kept_devices.install()
 two_drivers = pytest.mark.skipif(_N < 2, reason=f"needs devices of two drivers, {_N} present")
 one_driver = pytest.mark.skipif(_N < 1, reason="no Vulkan device is present")
 QUICKEST = ["0" if _N else "numpy"]  # for tests of texts, whichever device computes them

@@ -1,0 +1,159 @@
+"""VkDevices that a test hands on to the next one, with their layouts and pipelines.
+
+A software driver compiles a pipeline in 10 to 130 ms, more than half of the time of a test of a model. Each
+test still opens its own device: memory, queue, recordings and the counts of objects are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkbackend import env, faults, forks
+from vkbackend.vulkan import program
+from vkbackend.vulkan.logical_device import LogicalDevice
+from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
+from vkbackend.vulkan.program import Compiled, Programs
+from vkbackend.vulkan.vk import NULL, lib
+
+MOST_PIPELINES = 200  # of one VkDevice, which is destroyed after that: compiled code takes memory
+
+
+@dataclass
+class Kept:
+    """A VkDevice with everything that depends on it alone."""
+
+    key: str
+    handles: dict[str, Any]  # attributes of a LogicalDevice
+    layouts: dict[tuple[Any, ...], PipelineLayout] = field(default_factory=dict)
+    pipelines: dict[tuple[Any, ...], Compiled] = field(default_factory=dict)
+
+
+on = False  # whether a device that is opened now is kept; conftest.py sets it for each test
+_idle: list[Kept] = []
+_create, _destroy = LogicalDevice._create, LogicalDevice.destroy
+_make_layout, _close_layouts = Layouts._make, Layouts.close
+_compile, _close_programs = Programs._compile, Programs.close
+forks.forget(_idle.clear)
+
+
+def install() -> None:
+    """Patch the classes; what was opened while `on` was false works as ever."""
+    vars_of: Any = LogicalDevice
+    vars_of.kept = None
+    vars_of._create, vars_of.destroy = create, destroy
+    Layouts._make, Layouts.close = make_layout, close_layouts  # type: ignore[method-assign]
+    Programs._compile, Programs.close = compile_kept, close_programs  # type: ignore[method-assign]
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Inside the block devices are opened as ever."""
+    global on
+    before, on = on, False
+    try:
+        yield
+    finally:
+        on = before
+
+
+def struck(*calls: str) -> bool:
+    """Whether a planned fault is about one of the Vulkan functions."""
+    return any(fault.call in calls for fault in faults.planned)
+
+
+def create(device: Any) -> None:
+    if not on or struck("vkCreateDevice") or env.validation():
+        return _create(device)
+    key = repr((device.info, device.features))
+    fits = [kept for kept in _idle if kept.key == key]
+    if not fits:
+        before = set(vars(device))
+        _create(device)
+        device.kept = Kept(key, {name: vars(device)[name] for name in set(vars(device)) - before})
+        return None
+    device.kept = max(fits, key=lambda kept: len(kept.pipelines))
+    _idle[:] = [kept for kept in _idle if kept is not device.kept]
+    vars(device).update(device.kept.handles)
+    device.made("VkDevice")
+    return None
+
+
+def destroy(device: Any) -> None:
+    if (kept := device.kept) is None:
+        return _destroy(device)
+    if device.lost or len(kept.pipelines) > MOST_PIPELINES:
+        _empty(kept)
+        return _destroy(device)
+    if device.command_pool is not None:
+        lib.vkDestroyCommandPool(device.vk, device.command_pool, NULL)
+        device.gone("VkCommandPool")
+    device.gone("VkDevice")
+    _idle.append(kept)
+    return None
+
+
+def make_layout(layouts: Any, *key: Any) -> PipelineLayout:
+    if (kept := layouts._device.kept) is None:
+        return _make_layout(layouts, *key)
+    if key in kept.layouts:
+        layouts._device.made("VkDescriptorSetLayout")
+        layouts._device.made("VkPipelineLayout")
+    else:
+        kept.layouts[key] = _make_layout(layouts, *key)
+    return kept.layouts[key]
+
+
+def close_layouts(layouts: Any) -> None:
+    if layouts._device.kept is None:
+        return _close_layouts(layouts)
+    layouts._device.gone("VkPipelineLayout", len(layouts._layouts))
+    layouts._device.gone("VkDescriptorSetLayout", len(layouts._layouts))
+    layouts._layouts = {}
+    return None
+
+
+def compile_kept(
+    programs: Any, op: str, variant: str, consts: Any, layout: PipelineLayout, spirv: Any
+) -> Compiled:
+    kept = programs._device.kept
+    if kept is None or struck("vkCreateShaderModule", "vkCreateComputePipelines"):
+        return _compile(programs, op, variant, consts, layout, spirv)
+    key = op, variant, consts, layout, spirv.result()
+    if key not in kept.pipelines:
+        compiled = _compile(programs, op, variant, consts, layout, spirv)
+        if any(result for result, _ in compiled.calls):
+            return compiled
+        kept.pipelines[key] = compiled
+    return kept.pipelines[key]._replace(cpu_s=0.0)
+
+
+def close_programs(programs: Any) -> None:
+    if (kept := programs._device.kept) is not None:
+        programs._keep({key: made for key, (_, made) in programs._begun.items()})
+        programs._begun = {}
+        handles = {compiled.pipeline for compiled in kept.pipelines.values()}
+        own = {key: pipeline for key, pipeline in programs._pipelines.items() if pipeline not in handles}
+        programs._device.gone("VkPipeline", len(programs._pipelines) - len(own))
+        programs._pipelines = own
+    _close_programs(programs)
+
+
+def destroy_idle() -> None:
+    """Destroy all that nobody uses, at the end of the tests."""
+    for kept in _idle:
+        _empty(kept)
+        lib.vkDestroyDevice(kept.handles["vk"], NULL)
+    _idle.clear()
+
+
+def _empty(kept: Kept) -> None:
+    vk = kept.handles["vk"]
+    for compiled in kept.pipelines.values():
+        program.lib.vkDestroyPipeline(vk, compiled.pipeline, NULL)
+    for layout in kept.layouts.values():
+        lib.vkDestroyPipelineLayout(vk, layout.pipeline_layout, NULL)
+        lib.vkDestroyDescriptorSetLayout(vk, layout.set_layout, NULL)
+    kept.pipelines, kept.layouts = {}, {}
