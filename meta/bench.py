@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkbackend.buffer import Buffer, Home, View
-from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
 from vkbackend.meta.hosts import Hosts
 from vkbackend.meta.mesh import Mesh
@@ -22,6 +21,7 @@ from vkbackend.meta.options import ReduceOptions
 from vkbackend.meta.sizing import StepShape
 from vkbackend.meta.split import MIRRORED, State, partial
 from vkbackend.meta.step_kind import StepKind
+from vkbackend.meta.sums import add
 from vkbackend.meta.tensor import Tensor
 from vkbackend.runtime import Device
 
@@ -123,7 +123,7 @@ class _Chain:
         bases = [tensor(MIRRORED, views) for views in self.base]
         for k in range(self.length):
             copies = tensor(everybody, h.views)  # n copies of the residual: their sum is n times it
-            h, _ = graph.all_reduce(ops.add(copies, share) + bases[k % PERIOD])
+            h, _ = graph.all_reduce(add(copies, share) + bases[k % PERIOD])
         for d, recording in enumerate(graph.recordings):
             recording.copy(h.on(d), self.result[d], "result")
 

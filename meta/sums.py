@@ -1,7 +1,7 @@
 """Sums over devices: which ops keep a tensor PARTIAL, and when it is made whole.
 
 `whole` triggers the one all-reduce that a PARTIAL value needs; `add` keeps a sum PARTIAL; `together` lets
-several sums travel in one exchange. Ops (ops.py) and `Tensor.__add__` build on these.
+several sums travel in one exchange. The ops and `Tensor.__add__` build on these.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ import math
 from dataclasses import replace
 
 from vkbackend.errors import GGUFError
-from vkbackend.meta import ops, ops_streams
+from vkbackend.meta import ops
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.ops_heads import mat_heads
-from vkbackend.meta.ops_wide import gaussian_topk
+from vkbackend.meta.ops import streams
+from vkbackend.meta.ops.heads import mat_heads
+from vkbackend.meta.ops.wide import gaussian_topk
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.config import Config, with_windows
@@ -81,16 +82,16 @@ class Model(PerLayerInputs):
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
         x = self.embed(graph, w)
         per_layer = self.per_layer(x, graph, w)
-        h = ops_streams.streams_of(x, linear(x, w, "altup_proj"))
+        h = streams.streams_of(x, linear(x, w, "altup_proj"))
         for il, cache in enumerate(caches):
             with graph.scope(f"blk.{il}"):
                 own = w.layer(il)
                 coefficients = own("altup_predict_coef")
-                h = ops_streams.predict(h, self.modes(self.first(h), own), coefficients, 1 / self.n_embd)
+                h = streams.predict(h, self.modes(self.first(h), own), coefficients, 1 / self.n_embd)
                 made = self.block(self.first(h), own, cache, il)
                 factors = own("altup_correct_coef"), own("altup_correct_scale"), 1 / self.n_embd
-                h, x = ops_streams.correct(h, made, self.modes(made, own), *factors)
-                h = ops_streams.add_to_others(h, self.gated_embedding(x, per_layer, own, il))
+                h, x = streams.correct(h, made, self.modes(made, own), *factors)
+                h = streams.add_to_others(h, self.gated_embedding(x, per_layer, own, il))
                 h = self.steered(h, own, il)
         self.head(h, graph, w)
 
@@ -118,13 +119,13 @@ class Model(PerLayerInputs):
         return linear(self.activate(gate, up), w, "ffn_down")
 
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        return ops_streams.add_to_all(h, w("control_vector")) if il in self.control else h
+        return streams.add_to_all(h, w("control_vector")) if il in self.control else h
 
     def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
         """The norm of the mean of the streams; each is first scaled to the magnitude of the first stream."""
         h, n, m = ops.outputs(h), self.n_embd, self.n_stream
         others = mat_heads(ops.columns(h, n, m * n), w("altup_unembd_proj"), m - 1)
-        h = ops_streams.streams_of(self.first(h), others)
+        h = streams.streams_of(self.first(h), others)
         total = self.first(h)
         for i in range(1, m):
             total = total + ops.columns(h, i * n, (i + 1) * n)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.meta import ops, ops_chosen
+from vkbackend.meta import ops
+from vkbackend.meta.ops.chosen_attention import choose
 from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures import deepseek2
@@ -89,7 +90,7 @@ class IndexedAttention(deepseek2.Model):
         ]
         ops.kv_store(turned[0], cache.index, cache.cells)
         gains = linear(h, w, "indexer.proj")
-        kept["chosen"] = ops_chosen.choose(
+        kept["chosen"] = choose(
             turned[1], gains, cache.index, cache.cells, heads=self.n_index, top_k=self.top_k
         )
         return kept["chosen"]

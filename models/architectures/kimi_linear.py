@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from vkbackend.errors import UnsupportedModel
 from vkbackend.formats import block_of
-from vkbackend.meta import ops, ops_recurrent
+from vkbackend.meta import ops
+from vkbackend.meta.ops.recurrent import delta_gates, delta_net, ssm_conv
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
@@ -99,15 +100,11 @@ class Model(LatentAttention):
     def delta_net(self, x: Tensor, w: Weights, state: LayerState) -> Tensor:
         eps = self.config.eps
         parts = [
-            ops_recurrent.ssm_conv(
-                linear(x, w, f"attn_{name}"), w(f"ssm_conv1d_{name}"), state.arrays[f"conv_{name}"]
-            )
+            ssm_conv(linear(x, w, f"attn_{name}"), w(f"ssm_conv1d_{name}"), state.arrays[f"conv_{name}"])
             for name in "qkv"
         ]
         decay, gate = (linear(linear(x, w, f"ssm_{name}_a"), w, f"ssm_{name}_b") for name in "fg")
-        g, beta = ops_recurrent.delta_gates(decay, w("ssm_dt"), w("ssm_a"), linear(x, w, "ssm_beta"))
-        o = ops_recurrent.delta_net(
-            parts, g, beta, state.arrays["delta"], head_dim=self.size, tiled=False, eps=eps
-        )
+        g, beta = delta_gates(decay, w("ssm_dt"), w("ssm_a"), linear(x, w, "ssm_beta"))
+        o = delta_net(parts, g, beta, state.arrays["delta"], head_dim=self.size, tiled=False, eps=eps)
         o = ops.head_norm(o, w("ssm_norm"), self.size, eps)
         return linear(ops.sigmoid_mul(gate, o), w, "attn_output")

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vkbackend.errors import GGUFError
-from vkbackend.meta import ops, ops_chosen
-from vkbackend.meta.ops_heads import concat, mat_heads
+from vkbackend.meta import ops
+from vkbackend.meta.ops.chosen_attention import attend_chosen
+from vkbackend.meta.ops.heads import concat, mat_heads
 from vkbackend.meta.plan import MIRROR, columns, rows
 from vkbackend.meta.policy import Attention
 from vkbackend.meta.tensor import Tensor
@@ -166,7 +167,7 @@ class LatentAttention(Decoder):
 
     def attend_chosen(self, q: Tensor, cache: LayerCache, chosen: Tensor, layer: LayerConfig) -> Tensor:
         """Attention to the latents of the positions in `chosen`."""
-        return ops_chosen.attention(
+        return attend_chosen(
             q,
             cache.k,
             cache.v,

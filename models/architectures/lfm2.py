@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from vkbackend.errors import UnsupportedModel
 from vkbackend.formats import block_of
-from vkbackend.meta import ops, ops_recurrent
+from vkbackend.meta import ops
+from vkbackend.meta.ops.recurrent import ssm_conv
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
@@ -82,5 +83,5 @@ class Model(Decoder):
             return super().mix(x, w, cache, il)
         before, after, x = (linear(x, w, name) for name in GATES)
         taps, state = w("shortconv.conv"), cache.arrays["conv"]
-        y = ops_recurrent.ssm_conv(ops.mul(before, x), taps, state, silu=False)
+        y = ssm_conv(ops.mul(before, x), taps, state, silu=False)
         return linear(ops.mul(after, y), w, "shortconv.out_proj")

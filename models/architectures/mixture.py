@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
 from vkbackend.meta import ops
-from vkbackend.meta.ops_moe import Experts, Router, moe
+from vkbackend.meta.ops.experts import Experts, Router, moe
 from vkbackend.meta.plan import Role, columns, rows
 from vkbackend.meta.policy import FeedForward
 from vkbackend.meta.tensor import Tensor, Weight

@@ -14,7 +14,8 @@ import numpy as np
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
-from vkbackend.meta import ops, ops_recurrent
+from vkbackend.meta import ops
+from vkbackend.meta.ops.recurrent import delta_gates, delta_net, ssm_conv
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import DeltaNet, Layer
 from vkbackend.meta.tensor import Tensor
@@ -147,11 +148,9 @@ class Model(Decoder):
 
     def delta_net(self, x: Tensor, w: Weights, state: LayerState) -> Tensor:
         d, eps = self.delta, self.config.eps
-        qkv = ops_recurrent.ssm_conv(linear(x, w, "attn_qkv"), w("ssm_conv1d"), state.arrays["conv"])
+        qkv = ssm_conv(linear(x, w, "attn_qkv"), w("ssm_conv1d"), state.arrays["conv"])
         alpha, beta = linear(x, w, "ssm_alpha"), linear(x, w, "ssm_beta")
-        g, beta = ops_recurrent.delta_gates(alpha, w("ssm_dt"), w("ssm_a"), beta)
-        o = ops_recurrent.delta_net(
-            [qkv], g, beta, state.arrays["delta"], head_dim=d.size, tiled=self.tiled, eps=eps
-        )
+        g, beta = delta_gates(alpha, w("ssm_dt"), w("ssm_a"), beta)
+        o = delta_net([qkv], g, beta, state.arrays["delta"], head_dim=d.size, tiled=self.tiled, eps=eps)
         o = ops.head_norm(o, w("ssm_norm"), d.size, eps)
         return linear(ops.silu_mul(linear(x, w, "attn_gate"), o), w, "ssm_out")

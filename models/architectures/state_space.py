@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 from vkbackend.formats import block_of
-from vkbackend.meta import ops, ops_recurrent, ops_state_space
+from vkbackend.meta import ops
+from vkbackend.meta.ops.recurrent import ssm_conv
+from vkbackend.meta.ops.state_space import gated_norm, ssm_scan
 from vkbackend.meta.plan import columns, rows
 from vkbackend.meta.policy import Layer, StateSpace
 from vkbackend.meta.tensor import Tensor
@@ -126,7 +128,7 @@ class StateSpaceDecoder(Decoder):
     def scanned(self, x: Tensor, w: Weights, state: LayerState) -> Tensor:
         s, arrays = self.scan, state.arrays
         xs, bc = (
-            ops_recurrent.ssm_conv(
+            ssm_conv(
                 linear(x, w, f"ssm_in_{part}"),
                 w(f"ssm_conv1d_{part}"),
                 arrays[f"conv_{part}"],
@@ -135,12 +137,12 @@ class StateSpaceDecoder(Decoder):
             for part in ("x", "bc")
         )
         vectors = w("ssm_dt"), w("ssm_a"), w("ssm_d")
-        y = ops_state_space.ssm_scan(
+        y = ssm_scan(
             xs, bc, linear(x, w, "ssm_in_dt"), *vectors, arrays["scan"], head_dim=s.size, n_group=s.n_group
         )
         z = linear(x, w, "ssm_in_z")
         if w.has("ssm_norm"):
-            y = ops_state_space.gated_norm(z, y, w("ssm_norm"), s.n_group, self.config.eps)
+            y = gated_norm(z, y, w("ssm_norm"), s.n_group, self.config.eps)
         else:
             y = ops.silu_mul(z, y)
         return linear(y, w, "ssm_out")

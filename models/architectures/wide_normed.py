@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vkbackend.meta import ops
-from vkbackend.meta.ops_wide import wide_norms
+from vkbackend.meta.ops.wide import wide_norms
 from vkbackend.meta.plan import rows
 from vkbackend.meta.tensor import Tensor
 from vkbackend.models.architectures.base import Weights, linear

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from slot_journey import check_slot_journey
 
 from vkbackend.errors import GGUFError, UnsupportedModel
-from vkbackend.meta import ops_chosen
+from vkbackend.meta.ops import chosen_attention
 from vkbackend.models.architectures.registry import load_model
 from vkbackend.models.engine.runner import Runner
 from vkbackend.models.gguf.reader import GGUF
@@ -62,7 +62,7 @@ def test_uneven_and_empty_shares(folder: Path, name: str, shares: list[float]) -
 
 def test_scores_of_rows_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven rows at a time: the last piece of 48 has six."""
-    monkeypatch.setattr(ops_chosen, "SCORES_NBYTES", 7 * 4 * 96)
+    monkeypatch.setattr(chosen_attention, "SCORES_NBYTES", 7 * 4 * 96)
     runner = load_runner(model(folder, "glm-dsa"), devices=["numpy"] * 2, n_ubatch=64, **F32)
     try:
         check(runner, "glm-dsa")

@@ -1,4 +1,4 @@
-"""Attention to chosen positions over N devices (DeepSeek-AI 2025, arXiv:2512.02556), as the ops of ops.py.
+"""Attention to chosen positions over N devices (DeepSeek-AI 2025, arXiv:2512.02556),.
 
 The indexer lies where its layer's kv head does: each of these devices has all of it, with its cache of index
 keys, and makes the same choice from the same rows. Nothing is exchanged. Devices of different kinds may
@@ -44,7 +44,7 @@ def choose(q: Tensor, w: Tensor, keys: Weight, cells: Weight, *, heads: int, top
     return chosen
 
 
-def attention(
+def attend_chosen(
     q: Tensor,
     k: Weight,
     v: Weight,

@@ -1,4 +1,4 @@
-"""Ops over the width of tensors that are split, as those of ops.py: the devices exchange one or two sums per
+"""Ops over the width of tensors that are split: the devices exchange one or two sums per
 row and tensor, the values stay where they are.
 """
 

@@ -1,4 +1,4 @@
-"""Ops on the heads of latent attention over N devices, as those of ops.py. A device has what its own heads
+"""Ops on the heads of latent attention over N devices. A device has what its own heads
 need, and nothing is exchanged.
 """
 

@@ -1,4 +1,4 @@
-"""The mixture of experts over N devices (Shazeer et al. 2017), made of ops as in ops.py.
+"""The mixture of experts over N devices (Shazeer et al. 2017).
 
 Every device holds columns of every expert, so what is exchanged are rows of n_embd, not one per used expert.
 """
@@ -11,8 +11,9 @@ from vkbackend import ops as device_ops
 from vkbackend.buffer import View
 from vkbackend.meta import split
 from vkbackend.meta.graph import Graph
-from vkbackend.meta.ops import convert, operand_of, whole
+from vkbackend.meta.ops.matrix import convert, operand_of
 from vkbackend.meta.split import MIRRORED
+from vkbackend.meta.sums import whole
 from vkbackend.meta.tensor import Tensor, Weight
 from vkbackend.ops.moe import Gating
 

@@ -1,4 +1,4 @@
-"""The ops of state space layers over N devices, as those of ops.py. Heads are independent: every device scans
+"""The ops of state space layers over N devices. Heads are independent: every device scans
 its own, with the B and C of the groups that they read, which several devices may have. Only the norm of a
 group whose heads lie on several devices needs an exchange: one sum of squares for each row.
 """

@@ -1,12 +1,12 @@
-"""Ops of a residual of several streams (vkbackend/ops/streams.py) over N devices, as those of ops.py. Every
+"""Ops of a residual of several streams (vkbackend/ops/streams.py) over N devices. Every
 device has all of them, as it has a residual of one.
 """
 
 from __future__ import annotations
 
-from vkbackend.meta import ops, split
-from vkbackend.meta.ops import whole
-from vkbackend.meta.sums import each, holders_of
+from vkbackend.meta import split
+from vkbackend.meta.ops.elementwise import add_vector
+from vkbackend.meta.sums import each, holders_of, whole
 from vkbackend.meta.tensor import Tensor, Weight
 
 
@@ -58,7 +58,7 @@ def add_to_all(x: Tensor, v: Weight) -> Tensor:
     x, n = whole(x), v.shape[0]
     rows = x.rows * (x.width // n)
     seen = Tensor(x.graph, rows, n, x.state, [view and view.reshape(rows, n) for view in x.views])
-    y = ops.add_vector(seen, v)
+    y = add_vector(seen, v)
     return Tensor(x.graph, x.rows, x.width, y.state, [v and v.reshape(x.rows, x.width) for v in y.views])
 
 

@@ -1,4 +1,4 @@
-"""The ops of recurrent layers over N devices, as those of ops.py. Heads are independent: every device works
+"""The ops of recurrent layers over N devices. Heads are independent: every device works
 on its own key heads and the value heads that read them, and nothing is exchanged.
 """
 

@@ -1,0 +1,31 @@
+"""Ops on tensors over N devices: each derives its result's split state by rule and records itself per device.
+
+The first op that needs the whole value of a PARTIAL operand makes it whole. So no op is called reduce, and a
+model that uses them does not know how many devices there are. The ops of most models are imported from here.
+"""
+
+from vkbackend.meta.ops.dense_attention import attention, kv_store, rope
+from vkbackend.meta.ops.elementwise import (
+    add_vector,
+    gate_rows,
+    gelu,
+    gelu_mul,
+    mul,
+    relu2,
+    scale,
+    sigmoid_mul,
+    silu_mul,
+    softcap,
+    swiglu_oai,
+    xielu,
+)
+from vkbackend.meta.ops.matrix import linear
+from vkbackend.meta.ops.rows import center, columns, head_norm, layer_norm, rms_norm
+from vkbackend.meta.ops.vocabulary import embed, logits, outputs
+from vkbackend.meta.sums import add, together, whole
+
+__all__ = [
+    "add", "add_vector", "attention", "center", "columns", "embed", "gate_rows", "gelu", "gelu_mul",
+    "head_norm", "kv_store", "layer_norm", "linear", "logits", "mul", "outputs", "relu2", "rms_norm", "rope",
+    "scale", "sigmoid_mul", "silu_mul", "softcap", "swiglu_oai", "together", "whole", "xielu",
+]  # fmt: skip

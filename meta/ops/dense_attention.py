@@ -1,0 +1,101 @@
+"""Attention to all positions that a row may see, with RoPE and the caches of K and V."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View
+from vkbackend.meta import split
+from vkbackend.meta.sums import holders_of
+from vkbackend.meta.tensor import Tensor, Weight
+from vkbackend.step import Mix
+
+
+def rope(x: Tensor, head_dim: int, table: str = "rope", half_split: bool = False) -> Tensor:
+    """Rotate each head by the step's cos/sin rows (Su et al. 2021); pairs are adjacent or half a head
+    apart."""
+    graph = x.graph
+    y = graph.new(x.rows, x.width, split.per_head("rope", x.state, head_dim), "rope", holders_of(x))
+    for d, out in enumerate(y.views):
+        if out is not None:
+            heads = out.shape[1] // head_dim
+            shape, full = (x.rows, heads, head_dim), graph.inputs[d].rope[table]
+            cos_sin = View(full.buffer, full.offset, (x.rows, *full.shape[1:]))
+            heads_in, heads_out = x.on(d).reshape(*shape), out.reshape(*shape)
+            graph.on(d, "rope").rope(heads_in, cos_sin, heads_out, half_split=half_split)
+    return y
+
+
+def kv_store(x: Tensor, cache: Weight, cells: Weight) -> None:
+    """Write the rows of x into `cache` [n_cells, width] at the cells of their positions."""
+    split.elementwise("kv_store", x.state, cache.state)
+    graph = x.graph
+    for d, view in enumerate(x.views):
+        if view is not None:
+            step = graph.inputs[d].step
+            graph.on(d, "kv_store").kv_store(view, cells.whole(d), cache.whole(d), step)
+
+
+def attention(
+    q: Tensor,
+    k: Weight,
+    v: Weight,
+    cells: Weight,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim_k: int,
+    head_dim_v: int,
+    scale: float,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+    sinks: Weight | None = None,
+) -> Tensor:
+    """Causal grouped-query attention over the caches (Ainslie et al. 2023): softmax(scale q k^T) v, [rows,
+    heads * head_dim_v].
+
+    With `window`, a position sees that many positions, of which its own is the last. With `chunk`, it sees
+    those from the last multiple of `chunk` up to its own. `softcap` c makes c * tanh(s / c) of a score.
+    `sinks` [heads], split like the heads, add a logit per head to the denominator of the softmax alone (Xiao
+    et al. 2024).
+    """
+    graph, rows, group = q.graph, q.rows, heads // kv_heads
+    state = split.attention(q.state, k.state, v.state, heads, kv_heads, head_dim_k, head_dim_v)
+    if sinks:
+        split.per_head_weight("attention sinks", state, sinks.state, head_dim_v)
+    y = graph.new(rows, heads * head_dim_v, state, "attention")
+    for d, out in enumerate(y.views):
+        if out is None:
+            continue
+        local = out.shape[1] // head_dim_v
+        on, step = graph.on(d, "attention"), graph.inputs[d].step
+        q_view, out = q.on(d).reshape(rows, local, head_dim_k), out.reshape(rows, local, head_dim_v)
+        caches = k.whole(d), v.whole(d), cells.whole(d)
+        # If a device's q heads are not whole groups, its first one may be in the middle of a kv head's group.
+        first_head = state.ranges[d][0] // head_dim_v if state.ranges else 0
+        how: dict[str, Any] = {"scale": scale, "group": group, "q_first": first_head % group}
+        how |= {"window": window, "chunk": chunk, "softcap": softcap}
+        own_sinks = sinks.whole(d) if sinks else None
+        if graph.kind.mix is not Mix.PREFILL:
+            # In a mixed step only the first rows decode, at most one per slot; attn_prefill writes the
+            # others.
+            n = rows if graph.kind.mix is Mix.DECODE else min(rows, caches[2].shape[0])
+            n_kv = caches[0].shape[1] // head_dim_k
+            tile_heads = device_ops.heads_by_units(on.limits, min(group, local), head_dim_k, head_dim_v)
+            decode = on.attn_decode_coop if tile_heads else on.attn_decode
+            tiled = {"tile_heads": tile_heads} if tile_heads else {}
+            n_splits = device_ops.attn_splits(on.limits, n, local, n_kv, caches[2].shape[1], window, **tiled)
+            q_n, out_n = q_view.rows(0, n), out.rows(0, n)
+            if n_splits == 1:
+                decode(q_n, *caches, out_n, step, sinks=own_sinks, **how)
+            else:
+                part = graph.scratch((n, local, n_splits, head_dim_v + 2), "attention parts")
+                decode(q_n, *caches, part, step, **how)
+                on.attn_combine(part, out_n, sinks=own_sinks)
+        if graph.kind.mix is not Mix.DECODE:
+            by_units = device_ops.attends_by_units(on.limits, rows, head_dim_k, head_dim_v)
+            attend = on.attn_prefill_coop if by_units else on.attn_prefill
+            attend(q_view, *caches, out, step, sinks=own_sinks, **how)
+    return y

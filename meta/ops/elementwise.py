@@ -1,0 +1,105 @@
+"""Ops on each value by itself: activations, gates, factors, added vectors."""
+
+from __future__ import annotations
+
+from vkbackend.meta import split
+from vkbackend.meta.split import Kind
+from vkbackend.meta.sums import each, holders_of, latest, whole
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up: SwiGLU (Shazeer 2020)."""
+    return _glu("silu_mul", gate, up, "silu")
+
+
+def gelu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) * up, GELU in its tanh form: GeGLU (Shazeer 2020)."""
+    return _glu("gelu_mul", gate, up, "gelu")
+
+
+def gelu(x: Tensor) -> Tensor:
+    """gelu(x) in its tanh form (Hendrycks and Gimpel 2016)."""
+    return _glu("gelu", x, x, "gelu_alone")
+
+
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2 (So et al. 2021, arXiv:2109.08668)."""
+    return _glu("relu2", x, x, "relu2_alone")
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x: an output gate."""
+    return _glu("sigmoid_mul", gate, x, "sigmoid")
+
+
+def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    """g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7) and u = up kept within +-7 (gpt-oss)."""
+    return _glu("swiglu_oai", gate, up, "swiglu_oai")
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """a * b, value by value."""
+    return _glu("mul", a, b, "none")
+
+
+def _glu(name: str, gate: Tensor, up: Tensor, act: str) -> Tensor:
+    gate, up = whole(gate), whole(up)
+    holders = [d for d in holders_of(gate) if up.views[d] is not None]
+    y = gate.graph.new(gate.rows, gate.width, split.elementwise(name, gate.state, up.state), name, holders)
+    for on, left, right, out in each(y, name, gate, up):
+        on.glu(left, right, out, act=act)
+    return y
+
+
+def scale(x: Tensor, c: float) -> Tensor:
+    """c * x. A PARTIAL sum stays one: c times every share of it."""
+    x = latest(x)
+    y = x.graph.new(x.rows, x.width, x.state, "scale", holders_of(x))
+    for on, source, out in each(y, "scale", x):
+        on.scale(source, out, c=c)
+    y.base = scale(x.base, c) if x.base else None
+    return y
+
+
+def softcap(x: Tensor, c: float) -> Tensor:
+    """c * tanh(x / c): keeps values within +-c."""
+    x = whole(x)
+    y = x.graph.new(x.rows, x.width, split.elementwise("softcap", x.state), "softcap", holders_of(x))
+    for on, source, out in each(y, "softcap", x):
+        on.softcap(source, out, c=c)
+    return y
+
+
+def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+    """A parabola above 0, below it an exponential beside a line (Huang and Schlag 2024, arXiv:2411.13010)."""
+    x = whole(x)
+    y = x.graph.new(x.rows, x.width, split.elementwise("xielu", x.state), "xielu", holders_of(x))
+    for on, source, out in each(y, "xielu", x):
+        on.xielu(source, out, alpha_p=alpha_p, alpha_n=alpha_n, beta=beta, eps=eps)
+    return y
+
+
+def gate_rows(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x, one gate [rows, 1] for a whole row of x. A PARTIAL sum stays one."""
+    gate, x = whole(gate), latest(x)
+    y = x.graph.new(x.rows, x.width, split.gate_rows(gate.state, x.state), "gate_rows", holders_of(x))
+    for on, factor, source, out in each(y, "gate_rows", gate, x):
+        on.gate_rows(factor, source, out)
+    y.base = gate_rows(gate, x.base) if x.base else None
+    return y
+
+
+def add_vector(x: Tensor, v: Weight) -> Tensor:
+    """x + v in every row, v [width] on every device. If x is a PARTIAL sum, v is added once: to its `base`,
+    which is added after the reduce, if it has one, else to the share of one writer."""
+    x, graph = latest(x), x.graph
+    state = split.add_bias(x.state, v.state)
+    if state.kind is Kind.PARTIAL and x.base:
+        return Tensor(graph, x.rows, x.width, state, x.views, add_vector(x.base, v))
+    y = graph.new(x.rows, x.width, state, "add_vector", state.writers[:1] or holders_of(x))
+    if state.kind is Kind.PARTIAL:
+        y.views = [x.views[d] if d != state.writers[0] else out for d, out in enumerate(y.views)]
+    for d in state.writers[:1] or holders_of(y):
+        graph.on(d, v).add_bias(x.on(d), v.whole(d), y.on(d))
+    return y

@@ -1,0 +1,60 @@
+"""Products with a matrix, and the formats in which matrices read their operand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from vkbackend import ops as device_ops
+from vkbackend.buffer import View, Virtual
+from vkbackend.formats import row_nbytes
+from vkbackend.meta import split
+from vkbackend.meta.graph import Graph
+from vkbackend.meta.split import MIRRORED
+from vkbackend.meta.sums import holders_of, whole
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def linear(x: Tensor, w: Weight, bias: Weight | None = None) -> Tensor:
+    """y = x w^T + bias, w [n_out, n_in], bias [n_out]."""
+    x, graph = whole(x), x.graph
+    name = w.name.rpartition(".")[0] or w.name
+    state = split.linear(x.state, w.state)
+    holders = holders_of(x) if state == MIRRORED else None
+    y = graph.new(x.rows, w.shape[0], state, name.rpartition(".")[2], holders)
+    biased: Sequence[int] = ()  # the devices that add the bias: only one writer if the sum is PARTIAL
+    if bias:
+        y.state = split.add_bias(y.state, bias.state)
+        biased = y.state.writers[:1] or holders_of(y)
+    for d, out in enumerate(y.views):
+        if out is not None:
+            matmul(graph, d, w, x, out, bias.whole(d) if bias and d in biased else None)
+    return y
+
+
+def matmul(graph: Graph, d: int, w: Weight, x: Tensor, out: View, bias: View | None = None) -> None:
+    on, width = graph.on(d, w), out.shape[-1]
+    operand = operand_of(x, d, device_ops.operand_type(on.limits, x.rows, w.dtype))
+    for first, piece in w.pieces[d]:
+        # A piece of the rows fills its own columns of every row of the result.
+        n_rows, n = out.shape[0], piece.shape[0]
+        target = View(out.buffer, out.offset + 4 * first, ((n_rows - 1) * width + n,)) if n < width else out
+        own = bias and View(bias.buffer, bias.offset + 4 * first, (n,))
+        on.mat(piece, operand, target, bias=own, y_stride=width)
+
+
+def operand_of(x: Tensor, d: int, dtype: str) -> View:
+    """x on device d as `dtype`, converted once for all the matrices that read it there."""
+    if (d, dtype) not in x.converted:
+        x.converted[d, dtype] = convert(x.graph, d, x.on(d), dtype)
+    return x.converted[d, dtype]
+
+
+def convert(graph: Graph, d: int, x: View, dtype: str) -> View:
+    """Rows of any shape as `dtype`: x itself if it has that type, else a copy in new scratch."""
+    if dtype == x.dtype:
+        return x
+    on = graph.on(d, f"as_{dtype}")
+    y = View(Virtual(math.prod(x.shape[:-1]) * row_nbytes(dtype, x.shape[-1]), on.label), 0, x.shape, dtype)
+    on.convert(x, y)
+    return y

@@ -1,0 +1,64 @@
+"""Ops on each row of a tensor by itself: norms and columns."""
+
+from __future__ import annotations
+
+from vkbackend.meta import split
+from vkbackend.meta.split import Kind
+from vkbackend.meta.sums import each, holders_of, whole
+from vkbackend.meta.tensor import Tensor, Weight
+
+
+def rms_norm(x: Tensor, w: Weight, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * w over the width (Zhang and Sennrich 2019). A PARTIAL x is reduced in the
+    same kernel."""
+    graph = x.graph
+    if x.state.kind is Kind.PARTIAL and x.whole is None:
+        x.whole, y = graph.all_reduce(x, w, eps)
+        assert y is not None
+        return y
+    x = whole(x)
+    y = graph.new(x.rows, x.width, split.rows_op("rms_norm", x.state), "rms_norm", holders_of(x))
+    for on, source, weight, out in each(y, "rms_norm", x, w):
+        on.rms_norm(source, weight, out, eps=eps)
+    return y
+
+
+def layer_norm(x: Tensor, w: Weight, b: Weight | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * w + b over each head of x of w's width: of all of x, where it has
+    one (Ba et al. 2016)."""
+    x, graph, width = whole(x), x.graph, w.shape[0]
+    y = graph.new(x.rows, x.width, split.per_head("layer_norm", x.state, width), "layer_norm", holders_of(x))
+    for d in holders_of(y):
+        bias, source = b.whole(d) if b else None, x.on(d)
+        heads = source.reshape(x.rows * source.shape[1] // width, width)
+        graph.on(d, "layer_norm").layer_norm(heads, w.whole(d), bias, y.on(d), eps=eps)
+    return y
+
+
+def center(x: Tensor) -> Tensor:
+    """x - mean(x) over the width."""
+    x = whole(x)
+    y = x.graph.new(x.rows, x.width, split.rows_op("center", x.state), "center", holders_of(x))
+    for on, source, out in each(y, "center", x):
+        on.center(source, out)
+    return y
+
+
+def head_norm(x: Tensor, w: Weight | None, head_dim: int, eps: float) -> Tensor:
+    """rms_norm of each head of x [rows, heads * head_dim] by itself, w [head_dim] or None for none."""
+    x, graph = whole(x), x.graph
+    y = graph.new(x.rows, x.width, split.per_head("head_norm", x.state, head_dim), "head_norm", holders_of(x))
+    for d in holders_of(y):
+        source, weight = x.on(d), w.whole(d) if w else None
+        heads = source.reshape(x.rows * source.shape[1] // head_dim, head_dim)
+        graph.on(d, "head_norm").rms_norm(heads, weight, y.on(d), eps=eps)
+    return y
+
+
+def columns(x: Tensor, begin: int, end: int) -> Tensor:
+    """Columns begin..end of every row."""
+    x, graph = whole(x), x.graph
+    y = graph.new(x.rows, end - begin, split.rows_op("columns", x.state), "columns", holders_of(x))
+    for on, source, out in each(y, "columns", x):
+        on.columns(source, out, first=begin)
+    return y
