@@ -15,6 +15,7 @@ from vkbackend.errors import InvalidArgument
 
 HOST = "numpy"  # the name of the device that is the host itself
 MAX_LAYERS = 1 << 16
+MAX_CONTINUATIONS = 1024
 MAX_INDEX = (1 << 63) - 1  # of a device or a token, far beyond any that there is
 
 
@@ -150,6 +151,10 @@ def token_limit(name: str, value: Any) -> int | None:
         return None
     number = whole_number(name, value, -1, 1 << 62, ", or None or -1 for no limit")
     return None if number == -1 else number
+
+
+def continuation_count(name: str, value: Any) -> int | None:
+    return None if value is None else whole_number(name, value, 1, MAX_CONTINUATIONS)
 
 
 def stop_strings(name: str, value: Any) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Generation:
             structure=options.structure,
         )
 
-    def answering(self, shown: frozenset[int], may_end: bool) -> Generation:
+    def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:
         """This generation for a reader that parses the text (chats/answer.py), with its two fields."""
         return replace(self, shown=shown, may_end=may_end)
 

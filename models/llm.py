@@ -18,9 +18,9 @@ from typing import Any, Self, Unpack, overload
 
 import numpy as np
 
-from vkbackend.checks import refused, switch, whole_number
+from vkbackend.checks import refused, switch
 from vkbackend.errors import GGUFError, UnsupportedModel, VkbackendError
-from vkbackend.models.arguments import text_of, token_ids, token_limit
+from vkbackend.models.arguments import continuation_count, text_of, token_ids, token_limit
 from vkbackend.models.chats.methods import Chats
 from vkbackend.models.engine.answers import Answers, Mailbox
 from vkbackend.models.engine.channel import Channel
@@ -46,7 +46,6 @@ from vkbackend.models.text.tokenizer import Tokenizer, chat_templates, end_ids
 from vkbackend.options_class import takes
 
 PROMPT = "expected a text or a sequence of token ids"
-MAX_CONTINUATIONS = 1024
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]]
 
@@ -266,7 +265,7 @@ class LLM(Chats, Slots):
         n: int | None,
         options: GenerateKeywords,
     ) -> Batch:
-        several = None if n is None else whole_number("n", n, 1, MAX_CONTINUATIONS)
+        several = continuation_count("n", n)
         is_list = not isinstance(prompt, str) and are_prompts(prompt)
         prompts: Sequence[Prompt] = prompt if is_list else [prompt]  # type: ignore[assignment,list-item]
         if len(prompts) * (several or 1) > 1 and options.get("slot") is not None:

@@ -10,12 +10,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Unpack, overload
 
-from vkbackend.checks import whole_number
-from vkbackend.models.arguments import token_limit
+from vkbackend.models.arguments import continuation_count, token_limit
 from vkbackend.models.chats.answer import ChatChunk, ChatCompletion
-from vkbackend.models.chats.chatting import Chatting, PromptMakers
 from vkbackend.models.chats.messages import checked_messages
 from vkbackend.models.chats.options import ChatKeywords, ChatOptions
+from vkbackend.models.chats.prepared_chat import PreparedChat
+from vkbackend.models.chats.prompt import PromptMakers
 from vkbackend.models.chats.request import ChatRequest, chat_request
 from vkbackend.models.engine.answers import Mailbox
 from vkbackend.models.generation import Generation
@@ -23,7 +23,6 @@ from vkbackend.models.options import GenerateKeywords
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.options_class import takes
 
-MAX_CONTINUATIONS = 1024
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -74,10 +73,10 @@ class Chats(ABC):
         text. Raises InvalidArgument, also if the template refuses the messages, UnsupportedModel if the model
         has no tokenizer, and the errors of `generate`.
         """
-        chatting = self.chatting(messages, max_tokens, n=n, **options)
+        chat = self.prepare_chat(messages, max_tokens, n=n, **options)
         if n is None:
-            return chatting.whole(list(chatting.stream()))
-        return chatting.all(4 * self.n_slots)
+            return chat.whole(list(chat.stream()))
+        return chat.all(4 * self.n_slots)
 
     @takes(ChatKeywords, ChatOptions)
     async def achat(
@@ -89,10 +88,10 @@ class Chats(ABC):
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
         """`chat` for asyncio; a cancelled task ends its answers."""
-        chatting = await asyncio.to_thread(partial(self.chatting, messages, max_tokens, n=n, **options))
+        chat = await asyncio.to_thread(partial(self.prepare_chat, messages, max_tokens, n=n, **options))
         if n is None:
-            return chatting.whole([chunk async for chunk in chatting.astream()])
-        return await chatting.aall(4 * self.n_slots)
+            return chat.whole([chunk async for chunk in chat.astream()])
+        return await chat.aall(4 * self.n_slots)
 
     @takes(ChatKeywords, ChatOptions)
     def chat_stream(
@@ -100,15 +99,15 @@ class Chats(ABC):
     ) -> Generator[ChatChunk, None, None]:
         """`chat` as a stream: one ChatChunk per token. Arguments are checked at the call, before the first
         token."""
-        return self.chatting(messages, max_tokens, **options).stream()
+        return self.prepare_chat(messages, max_tokens, **options).stream()
 
     @takes(ChatKeywords, ChatOptions)
     async def achat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> AsyncGenerator[ChatChunk, None]:
         """`chat_stream` for asyncio; arguments are checked when the first chunk is asked for."""
-        chatting = await asyncio.to_thread(partial(self.chatting, messages, max_tokens, **options))
-        async with aclosing(chatting.astream()) as chunks:
+        chat = await asyncio.to_thread(partial(self.prepare_chat, messages, max_tokens, **options))
+        async with aclosing(chat.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -123,15 +122,15 @@ class Chats(ABC):
         return chat_request(self._makers.of(options), checked_messages("messages", messages), options)
 
     @takes(ChatKeywords, ChatOptions)
-    def chatting(
+    def prepare_chat(
         self, messages: Messages, max_tokens: int | None = None, *, n: int | None = None,
         **options: Unpack[ChatKeywords],
-    ) -> Chatting:  # fmt: skip
-        """What `chat` would send, to be streamed later: its prompt may be made in a thread."""
-        several = whole_number("n", 1 if n is None else n, 1, MAX_CONTINUATIONS)
+    ) -> PreparedChat:  # fmt: skip
+        """The request that `chat` would send, to be streamed later: its prompt may be made in a thread."""
+        several = continuation_count("n", n) or 1
         most = token_limit("max_tokens", max_tokens)
         request = self._request(messages, ChatOptions.of(**options))
         generation = self._generation(request.ids, most, request.keywords)  # type: ignore[arg-type]
-        generation = generation.answering(request.shown, request.single)
+        generation = generation.for_reader(request.shown, request.single)
         mailbox = self._open_mailbox()
-        return Chatting(request, generation.several(several), mailbox, self.tokenizer, self._apart)
+        return PreparedChat(request, generation.several(several), mailbox, self.tokenizer, self._apart)

@@ -3,15 +3,20 @@ only looks like special tokens."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
+from vkbackend.models.chats.options import ChatOptions
 from vkbackend.models.text.chat_template import ChatTemplate, Message, choose
 from vkbackend.models.text.protection import Prompt, Protection
 from vkbackend.models.text.reasoning import MARKS, has_channels
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
+
+MAX_KEPT = 4  # prompt makers: each has a process for its template
 
 
 class PromptMaker:
@@ -83,3 +88,24 @@ class PromptMaker:
         except Exception:
             return True
         return "'probed'" in text
+
+
+class PromptMakers:
+    """The last MAX_KEPT prompt makers, by template."""
+
+    def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, str]) -> None:
+        self._tokenizer, self._templates = tokenizer, templates
+        self._kept: OrderedDict[tuple[str | None, bool, bool], PromptMaker] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, options: ChatOptions) -> PromptMaker:
+        key = options.template, bool(options.tools), options.parse_special
+        maker = self._kept.get(key)
+        if maker is None:  # outside the lock: starting its process takes time
+            maker = PromptMaker(self._tokenizer, self._templates, key[0], tools=key[1], parse_special=key[2])
+        with self._lock:
+            maker = self._kept.setdefault(key, maker)
+            self._kept.move_to_end(key)
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return maker

@@ -177,13 +177,6 @@ class Timings:
     n_reduces: int = 0
     reduce_s: float = 0.0
 
-    def plus(self, n_prompt: int, n_decode: int, step_s: float, n_reduces: int, reduce_s: float) -> Timings:
-        return Timings(
-            self.prompt_n + n_prompt, self.prompt_s + (step_s if n_prompt else 0.0),
-            self.decode_n + n_decode, self.decode_s + (step_s if n_decode else 0.0),
-            self.n_reduces + n_reduces, self.reduce_s + reduce_s,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class ErrorData:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from places import ROOT
 
+from vkbackend import LLM
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.hub import chosen, fetch
 
@@ -153,6 +154,18 @@ def test_no_connection_and_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vkbackend.models.hub._online", lambda repo: {"x-Q8_0.gguf": 1 << 60})
     with pytest.raises(VkbackendError, match=r"1152921504606846976 bytes are .* has \d+ free"):
         fetch("me/x")
+
+
+def test_from_pretrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo, fetched = ROOT / "models" / "demo" / "demo.gguf", list[tuple[str, str | None]]()
+    monkeypatch.setattr(
+        "vkbackend.models.llm.fetch", lambda name, file: fetched.append((name, file)) or str(demo)
+    )
+    with LLM.from_pretrained("me/demo", "demo-Q8_0.gguf", devices=["numpy"], n_ctx=64) as llm:
+        assert llm.path == str(demo) and llm.n_ctx == 64
+    assert fetched == [("me/demo", "demo-Q8_0.gguf")]
+    with pytest.raises(InvalidArgument, match="file"):
+        LLM.from_pretrained("me/demo", 3)  # type: ignore[arg-type]
 
 
 def test_the_file_that_is_chosen() -> None:

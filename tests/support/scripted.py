@@ -34,7 +34,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class ScriptedChatting:
+class ScriptedChat:
     request: Asked
     generations: list[int]
     model: ScriptedModel
@@ -72,13 +72,13 @@ class ScriptedModel(FakeModel):
     asked: list[Messages] = field(default_factory=list)
     options: list[dict[str, Any]] = field(default_factory=list)
 
-    def chatting(
+    def prepare_chat(
         self, messages: Messages, max_tokens: int | None = None, n: int = 1, **options: Any
-    ) -> ScriptedChatting:
+    ) -> ScriptedChat:
         self.asked.append(messages)
         self.options.append(options | {"max_tokens": max_tokens})
         ids = [1] * sum(len(str(message["content"])) for message in messages)
-        return ScriptedChatting(Asked(ids), list(range(n)), self, self.script(messages))
+        return ScriptedChat(Asked(ids), list(range(n)), self, self.script(messages))
 
     def stats(self) -> dict[str, Any]:
         steps = {"n_slots": 2, "cells": 512, "cells_used": 64, "step_ms_p50": 7.0, "reduce_us": 41.5}

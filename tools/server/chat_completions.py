@@ -212,8 +212,8 @@ class AskedChat:
     def _message(self, job: ChatJob, parts: list[ChatChunk]) -> dict[str, Any]:
         if self.is_raw:
             return {"role": "assistant", "content": "".join(part.chunk.text for part in parts)}
-        assert job.chatting is not None
-        return job.chatting.whole(parts).message
+        assert job.prepared is not None
+        return job.prepared.whole(parts).message
 
 
 def _call_delta(call: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from vkbackend.checks import finite_number, refused, shown
 from vkbackend.errors import InvalidArgument
 from vkbackend.models.chats.answer import ChatChunk
-from vkbackend.models.chats.chatting import Chatting
+from vkbackend.models.chats.prepared_chat import PreparedChat
 from vkbackend.models.llm import LLM
 from vkbackend.tools.server.body import Fields
 from vkbackend.tools.server.generations import Job
@@ -33,11 +33,11 @@ MAX_MESSAGES = 10_000
 class ChatJob(Job):
     """An answer to generate."""
 
-    chatting: Chatting | None = None
+    prepared: PreparedChat | None = None
 
     def start(self, llm: LLM) -> AsyncGenerator[ChatChunk, None]:
-        assert self.chatting is not None
-        return self.chatting.astream()
+        assert self.prepared is not None
+        return self.prepared.astream()
 
 
 async def chat_jobs(
@@ -45,14 +45,14 @@ async def chat_jobs(
 ) -> list[ChatJob]:
     """A template is rendered in a process of its own: a thread waits for it. Raises InvalidArgument."""
 
-    def prepare() -> Chatting:
-        return llm.chatting(messages, most, n=n, **options)
+    def prepare() -> PreparedChat:
+        return llm.prepare_chat(messages, most, n=n, **options)
 
-    chatting = await asyncio.to_thread(prepare)
-    ids = list(chatting.request.ids)
+    prepared = await asyncio.to_thread(prepare)
+    ids = list(prepared.request.ids)
     return [
-        ChatJob(ids, most, options, index=i, chatting=replace(chatting, generations=[one]))
-        for i, one in enumerate(chatting.generations)
+        ChatJob(ids, most, options, index=i, prepared=replace(prepared, generations=[one]))
+        for i, one in enumerate(prepared.generations)
     ]
 
 
