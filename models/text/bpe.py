@@ -1,7 +1,5 @@
-"""BPE with ranked merges, in the `tokenizers` library: over bytes after a pre-tokenizer, or over characters.
-
-BPE over characters takes whole lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace").
-"""
+"""BPE with ranked merges, run by the `tokenizers` library: over the bytes of a pre-tokenizer's words, or over
+characters of whole lines (Gemma 4) or words (`tokenizer.ggml.model` "whitespace")."""
 
 from __future__ import annotations
 
@@ -23,7 +21,8 @@ _WORDS = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
 def _byte_characters() -> dict[str, int]:
-    """Character -> byte in byte-level BPE: printable Latin-1 is itself, the rest lies from U+0100 upwards."""
+    """Character -> byte in byte-level BPE: printable Latin-1 is itself, all other bytes follow from
+    U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -88,7 +87,7 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
     return Scheme(
         encode,
         spell_spaced,
-        # With `always_bos` the file's flag does not count: the first files of Gemma 4 had it wrong.
+        # `always_bos` ignores the file's flag: the first files of Gemma 4 had it wrong.
         add_bos=bos is not None if lines.always_bos else vocabulary.flag("add_bos_token", False),
         add_eos=vocabulary.flag("add_eos_token", False),
         bos=bos,
@@ -98,8 +97,8 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
     """`tokenizer.ggml.model` "whitespace": words without the white space between them."""
-    # Characters that are no tokens are left out. At first they become an empty token (the unknown one), so
-    # that nothing merges across them.
+    # Unknown characters become an empty token first, so that nothing merges across them, and are dropped
+    # then.
     backend = _backend(gguf, vocabulary, unk_token="")
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     lower, n_vocab = vocabulary.flag("normalizer.lowercase", False), len(vocabulary)
@@ -129,11 +128,11 @@ def _backend(
     byte_fallback: bool = False,
     unk_token: str | None = None,
 ) -> Backend:
-    # A merge that is listed twice has the rank of its first place; the library would take the last.
+    # A merge that is listed twice keeps its first rank; the library would use the last.
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
-        # The library raises an error for a half that is no token, but panics if the joined text is none.
+        # The library raises an error if a half is not a token, but panics if the joined text is not one.
         if not all(map(ids.__contains__, map("".join, pairs))):
             raise KeyError
         model = BPE(

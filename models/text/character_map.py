@@ -1,7 +1,7 @@
-"""The character map of a SentencePiece vocabulary: at each place it replaces the longest text that it knows.
+"""The character map of a SentencePiece vocabulary: replaces the longest known text at each position.
 
-It is a double array over UTF-8 bytes (Kanda 2018, XOR instead of addition): each node has 32 bits, for
-the byte that leads to it, whether a replaced text ends at it, and the place of its children.
+A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). A node has 32 bits: the byte that leads
+to it, whether a replaced text ends at it, and the position of its children.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from vkbackend.errors import GGUFError
 
-# A node that holds a place in the texts has the highest bit set, so no byte equals its label.
+# A node with a position in the texts has the highest bit set, so no byte equals its label.
 _LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
-    """`raw`: the bytes of `tokenizer.ggml.precompiled_charsmap`; none for a map that changes nothing."""
+    """`raw`: the bytes of `tokenizer.ggml.precompiled_charsmap`; empty: the map changes nothing."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         stored = np.asarray(raw if len(raw) else [], np.uint8).tobytes()
@@ -47,8 +47,7 @@ class CharacterMap:
         return b"".join([*out, raw[copied:]]).decode(errors="replace")
 
     def _longest(self, raw: bytes, at: int) -> tuple[int, int]:
-        """The length of the longest text that is replaced at a place (0: none), and where its replacement
-        begins."""
+        """(length of the longest replaced text at `at`, 0 for none; offset of its replacement)."""
         nodes, n_nodes = self._nodes, len(self._nodes)
         length = where = 0
         node = _children(nodes[0])

@@ -1,9 +1,9 @@
-"""A model's chat template: messages to the text that the model was trained to answer.
+"""A model's chat template: from messages to the text that the model was trained to answer.
 
-Templates come with the file, so they are compiled and rendered in a process of their own, under limits of
-time and memory (template_process.py), in jinja2's immutable sandbox. They find what Hugging Face's
+Templates come with model files, so they are compiled and rendered in a separate process with limits of time
+and memory (template_process.py), in jinja2's immutable sandbox. They get what Hugging Face's
 `apply_chat_template` gives them: `trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}`, `tojson`,
-`raise_exception`, `strftime_now`, `tools`, `documents` and whatever else a caller names.
+`raise_exception`, `strftime_now`, `tools`, `documents` and the caller's variables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.text.template_process import TemplateProcess
 from vkbackend.models.text.tokenizer import MAX_TEXT
 
-MAX_SOURCE = 1 << 20  # characters; the longest of known models have some 20,000
+MAX_SOURCE = 1 << 20  # characters; the longest known template has 20,000
 
 Message = Mapping[str, Any]  # "role" ("system", "user", "assistant", "tool"), "content", further keys
 
@@ -36,9 +36,8 @@ _in_use: WeakValueDictionary[tuple[str, str, str], TemplateProcess] = WeakValueD
 
 
 def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tuple[str, list[str]]:
-    """The source to use, and notes on it. `given` is the name of a template, or a source itself. Without it
-    the model's template is used: the one for tools, with `tools` and if there is one, else the default one;
-    ChatML if the model has none."""
+    """The template's source, and notes on the choice. `given`: a template's name, or a source. Default: the
+    model's template for tools if `tools`, then its default template, then ChatML."""
     if given is not None:
         return templates.get(given, given), []
     for name in ("tool_use", "default") if tools else ("default",):
@@ -51,11 +50,10 @@ def choose(templates: Mapping[str, str], given: str | None, tools: bool) -> tupl
 
 
 class ChatTemplate:
-    """A compiled template; equal ones share a process. `bos` and `eos` are the texts of these tokens, which
-    it may write out.
+    """A compiled template; equal ones share a process. `bos` and `eos`: the texts of these tokens.
 
-    Raises InvalidArgument for a template that is too long, not valid, or takes more time or memory than it
-    may; Timeout and VkbackendError if no process for it can be started.
+    Raises InvalidArgument if the template is too long, invalid, or exceeds its limits of time and memory;
+    Timeout and VkbackendError if its process cannot be started.
     """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
@@ -74,12 +72,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The text that asks for the answer to `messages`. Without `add_generation_prompt` it is the text of
-        the messages only. With `continue_final_message` it ends with the last message's content, for the
-        model to go on with. `variables`: further variables of the template, such as `tools` and `documents`.
+        """The prompt for an answer to `messages`. `add_generation_prompt` False: the text of the messages
+        only. `continue_final_message`: the text ends with the last message's content, which the model
+        continues. `variables`: further variables of the template (`tools`, `documents`, ...).
 
-        Raises InvalidArgument if the template refuses the messages, fails, reaches a limit, or makes more
-        text than a tokenizer takes; Timeout.
+        Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit, or makes more
+        text than a tokenizer accepts; Timeout.
         """
         found = [with_thought(message) for message in messages]
         if continue_final_message:
@@ -93,13 +91,13 @@ class ChatTemplate:
 
 
 def with_thought(message: Message) -> Message:
-    """The message with its thought under the names that templates read, as Hugging Face fills them in."""
+    """The message with its thought under all names that templates read, as Hugging Face fills them in."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def tagged(message: Message) -> tuple[Message, str]:
-    """The message with a tag after its text (the content, or its last part that has text), and that text."""
+    """The message with TAG after its last text, and that text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + TAG}, content

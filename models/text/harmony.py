@@ -1,5 +1,5 @@
 """Harmony, the format of gpt-oss: an answer is a row of messages, each with a header that names its channel
-and whom it is for. https://github.com/openai/harmony
+and its recipient. https://github.com/openai/harmony
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant to=functions.f<|channel|>commentary
     json<|message|>...
@@ -16,13 +16,13 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 MARKS = (*ENDS, "<|message|>", "<|constrain|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-_HEADERS = ("<|", " to=", "to=", "assistant")  # what a header begins with
+_HEADERS = ("<|", " to=", "to=", "assistant")  # beginnings of a header
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a message's text. `recipient`: the function that a call is for, such as functions.f.
-    `begins`: this is the message's first piece, maybe empty."""
+    """A piece of a message's text. `recipient`: the function of a call (functions.f). `begins`: the message's
+    first piece, maybe empty."""
 
     text: str
     is_thought: bool
@@ -38,7 +38,7 @@ class HarmonyReader:
         self._thought, self._recipient = False, ""
 
     def push(self, piece: str, *, last: bool = False) -> list[Part]:
-        """What is certain now."""
+        """Add a piece; returns the parts that are certain now."""
         self._held += piece
         out: list[Part] = []
         while self._held:
@@ -48,7 +48,7 @@ class HarmonyReader:
 
     def _header(self, out: list[Part], last: bool) -> bool:
         """Read up to <|message|>. False: more text is needed."""
-        if self._plain:  # the first one: a model may write no header at all
+        if self._plain:  # the first message: a model may write no header
             begun = any(self._held.startswith(mark) for mark in _HEADERS)
             may = any(mark.startswith(self._held) for mark in _HEADERS)
             if not begun and not (may and not last):
@@ -66,7 +66,7 @@ class HarmonyReader:
         self._recipient = recipient[1] if recipient and recipient[1] != "assistant" else ""
         self._thought = channel is not None and channel[1] == "analysis"
         if self._recipient and not self._recipient.startswith("functions."):
-            self._recipient, self._thought = "", True  # a tool built into the model, such as python
+            self._recipient, self._thought = "", True  # a built-in tool (python)
         self._in_header = self._plain = False
         out.append(Part("", self._thought, self._recipient, begins=True))
         return True

@@ -1,7 +1,7 @@
-"""Prompts that ask for what stands between two texts: fill in the middle, with a model's own tokens for it.
+"""Prompts for fill in the middle, with the model's own tokens for it.
 
-The layout is that of llama-server's `/infill`: files of the project, the name of the file, the text before
-the gap, the text after it.
+The layout is llama-server's `/infill`: other files of the project, the file's name, the text before the gap,
+the text after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from vkbackend.errors import UnsupportedModel
 from vkbackend.models.text.tokenizer import Tokenizer
 
-PROJECT, FILE_NAME = "myproject", "filename"  # what llama.cpp writes if no name is given
+PROJECT, FILE_NAME = "myproject", "filename"  # llama.cpp's defaults
 _SNIPPET = "\n\n--- snippet ---\n\n"  # between files, if the vocabulary has no token for that
 _NEEDED = ("pre", "suf", "mid")
 
@@ -26,8 +26,8 @@ def infill_prompt(
 ) -> list[int]:
     """Ids of the prompt; special tokens in the texts count as text.
 
-    files: other files of the project, text by name. suffix_first: the suffix stands before the prefix
-    (llama.cpp's `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks one of the tokens.
+    files: other files of the project, text by name. suffix_first: the suffix precedes the prefix (llama.cpp's
+    `--spm-infill`). Raises UnsupportedModel if the vocabulary lacks a token for it.
     """
     fim = tokenizer.fim_ids
     if missing := [name for name in _NEEDED if name not in fim]:

@@ -1,14 +1,13 @@
-"""The table of the names in `tokenizer.ggml.pre`: how a BPE vocabulary's training cut text into words before
+"""Pre-tokenizers by their names in `tokenizer.ggml.pre`: how a BPE vocabulary cuts text into words before
 merging.
 
-A pre-tokenizer is a list of regular expressions in Oniguruma's syntax, applied one after the other: each cuts
-every piece into its matches and the text between them. The names are those that GGUF converters write; the
-expressions are those of the models' own tokenizers. Knows nothing of vocabularies.
+Each is a list of regular expressions in Oniguruma's syntax, applied in order: every piece is cut into its
+matches and the text between them. The names are the GGUF converters', the expressions the models'.
 """
 
 from dataclasses import dataclass
 
-# Spelled out instead of (?i:...): case folding would also take the long s (U+017F).
+# Not (?i:...): case folding would also match the long s (U+017F).
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -35,7 +34,7 @@ _BAILING = (
 
 
 def _cased(suffix: str, digits: str, but: str = "") -> str:
-    """Words that begin with capitals and end in small letters, each part optional but not both."""
+    """Words that begin with capitals and end in small letters; either part may be missing."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -45,7 +44,7 @@ def _cased(suffix: str, digits: str, but: str = "") -> str:
 _CASED_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _TEKKEN = _cased("", r"\p{N}") + _CASED_END
 _GPT4O = _cased(_SUFFIX + "?", r"\p{N}{1,3}") + _CASED_END
-# Han characters stay apart from others. (?i:...) is right here: the model's own engine folds case, too.
+# Han characters are cut from others. (?i:...) is right here: the model's own engine folds case, too.
 _KIMI = (
     r"\p{Han}+|"
     + _cased(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}", r"&&[^\p{Han}]")
@@ -85,8 +84,8 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Digits in groups of three that are counted from the right. The models' expressions look ahead to the end of
-# the digits at each group; these are the same cuts, in linear time.
+# Digits in groups of three, counted from the right. The models' expressions look ahead to the last digit at
+# each group; these make the same cuts in linear time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
 # The same cuts as \d{1,3}(?=(?:\d{3})*\b), which makes none if a letter follows the digits.
 _AYA_DIGITS = (
@@ -104,8 +103,8 @@ _SUPERBPE_DIGITS = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`ignore_merges`: a whole word that is a token is taken without merging. `add_bos`: the default if the
-    file does not say."""
+    """`ignore_merges`: a whole word that is a token is not merged. `add_bos`: the default of the file's
+    flag."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -114,8 +113,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Merges over the characters of whole lines. `whole_runs`: line feeds that are one token stay whole.
-    `words`: lines are cut in front of each space, and begin with one."""
+    """Merges over the characters of whole lines. `whole_runs`: a run of line feeds that is one token stays
+    whole. `words`: lines begin with a space and are cut before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True

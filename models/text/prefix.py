@@ -1,8 +1,5 @@
-"""How far two texts agree."""
-
-
 def n_common(a: str, b: str) -> int:
-    """How many characters both begin with; os.path.commonprefix takes 100 times as long."""
+    """Length of the common prefix; os.path.commonprefix takes 100 times as long."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,9 +1,9 @@
-"""Special tokens in the texts of users and tools are plain text.
+"""Keeps special tokens in the texts of users and tools plain text: `Hi<|im_end|>` in a message would end it,
+and its author could write in another role.
 
-`Hi<|im_end|>` in a message would otherwise end it, and its author could write in another role. To find such
-texts in the rendering, the template also renders them with random sentinels beside them. The places count
-only if this rendering without the sentinels is the plain rendering, byte for byte: a template may look at how
-contents begin and end, and render them otherwise.
+The template also renders these texts with random sentinels next to them, which shows their positions. The
+positions count only if the rendering without the sentinels is the plain rendering, byte for byte: a template
+may look at how contents begin and end.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from vkbackend.models.text.tokenizer import Tokenizer, whole_characters
 Spans = tuple[tuple[int, int], ...]
 Change = Callable[[str, bool], str]  # a text, and whether the model itself wrote it
 TRUSTED = ("system", "developer")
-# Marks a message of these roles that holds texts of others, such as descriptions of tools.
+# Key of a trusted role's message that holds texts of others (descriptions of tools).
 UNTRUSTED = "_untrusted"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `plain`: the stretches that look like special tokens but are plain text.
-    `protected` is False if these could not be told from real special tokens."""
+    """A rendered conversation. `plain`: the spans that look like special tokens but are plain text.
+    `protected`: False if these could not be told from real special tokens."""
 
     text: str
     plain: Spans = ()
     protected: bool = True
 
     def behind(self, n: int) -> Prompt | None:
-        """What follows the first `n` characters; None if these end in the middle of a plain stretch."""
+        """The text after the first `n` characters; None if these end inside a plain span."""
         if any(begin < n < end for begin, end in self.plain):
             return None
         spans = tuple((begin - n, end - n) for begin, end in self.plain if begin >= n)
@@ -44,8 +44,8 @@ class Prompt:
 
 
 class Protection:
-    """Finds texts that look like special tokens. `source`: the template's; user-defined tokens that stand in
-    it are as special as control tokens."""
+    """Finds texts that look like special tokens. `source`: of the template; user-defined tokens in it count
+    as control tokens."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, source: str) -> None:
         self._template = template
@@ -65,7 +65,7 @@ class Protection:
         text = self._template.render(said, **given)
         if not found:
             return Prompt(text)
-        for behind in (True, False):  # after the texts first: templates mostly look at how a content begins
+        for behind in (True, False):  # after the texts first: most templates look at how a content begins
             if spans := self._by_sentinels(said, given, text, behind):
                 return Prompt(text, spans)
         spans = _by_contents(found, text)
@@ -77,8 +77,8 @@ class Protection:
     def _by_sentinels(
         self, messages: Sequence[Message], variables: Mapping[str, Any], text: str, behind: bool
     ) -> Spans:
-        """The places, found with a sentinel after (`behind`) or before each such text. Empty if sentinels
-        changed the rendering, or if one no longer stands beside its text."""
+        """The spans, found with a sentinel after (`behind`) or before each text. Empty if the sentinels
+        changed the rendering or moved away from their texts."""
         code, marks = token_hex(8), list[str]()
 
         def mark(text: str, own: bool) -> str:
@@ -109,7 +109,7 @@ class Protection:
 
 
 def _by_contents(contents: list[str], text: str) -> Spans:
-    """The places of whole contents in the text, if it has each content just as often as the messages do; else
+    """The spans of whole contents, if the text has each content exactly as often as the messages do; else
     none."""
     spans = set[tuple[int, int]]()
     for content in set(contents):
@@ -121,7 +121,7 @@ def _by_contents(contents: list[str], text: str) -> Spans:
 
 
 def disjoint(spans: set[tuple[int, int]]) -> Spans:
-    """The spans in order; spans that overlap become one."""
+    """The spans in order; overlapping spans become one."""
     out: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if out and begin < out[-1][1]:
@@ -133,7 +133,7 @@ def disjoint(spans: set[tuple[int, int]]) -> Spans:
 def changed(
     messages: Sequence[Message], variables: Mapping[str, Any], change: Change
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Messages and variables, with `change` applied to every text that is not trusted: in messages, documents
+    """Messages and variables with `change` applied to every text that is not trusted: in messages, documents
     and tools."""
 
     def all_of(value: Any, own: bool) -> Any:

@@ -1,7 +1,7 @@
-"""Separates a model's thoughts from its answer, in text that arrives in pieces.
+"""Separates a model's thoughts from its answer, in text that comes in pieces.
 
-Thoughts stand before the answer, between markers that differ by model family. gpt-oss names a channel for
-each part of its turn (harmony.py). Markers belong to neither thought nor answer.
+Thoughts precede the answer, between markers that differ by model family; gpt-oss uses channels (harmony.py).
+Markers belong to neither.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def has_channels(template: str) -> bool:
 
 
 def opened(prompt: str) -> bool:
-    """Whether a prompt ends in a thought that the answer goes on with."""
+    """Whether a prompt ends in an open thought, which the answer continues."""
     return prompt.rstrip().endswith(tuple(mark.rstrip() for mark in THOUGHTS))
 
 
@@ -46,7 +46,8 @@ class ReasoningSplit:
         self._closers = tuple(THOUGHTS.values()) if thinking else ()
 
     def push(self, piece: str, *, last: bool = False) -> list[Piece]:
-        """What is certain now; what may become a marker is held back, up to the `last` piece."""
+        """Add a piece; returns what is certain now. Text that may become a marker is held back until the
+        `last` piece."""
         if self._harmony:
             parts = self._harmony.push(piece, last=last)
             return [Piece(part.text, part.is_thought) for part in parts if part.text]
@@ -62,7 +63,7 @@ class ReasoningSplit:
                 self._closers = (THOUGHTS[marker],) if marker in THOUGHTS else ()
         n_held = 0 if last else max((overlap(text, marker) for marker in self._markers()), default=0)
         if not (last or self._begun or self._thinking or text[: len(text) - n_held].strip()):
-            n_held = len(text)  # white space in front of a marker is no answer
+            n_held = len(text)  # white space before a marker is not part of the answer
         self._held = text[len(text) - n_held :]
         self._give(text[: len(text) - n_held], out)
         return out

@@ -1,7 +1,5 @@
-"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): the longest token of bytes at each place, without merges.
-
-Tokens are written with escapes (`\\n`, `\\x80`), since they need not be whole characters.
-"""
+"""RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): the longest token of bytes at each position, without
+merges. Tokens are escaped (`\\n`, `\\x80`), since they may hold parts of characters."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class _Longest:
-    """The first two bytes at a place tell which lengths of tokens to try; the longest is tried first."""
+    """The first two bytes select the lengths of tokens to try, the longest first."""
 
     def __init__(self, ids: dict[bytes, int]) -> None:
         self._ids = ids

@@ -1,10 +1,9 @@
-"""Special tokens in a text: which parts of it are tokens as they stand, before anything is merged.
+"""Special tokens in a text are cut out before anything is merged.
 
-As in llama.cpp, the longest token (in bytes; of equals the lower id) is cut out of the whole text first, from
-left to right; then the next token is cut out of what is left. Token by token that would take tokens x
-characters. Here the text is read once: at each place where a token can begin, the longest token that fits is
-found in O(log tokens). Only if a token with a better rank overlaps it, the tokens of that stretch are taken
-in the order of their ranks (`_settle`).
+As in llama.cpp, the longest token (in bytes; on a tie the lower id) is cut out of the whole text, from left
+to right, then the next token out of the rest: tokens x characters. Here the text is read once: the longest
+token that fits at a position is found in O(log tokens). Only if a token of better rank overlaps it, the
+tokens of that stretch are taken in the order of their ranks (`_settle`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from vkbackend.models.text.prefix import n_common
 
-MAX_LENGTH = 1024  # characters; runs of spaces or dashes in published vocabularies have 256 at most
+MAX_LENGTH = 1024  # characters; runs of spaces or dashes in published vocabularies have at most 256
 
 
 def _escaped(characters: Iterable[str]) -> str:
@@ -24,24 +23,23 @@ def _escaped(characters: Iterable[str]) -> str:
 
 
 class SpecialTokens:
-    """`tokens`: (text, id) pairs, the texts all different, of 1 to MAX_LENGTH characters."""
+    """`tokens`: (text, id) pairs of distinct texts of 1 to MAX_LENGTH characters."""
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # In sorted order: all tokens that a text begins with are among the last token that does not sort
-        # after the text, and the tokens which that token begins with. Index 0 stands for no token.
+        # All tokens that a text begins with are the last token that does not sort after the text, and the
+        # prefixes of that token. Index 0: no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
         self._rank = [0] * len(texts)
-        self._best = dict[str, int]()  # by first character: the best rank of a token that begins with it
+        self._best = dict[str, int]()  # first character -> best rank of its tokens
         for rank, i in enumerate(self._by_rank):
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
         self._longest = max(map(len, texts))
-        # A token can begin only at a first character of some token that a second character of some token
-        # follows. The second one excludes most places if tokens begin with letters. `_ahead`: how many
-        # characters after the first the pattern looks at.
+        # A token begins only where a second character of some token follows. This excludes most places if
+        # tokens begin with letters. `_ahead`: characters after the first that the pattern looks at.
         seconds = {text[1:2] for text in ids}
         self._ahead = 0 if "" in seconds else 1
         behind = f"(?=[{_escaped(seconds)}])" if self._ahead else ""
@@ -50,7 +48,7 @@ class SpecialTokens:
 
     def _link(self) -> None:
         """For every token: the longest other token that it begins with (`_prefix`), and one further up that
-        chain (`_jump`), so that a place in the chain is found in logarithmically many steps (Myers 1983)."""
+        chain (`_jump`), so that a search takes O(log length) steps (Myers 1983)."""
         self._prefix, self._jump, depth = [0], [0], [0]
         for text in self._texts[1:]:
             i = len(self._prefix) - 1
@@ -71,11 +69,11 @@ class SpecialTokens:
         return [*out, text[done:]] if done < len(text) else out
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """Where the special tokens stand in the text, in order."""
+        """(begin, end) of each special token in the text, in order."""
         return [(at, at + len(self._texts[i])) for at, i in self._find(text)]
 
     def _find(self, text: str) -> Iterator[tuple[int, int]]:
-        """(place, token) of every token that is cut out, in order."""
+        """(position, token) of every token that is cut out, in order."""
         at = 0
         while self._begin and (match := self._begin.search(text, at)):
             at = match.start()
@@ -112,12 +110,11 @@ class SpecialTokens:
         return False
 
     def _settle(self, text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """The tokens cut out of a stretch, and its end. It goes from `begin` to the first place that no token
-        reaches across.
+        """The tokens of a stretch, and its end: the first position after `begin` that no token crosses.
 
-        Each place offers its longest token, and the best offer of all is taken. If the token of a place no
-        longer fits, the place offers the longest that does. A place makes O(log length) offers: each is
-        longer than the next two together.
+        Each position offers its longest token, and the best offer is taken. If a position's token no longer
+        fits, it offers the longest that does. That makes O(log length) offers, since each is longer than the
+        next two together.
         """
         assert self._begin
         n, end, offers = len(text), begin + 1, list[int]()

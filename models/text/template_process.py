@@ -1,8 +1,8 @@
-"""A chat template in a process of its own (template_worker.py), which can be ended: templates come with model
-files, and 119 characters of one can crash an interpreter.
+"""A chat template in a process of its own (template_worker.py): templates come with model files, and 119
+characters of one can crash an interpreter.
 
-The process stays while the template is used; if it ends, another one replaces it. It is started as a program,
-never forked from this process, and shares nothing with it but one socket. Every wait has a deadline.
+The process lives while the template is used, and is replaced if it ends. It is a fresh program, never a fork,
+and shares one socket with this process. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
-# As `python -m`, but our sys.path is added, for packages in other folders. It is added at the end: a module
-# beside the program may have the name of a module that the worker needs.
+# As `python -m`, with our sys.path for packages in other folders. It is appended: a module next to the
+# program may have the name of a module that the worker needs.
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
 MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer takes
-CPU_S, WALL_S = 5, 30.0  # for one request; the longest known templates compile in 0.1 s
+CPU_S, WALL_S = 5, 30.0  # per request; the longest known templates compile in 0.1 s
 START_S = 60.0  # 0.2 s on two cores
-END_S = 5.0  # until a process that was killed is gone
+END_S = 5.0  # for a killed process
 ANOTHER = "give another one with --chat-template-file (in Python `template`)"
 
 Items = tuple[tuple[str, Any], ...]  # of a message
 
 
 class Ended(Exception):
-    """The process is gone: `code` as Popen's."""
+    """The process is gone. `code`: as in Popen."""
 
     def __init__(self, code: int | None) -> None:
         self.code = code
@@ -53,10 +53,10 @@ class Ended(Exception):
 
 
 class TemplateProcess:
-    """`source` compiled. Several threads may render; they take turns.
+    """A compiled template. Several threads may render; they take turns.
 
-    Raises InvalidArgument for a template that is not valid, does not take a conversation, or reaches a limit;
-    Timeout and VkbackendError if no process can be started.
+    Raises InvalidArgument if the template is invalid, refuses a conversation, or exceeds a limit; Timeout and
+    VkbackendError if no process can be started.
     """
 
     def __init__(self, source: str, bos: str, eos: str, most: int) -> None:
@@ -71,19 +71,19 @@ class TemplateProcess:
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
-        """The text of a conversation; `variables` are what else the template finds."""
+        """The text of a conversation. `variables`: further variables of the template."""
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
-        """The text of a conversation. With None for the messages, only a worker is started, if there is none;
-        it compiles the template."""
-        if self._pid != os.getpid():  # forked: the process and whoever holds the lock are the parent's
+        """The text of a conversation. `messages` None: start a worker if there is none; it compiles the
+        template."""
+        if self._pid != os.getpid():  # forked: the worker and the lock's holder are the parent's
             self._renew()
         lock = self._lock
         try:
             if not lock.acquire(timeout=WALL_S):
                 raise Timeout(f"the chat template was busy with other requests for {WALL_S:.0f} s; try again")
-            # Taken out: an interrupt then drops the worker, and with it any answer still to come.
+            # Removed: an interrupt then drops the worker, with any answer still to come.
             worker, self._worker = self._worker, None
             if worker is None or not worker.idle():
                 worker = _Worker()
@@ -103,7 +103,7 @@ class TemplateProcess:
 
 
 class _Worker:
-    """The process, started, and killed when nobody uses it any more."""
+    """The process; killed when nobody uses it any more."""
 
     def __init__(self) -> None:
         self._last: tuple[list[Items], str] = [], ""  # the last conversation and its text
@@ -132,7 +132,7 @@ class _Worker:
             ) from None
 
     def idle(self) -> bool:
-        """Whether the process waits for a request: it is alive and has sent nothing. Else it is killed."""
+        """Whether the process waits for a request: alive, nothing sent. Otherwise it is killed."""
         try:
             self._socket.setblocking(False)
             self._socket.recv(1)
@@ -145,7 +145,7 @@ class _Worker:
 
     def render(self, messages: list[Items], variables: dict[str, Any]) -> str:
         before, text = self._last
-        self._last = [], ""  # until it has answered: neither side holds anything
+        self._last = [], ""  # until it answers, neither side keeps anything
         n = sum(1 for _ in takewhile(_same, zip(messages, before, strict=False)))
         kept, rest = self.ask({"messages": messages[n:], "variables": variables, "held": len(text)}, n)
         self._last = messages, text[:kept] + rest
@@ -153,7 +153,7 @@ class _Worker:
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
         """Send a request whose messages follow the first `kept` of the last ones. Returns how many characters
-        of the last text the new text begins with, and the rest of it."""
+        of the last text the new one begins with, and the rest of it."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -178,8 +178,8 @@ class _Worker:
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Send a frame and return the answer: a frame of the `expected` kind, or a refusal. Any failure ends
-        the process, because a late answer would be taken for that of another request."""
+        """Send a frame; returns the answer: a frame of the `expected` kind, or a refusal. Any failure ends
+        the process: a late answer would be taken for the next request's."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)
@@ -194,7 +194,7 @@ class _Worker:
             raise
         except (OSError, EOFError, UnicodeDecodeError):
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)  # its own exit code says more than that of our kill
+                self._process.wait(END_S)  # its own exit code says more than our kill's
             code = self._process.returncode
             self.kill()
             raise Ended(code) from None
@@ -217,13 +217,12 @@ class _Worker:
 
 
 def _same(pair: tuple[Items, Items]) -> bool:
-    """Whether the process has this message. Only messages of texts count: other values may have changed
-    since."""
+    """Whether the process has this message. Only messages of texts count: other values may have changed."""
     return pair[0] == pair[1] and all(isinstance(value, str) for _, value in pair[0])
 
 
 def _end(process: subprocess.Popen[bytes], ours: socket.socket, pid: int) -> None:
-    """End the worker. In a process that was forked from its parent, only let go of it."""
+    """End the worker; in a forked child only let go of it."""
     ours.close()
     if pid != os.getpid():
         process.returncode = 0  # not ours to wait for

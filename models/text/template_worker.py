@@ -1,9 +1,7 @@
-"""The process that compiles a chat template and renders it, under limits; template_process.py is its other
-side.
+"""The process that compiles and renders a chat template under limits; the other side of template_process.py.
 
-The program has a socket as its stdin, and ends when that is closed. The first request is a template, all
-others are conversations. It imports jinja2 and little else, so that it starts fast, and leaves most of its
-memory limit to the template.
+Its stdin is a socket, and it ends when that is closed. The first request is a template, all others are
+conversations. It imports little besides jinja2: it starts fast and leaves its memory limit to the template.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ NOTHING = {"tools": None, "documents": None}
 
 
 class Refused(Exception):
-    """Why there is no text. `by_template`: the template itself refused."""
+    """Why there is no text. `by_template`: the template refused."""
 
     def __init__(self, why: str, by_template: bool = False) -> None:
         super().__init__(why)
@@ -45,7 +43,7 @@ class Refused(Exception):
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what the model said, for training. Here only its body is rendered."""
+    """`{% generation %}` marks the model's words for training. Here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 
@@ -61,8 +59,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Takes Hugging Face's arguments in their order, and writes no escapes for HTML, as jinja2's filter
-    would."""
+    """With Hugging Face's arguments in their order, and without jinja2's escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -92,11 +89,10 @@ def compiled(source: str, bos: str, eos: str) -> Template:
 
 
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
-    """The text of at most `most` characters.
+    """The text, at most `most` characters.
 
-    Tools or documents that are not given are None, as with Hugging Face. If the template fails then, because
-    it loops over them anyway (Hermes 2 and 3, Command R+), it is rendered again with them undefined, as in
-    llama.cpp.
+    Missing tools or documents are None, as with Hugging Face. If the template then fails because it loops
+    over them (Hermes 2 and 3, Command R+), it is rendered with them undefined, as in llama.cpp.
     """
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
@@ -120,7 +116,7 @@ def joined(template: Template, variables: dict[str, Any], most: int) -> str:
                 break
     except MemoryError:
         raise
-    except Exception as error:  # whatever a template can do wrong: any operator on any value
+    except Exception as error:  # a template can raise anything: any operator on any value
         by_template = type(error) is TemplateError
         raise Refused(
             f"the chat template does not take this conversation: {first_line(error)}", by_template
@@ -144,13 +140,13 @@ def limit(what: int, most: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Limit the CPU time from now on. After it SIGXCPU ends the process, even inside a long call."""
+    """Limit the CPU time from now on: then SIGXCPU ends the process, even inside a long call."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
 
 
 def receive(n_bytes: int) -> bytearray:
-    """Read exactly so many bytes; end the process if the other side has closed the socket."""
+    """Read exactly n_bytes; end the process if the other side closed the socket."""
     found = bytearray()
     while len(found) < n_bytes:
         piece = os.read(SOCKET, n_bytes - len(found))
@@ -171,12 +167,12 @@ def send(kind: int, text: str, kept: int = 0) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the caller decides
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits the signals that its parent blocks
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a program inherits its parent's blocked signals
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MAX_MEMORY)
     try:
         serve()
-    except OSError:  # nobody is there to hear an answer
+    except OSError:  # nobody reads an answer
         os._exit(0)
 
 
@@ -204,7 +200,7 @@ def serve() -> None:
             send(REFUSED, str(error)[:MAX_ERROR])
         except MemoryError:
             send(ENDED, f"the chat template takes more than {MAX_MEMORY >> 20} MB of memory")
-            os._exit(1)  # what it left behind is not known
+            os._exit(1)  # its state is unknown
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The roles of tokens, by their texts, whatever the file says: which tokens end a generation, which are
-control tokens, and after which of them white space is dropped.
+"""The roles of tokens by their texts: which end a generation, which are control tokens, and which drop the
+white space after them.
 
 Converters often forget to mark such tokens. The rules are llama.cpp's, so that both stop at the same places.
 """
@@ -29,8 +29,8 @@ _ENDS = frozenset(
     "<|end_of_text|> <end_of_turn> <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] [e~[ <turn|> "
     "<|tool_response> <eos> </s>".split()
 ) | {"<\uff5cend\u2581of\u2581sentence\uff5c>"}
-# A key of the file names the token; without the key it is the first of these texts that is a token. Models
-# write these tokens at the end of a file.
+# Named by a key of the file; without the key, the first of these texts that is a token. Models write these
+# tokens at the end of a file.
 _FILE_ENDS = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -45,7 +45,7 @@ _FILE_PARTS = {
                 "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
 }  # fmt: skip
 _FORMER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
-# With these gpt-oss says whether it thinks or answers, so they count as text.
+# gpt-oss marks thoughts and answers with these, so they count as text.
 _CHANNELS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 _END_OF_MESSAGE = ({"<|return|>", "<|call|>"}, {"<|return|>", "<|calls|>"},
                    {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})  # fmt: skip
@@ -57,8 +57,8 @@ _KEPT_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 def settle_roles(
     ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
 ) -> tuple[frozenset[int], dict[str, int]]:
-    """Correct `types`. Returns the tokens that end a generation, and the tokens for prompts that ask for the
-    middle of a text, by short name ("pre"). `named`: the token that the file names by a key such as "eot"."""
+    """Correct `types`. Returns the tokens that end a generation, and the tokens of fill-in-the-middle prompts
+    by short name ("pre"). `named`: the token that the file names by a key ("eot")."""
     ends = {ids[text] for text in _ENDS & ids.keys()}
     for i in ends:
         types[i] = TokenType.CONTROL
@@ -77,16 +77,16 @@ def settle_roles(
         types[ids[text]] = TokenType.USER_DEFINED
     ends.update(token for token in map(named, ("eos", "eot", "eom")) if token is not None)
     if "<|end|>" in ids and any(both <= ids.keys() for both in _END_OF_MESSAGE):
-        ends.discard(ids["<|end|>"])  # it ends a message, and others of the same turn may follow
+        ends.discard(ids["<|end|>"])  # it ends a message, and the turn may go on
         types[ids["<|end|>"]] = TokenType.USER_DEFINED
     if {"<|tool_response>", "</s>"} <= ids.keys():
-        ends.discard(ids["</s>"])  # in Gemma 4 it is just an HTML tag
+        ends.discard(ids["</s>"])  # in Gemma 4 an HTML tag
         types[ids["</s>"]] = TokenType.NORMAL
     return frozenset(ends), fim
 
 
 def stripping(name: str, ids: Mapping[str, int], types: list[int]) -> frozenset[int]:
-    """The tokens after which white space is dropped, for a model of that name: only Phi-3 has such tokens."""
+    """The tokens that drop the white space after them: only Phi-3 has such tokens. `name`: of the model."""
     if not any(phi in name.lower() for phi in ("phi-3", "phi3")):
         return frozenset()
     return frozenset(i for text, i in ids.items() if types[i] in MARKERS and text not in _KEPT_BEHIND)

@@ -1,8 +1,7 @@
-"""Text to token ids and back, from the vocabulary a GGUF file carries.
+"""Text to token ids and back, from the vocabulary of a GGUF file.
 
-`tokenizer.ggml.model` names the kind. Each kind has a module that cuts text into tokens: spm.py, bpe.py,
-rwkv.py, unigram.py, wordpiece.py. What all kinds have in common is here: special tokens in the text, and
-incremental decoding. This module knows no model and no network.
+`tokenizer.ggml.model` names the kind; each kind has a module that cuts text into tokens: spm.py, bpe.py,
+rwkv.py, unigram.py, wordpiece.py. Special tokens and incremental decoding are here.
 """
 
 import codecs
@@ -35,8 +34,8 @@ _KINDS = {  # tokenizer.ggml.model
 
 
 class Tokenizer:
-    """A vocabulary with its rules. `stop_ids`: the tokens that end a generation. `fim_ids`: by short name,
-    the tokens for prompts that ask for the middle of a text (infill.py). `bos_id` may be None."""
+    """A vocabulary with its rules. `stop_ids`: tokens that end a generation. `fim_ids`: tokens of
+    fill-in-the-middle prompts by short name (infill.py). `bos_id` may be None."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
@@ -74,8 +73,8 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> "Tokenizer":
-        """The tokenizer of a file. Raises UnsupportedModel (it has none, or an unknown kind), GGUFError
-        (malformed vocabulary)."""
+        """The tokenizer of a file. Raises UnsupportedModel (none, or an unknown kind), GGUFError (malformed
+        vocabulary)."""
         return cls(gguf)
 
     def _cutters(self, path: Path) -> tuple[SpecialTokens, SpecialTokens]:
@@ -99,9 +98,9 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a text. `add_special`: with BOS and EOS if the model wants them.
 
-        User-defined tokens in the text always become tokens, control tokens only with `parse_special`. In the
-        stretches `plain` (begin, end), given in order, neither do. Lone surrogates become U+FFFD. Raises
-        InvalidArgument (no str, longer than MAX_TEXT).
+        User-defined tokens in the text always become tokens, control tokens only with `parse_special`,
+        neither in the spans `plain` ((begin, end), in order). Lone surrogates become U+FFFD. Raises
+        InvalidArgument (not a str, longer than MAX_TEXT).
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"the text is a {type(text).__name__}, expected a str")
@@ -140,24 +139,23 @@ class Tokenizer:
         return out
 
     def markers(self, wanted: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """(text, id) of control and unknown tokens, and of the user-defined tokens whose texts are
-        `wanted`."""
+        """(text, id) of control and unknown tokens, and of user-defined tokens whose text is `wanted`."""
         found = ((text, i) for text, i in self._ids.items() if self.is_marker(i))
         return [(text, i) for text, i in found if self.is_special(i) or wanted(text)]
 
     # ---- ids to text ----
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, at_start: bool = True) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD. InvalidArgument for an id out of range.
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises InvalidArgument for an id out of range.
 
-        `at_start`: the ids begin a text, so the space that `encode` put before it is taken off again; False
-        for ids that continue a text, such as generated ones.
+        `at_start`: the ids begin a text, so the space that `encode` added is removed; False for ids that
+        continue a text (generated ones).
         """
         stream = self.stream(skip_special, at_start=at_start)
         return "".join([stream.push(i) for i in ids]) + stream.flush()
 
     def stream(self, skip_special: bool = True, *, at_start: bool = True) -> "TextStream":
-        """Incremental `decode`: the pushed parts and the flush, joined, are what `decode` returns."""
+        """Incremental `decode`: the pushed parts and the flush, joined, equal it."""
         return TextStream(self, skip_special, at_start)
 
     def is_special(self, token_id: int) -> bool:
@@ -165,11 +163,11 @@ class Tokenizer:
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_marker(self, token_id: int) -> bool:
-        """Whether a token is cut out of a text before anything is merged, whatever stands beside it."""
+        """Whether a token is cut out of a text before merging, whatever surrounds it."""
         return self._types[token_id] in MARKERS
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes a token stands for; they need not be whole characters."""
+        """The bytes of a token; they may be parts of characters."""
         try:
             index = operator.index(token_id)
         except TypeError:
@@ -195,12 +193,12 @@ class Tokenizer:
 
 
 def whole_characters(text: str) -> str:
-    """The text with the halves of surrogate pairs joined; lone halves become U+FFFD."""
+    """The text with surrogate pairs joined; lone halves become U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class TextStream:
-    """Turns ids into text as they come; holds back bytes that do not make a whole character yet."""
+    """Turns ids into text; holds back bytes until they make a whole character."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, at_start: bool) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -208,7 +206,7 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes, maybe empty. InvalidArgument for an id out of range."""
+        """The text that this id completes, maybe empty. Raises InvalidArgument for an id out of range."""
         piece = self._tokenizer.piece(token_id)
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
@@ -218,14 +216,14 @@ class TextStream:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """What was held back, as U+FFFD; the stream may go on after it."""
+        """The bytes held back, as U+FFFD; the stream may go on after it."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
 
 
 def chat_templates(gguf: GGUF) -> dict[str, str]:
-    """All chat templates of the file by their names; the unnamed one is "default"."""
+    """The file's chat templates by name; the unnamed one is "default"."""
     found = {}
     for key in gguf.metadata:
         name = key.removeprefix("tokenizer.chat_template")
@@ -236,7 +234,7 @@ def chat_templates(gguf: GGUF) -> dict[str, str]:
 
 
 def end_ids(gguf: GGUF) -> frozenset[int]:
-    """The end-of-sequence token of a file whose tokenizer cannot be used, if it names one."""
+    """The end-of-sequence token, if the file names one, for a file without a usable tokenizer."""
     with suppress(GGUFError):
         eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
         return frozenset() if eos is None else frozenset([eos])

@@ -1,8 +1,5 @@
-"""Unigram (`tokenizer.ggml.model` "t5"): the tokens whose scores have the highest sum, in the `tokenizers`
-library.
-
-First the file's character map rewrites the text, and the file's flags say what becomes of spaces.
-"""
+"""Unigram (`tokenizer.ggml.model` "t5"): the tokens with the highest sum of scores, from the `tokenizers`
+library. The file's character map rewrites the text first."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from vkbackend.models.text.character_map import CharacterMap
 from vkbackend.models.text.token_roles import TokenType
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
-_IN_TEXT = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)  # what text can become
+_IN_TEXT = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)  # types of ordinary text
 
 
 def unigram(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:

@@ -1,8 +1,5 @@
-"""The tokens of a GGUF file, checked: texts, ids, types, and the tokens that keys of the file name.
-
-A `Scheme` cuts a text into tokens. The module of each kind makes one (spm.py, bpe.py and others); this module
-knows none of them.
-"""
+"""The tokens of a GGUF file, checked: texts, ids, types, and the tokens that keys of the file name. Each
+kind's module makes a `Scheme` of them (spm.py, bpe.py, ...)."""
 
 from __future__ import annotations
 
@@ -14,15 +11,14 @@ from vkbackend.errors import GGUFError
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.models.text.token_roles import TokenType
 
-SPACE = "\u2581"  # stands for a space inside tokens
+SPACE = "\u2581"  # a space inside tokens
 _BYTE_TEXT = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How text becomes ids. `spell` turns the text of a normal token into bytes; flags and tokens are the
-    file's, or the defaults of the kind. `close`: the token that `add_eos` puts at the end of a text, if it is
-    not `eos`."""
+    """How text becomes ids. `spell`: the bytes of a normal token's text. Flags and tokens are the file's, or
+    the kind's defaults. `close`: the token that `add_eos` appends, if not `eos`."""
 
     encode: Callable[[str], list[int]]
     spell: Callable[[str], bytes]
@@ -35,7 +31,7 @@ class Scheme:
 
 
 class Vocabulary:
-    """The tokens. `ids` (by text) lacks tokens with empty texts."""
+    """`ids`: by text, without tokens of empty text."""
 
     def __init__(self, gguf: GGUF) -> None:
         self.path = gguf.paths[0]
@@ -70,7 +66,8 @@ class Vocabulary:
             )
 
     def named(self, name: str, default: int | None = None) -> int | None:
-        """The token that `tokenizer.ggml.NAME_token_id` names, or the default if there is such a token."""
+        """The token that `tokenizer.ggml.NAME_token_id` names; else `default`, if the vocabulary has that
+        id."""
         key = f"tokenizer.ggml.{name}_token_id"
         value = self._gguf.u32(key, None)
         if value is None:
@@ -83,7 +80,7 @@ class Vocabulary:
         return self._gguf.boolean(f"tokenizer.ggml.{name}", default)
 
     def byte_ids(self, unknown: int | None) -> list[int]:
-        """By byte value, the token that stands for a byte of a character that is no token itself."""
+        """By byte value, the token for a byte of an unknown character."""
         byte_ids = [self.ids.get(f"<0x{b:02X}>", unknown) for b in range(256)]
         known = [i for i in byte_ids if i is not None]
         if len(known) < 256:

@@ -1,7 +1,8 @@
-"""WordPiece (`tokenizer.ggml.model` "bert"): the longest tokens that a word begins with, one after the other.
+"""WordPiece (`tokenizer.ggml.model` "bert"): a word becomes the longest tokens that it begins with, one after
+the other.
 
-It runs in the `tokenizers` library, with BERT's own normalizer. In a GGUF file U+2581 marks a token that
-begins a word; BERT's vocabulary instead marks, with ##, a token that continues one.
+The `tokenizers` library runs it, with BERT's normalizer. A GGUF file marks a token that begins a word with
+U+2581; BERT's vocabulary marks a token that continues one with ##.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vkbackend.models.text.token_roles import TokenType
 from vkbackend.models.text.vocabulary import SPACE, Scheme, Vocabulary, spell_spaced
 
 _ON = "##"
-_LONGEST_WORD = 100  # characters, as in BERT: the time of the search grows with their square
+_LONGEST_WORD = 100  # characters, as in BERT: the search takes quadratic time
 
 
 def wordpiece(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
@@ -50,5 +51,4 @@ def wordpiece(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
 
 
 def _spelt(text: str) -> str:
-    """As BERT's vocabulary spells it."""
     return text.removeprefix(SPACE) if text.startswith(SPACE) else _ON + text
