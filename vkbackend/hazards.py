@@ -10,7 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from vkbackend.buffer import Buffer, Virtual
-from vkbackend.memory import lifetimes
 from vkbackend.recording import HOST_HOMES, Barrier, Copy, Dispatch, Exchange, Range, Recording, Scope
 
 
@@ -106,16 +105,3 @@ def check(recording: Recording) -> list[Hazard]:
                 unordered[own.buffer].append(_Access(own, is_write, is_copy, name))
     end_of_segment()
     return hazards
-
-
-def check_placement(recording: Recording, offsets: dict[Virtual, int]) -> list[str]:
-    """Pairs of virtual values that live at the same time and share bytes, as sentences; empty when the plan
-    is right."""
-    lives = list(lifetimes(recording).items())
-    clashes = []
-    for i, (a, (a_first, a_last)) in enumerate(lives):
-        for b, (b_first, b_last) in lives[i + 1 :]:
-            alive_together = a_first <= b_last and b_first <= a_last
-            if alive_together and offsets[a] < offsets[b] + b.nbytes and offsets[b] < offsets[a] + a.nbytes:
-                clashes.append(f"{a!r} and {b!r} share bytes while both live")
-    return clashes

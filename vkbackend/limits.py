@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 # Features whose ops round activations to fewer bits than F32 has, or add up in fewer.
-INEXACT = frozenset(
-    {"int_dot", "float16", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"}
-)
+INEXACT = frozenset({"int_dot", "matrix_units", "int8_units", "cooperative_matrix", "cooperative_matrix_nv"})
 
 
 class MatrixUnits(NamedTuple):

@@ -18,9 +18,10 @@ from recordings import without_each_barrier
 from runners import load_runner
 from tiny_models import Tiny, write_tiny
 
+from tests.support.placement import check_placement
 from vkbackend.buffer import Home
 from vkbackend.errors import UnsupportedFeature
-from vkbackend.hazards import check, check_placement
+from vkbackend.hazards import check
 from vkbackend.limits import Limits
 from vkbackend.memory import plan_scratch
 from vkbackend.meta.sizing import build_step

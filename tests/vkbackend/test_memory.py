@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import buffer, dispatch, recordings
 
+from tests.support.placement import check_placement
 from vkbackend.buffer import ALIGN, Home, View, Virtual, aligned
 from vkbackend.errors import OutOfDeviceMemory
-from vkbackend.hazards import check, check_placement
+from vkbackend.hazards import check
 from vkbackend.limits import Limits
 from vkbackend.memory import allocate, lifetimes, pack, plan_scratch
 from vkbackend.pages import HostPages

@@ -36,24 +36,14 @@ class PackF16(Case):
 
 
 @dataclass(frozen=True)
-class MatMulF16(MatMul):
-    """A sum of 16 products in F16 has a mean squared error of 4e-7 of the sum of the products' squares. Each
-    of its 16 partial sums is rounded, which costs u^2 / 6 = 4e-8 (u = 2^-11) of the squares added so far.
-    With few blocks y^2 may be a tenth of that sum: hence the tolerance of 4e-6."""
-
-    op = ops.MATRIX_OPS["mat_mul_f16"]
-    tolerance = 4e-6
-
-    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # small rows weigh as much
-
-
-@dataclass(frozen=True)
-class MatMulCoop(MatMulF16):
+class MatMulCoop(MatMul):
     """Sums are floats; weights become halves."""
 
     op = ops.MATRIX_OPS["mat_mul_coop"]
     tolerance = 1e-6
+
+    def parts(self, name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array.reshape(self.rows, -1) / row_scales(self.rows)}  # small rows weigh as much
 
 
 def quick() -> list[Case]:
@@ -61,7 +51,6 @@ def quick() -> list[Case]:
         PackF16(1),
         PackF16(67, 9, special=True),
         PackF16(2048, 2),
-        MatMulF16("f16", 67, 35, 33, pad=3, bias=True, nan=True, span=1e6),
         MatMulCoop("f32", 1, 1, 1),
         MatMulCoop("f16", 67, 35, 33, pad=3, bias=True, span=1e6),
         MatMulCoop("q8_0", 129, 96, 65, nan=True),
@@ -77,23 +66,17 @@ def wide(kind: str) -> list[Case]:
     block = block_of(kind)[0]
     k = 288 if 288 % block == 0 else 3 * block
     return [
-        *(
-            op(kind, n, k, rows, bias=True)
-            for op in (MatMulF16, MatMulCoop)
-            for n in (63, 65)
-            for rows in (15, 16, 17, 31, 33)
-        ),
-        MatMulF16(kind, 1, k, 1, nan=True),
-        *(op(kind, 64, 4096, 128, span=1e-6) for op in (MatMulF16, MatMulCoop)),
-        MatMulF16(kind, 8065, k, 65),  # tiles of 128 x 64
-        MatMulCoop(kind, 8193, k, 65),  # of 128 x 128
+        *(MatMulCoop(kind, n, k, rows, bias=True) for n in (63, 65) for rows in (15, 16, 17, 31, 33)),
+        MatMulCoop(kind, 1, k, 1, nan=True),
+        MatMulCoop(kind, 64, 4096, 128, span=1e-6),
+        MatMulCoop(kind, 8193, k, 65),  # tiles of 128 x 128
     ]
 
 
 def some_of_gpus(kind: str, k: int) -> list[Case]:
     """One case of every op that CPUs leave to GPUs."""
-    return [MatMulF16(kind, 3, k), MatMulCoop(kind, 3, k)]
+    return [MatMulCoop(kind, 3, k)]
 
 
 def bench(kind: str) -> list[Case]:
-    return [op(kind, 3072, 1024, rows) for op in (MatMulF16, MatMulCoop) for rows in (16, 128, 512)]
+    return [MatMulCoop(kind, 3072, 1024, rows) for rows in (16, 128, 512)]

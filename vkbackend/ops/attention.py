@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Required, TypedDict, Unpack
 
 from vkbackend.buffer import View
 from vkbackend.formats import block_of
@@ -24,6 +24,18 @@ from vkbackend.recording import FIRST_HEAD
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")  # as numbered in shaders/lib/cache_types.glsl
 MAX_HEAD = 576
+
+
+class AttentionKeywords(TypedDict, total=False):
+    """Keywords of attn_decode, attn_prefill and their variants; attn_decode explains them."""
+
+    scale: Required[float]
+    group: int | None
+    q_first: int
+    window: int
+    chunk: int
+    softcap: float
+    sinks: View | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +175,7 @@ class AttentionOps(Target):
         cells: View,
         part: View,
         step: View,
-        *,
-        group: int | None = None,
-        **how: Any,
+        **how: Unpack[AttentionKeywords],
     ) -> None:
         """Each row's heads attend to positions 0..pos of the row's slot.
 
@@ -180,12 +190,10 @@ class AttentionOps(Target):
         4). With `softcap` c a score s becomes c * tanh(s / c). `sinks` f32 [n_heads]: one more logit per
         head, in the denominator of its softmax alone (with splits, attn_combine takes them).
         """
-        group = group or _group(q, k)
+        group = how.get("group") or _group(q, k)
         cut = rows_cut(self.limits, q.shape[2], group)
         consts = {"LOCAL": cut.local, "HEADS": cut.heads, "BATCH": cut.batch}
-        self._attend_rows(
-            "attn_decode", "f32", (q, k, v, cells, part, step), cut.tiles, consts, group=group, **how
-        )
+        self._attend_rows("attn_decode", "f32", (q, k, v, cells, part, step), cut.tiles, consts, **how)
 
     def attn_decode_coop(
         self,
@@ -195,13 +203,11 @@ class AttentionOps(Target):
         cells: View,
         part: View,
         step: View,
-        *,
-        group: int | None = None,
-        **how: Any,
+        **how: Unpack[AttentionKeywords],
     ) -> None:
         """As attn_decode, on matrix units, the heads of a group as rows: q, k, v and the probabilities are
         rounded to halves."""
-        group = group or _group(q, k)
+        group = how.get("group") or _group(q, k)
         head_v = part.shape[-1] - 2 * (len(part.shape) > 3)
         tile = tile_of_units(self.limits, group, q.shape[2], head_v, "attn_decode_coop")
         assert tile, f"matrices of {self.limits.matrix_units} do not divide heads of {q.shape[2]}, {head_v}"
@@ -209,7 +215,7 @@ class AttentionOps(Target):
         consts = {**tile.consts, "HAS_SOFTCAP": int(how.get("softcap", 0.0) > 0)}
         variant, tiles = self.limits.matrix_units.api, -(-group // tile.rows)
         views = (q, k, v, cells, part, step)
-        self._attend_rows("attn_decode_coop", variant, views, tiles, consts, group=group, **how)
+        self._attend_rows("attn_decode_coop", variant, views, tiles, consts, **how)
 
     def _attend_rows(
         self,
@@ -220,7 +226,7 @@ class AttentionOps(Target):
         consts: dict[str, int],
         *,
         scale: float,
-        group: int,
+        group: int | None = None,
         q_first: int = 0,
         window: int = 0,
         chunk: int = 0,
@@ -233,7 +239,7 @@ class AttentionOps(Target):
         n_rows, n_heads, n_splits, head_v = (
             (*part.shape[:2], 1, part.shape[2]) if final else (*part.shape[:3], part.shape[3] - 2)
         )
-        push, head_k, types = attn_push(q, k, v, cells, head_v, group, q_first)
+        push, head_k, types = attn_push(q, k, v, cells, head_v, group or _group(q, k), q_first)
         assert q.shape[:2] == (n_rows, n_heads) and part.dtype == "f32", (q.shape, part.shape)
         assert sinks is None or final, "sinks go to attn_combine"
         _check_sinks(sinks, n_heads)
@@ -272,14 +278,16 @@ class AttentionOps(Target):
             (n_heads, 1, n_rows),
         )
 
-    def attn_prefill(self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Any) -> None:
+    def attn_prefill(
+        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
+    ) -> None:
         """Causal attention of the step's runs; arguments as attn_decode's, y [n_rows, n_heads, head_v]."""
         self._attend_runs(
             "attn_prefill", "f32", (q, k, v, cells, y, step), tile_of_rows(self.limits, q.shape[2]), **how
         )
 
     def attn_prefill_coop(
-        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Any
+        self, q: View, k: View, v: View, cells: View, y: View, step: View, **how: Unpack[AttentionKeywords]
     ) -> None:
         """As attn_prefill, on matrix units: q, k, v and the probabilities are rounded to halves."""
         tile = tile_of_units(self.limits, q.shape[0], q.shape[2], y.shape[2])

@@ -124,7 +124,7 @@ class ExpertsOp:
         own = grid.consts | {"AXIS": axis, "GROUPED": int(grouped)}
         push: dict[str, int | float] = {"side": side, "first": first, "count": count}
         push |= {"n_used": n_used, "n_rows": n_rows, "x_stride": x_stride, "y_stride": y_stride}
-        target.dispatch(
+        target.record(
             spec,
             variant_of(spec, w.dtype, limits),
             (w, x, *which, starts, y),

@@ -121,7 +121,7 @@ class MatrixOp:
         args, groups = (shown, x, bias or x, y), (*target.fold(along_w * along_x), 1)
         variant = variant_of(self.spec, w.dtype, limits)
         flops = 2 * size.n * k * n_rows
-        target.dispatch(self.spec, variant, args, push, consts, groups, flops=flops)
+        target.record(self.spec, variant, args, push, consts, groups, flops=flops)
 
 
 def variant_of(spec: OpSpec, dtype: str, limits: Limits) -> str:
@@ -197,12 +197,3 @@ def tiles_by_size(limits: Limits, size: Size) -> Grid:
     if enough and fills(size.n_rows, 64):
         rm, rn = 8, 8
     return Grid({"LOCAL": 128, "RM": rm, "RN": rn}, -(-size.n // (16 * rm)), -(-size.n_rows // (8 * rn)))
-
-
-def half_tiles_by_size(limits: Limits, size: Size) -> Grid:
-    """As tiles_by_size, with at most 8 x 4 values a thread in subgroups of up to 16 lanes, which have 128
-    registers a lane: with sums in halves and in floats, 8 x 8 spilled 56 to 82 of them (Intel)."""
-    grid = tiles_by_size(limits, size)
-    if limits.subgroup_size > 16 or grid.consts["RN"] <= 4:
-        return grid
-    return Grid(grid.consts | {"RN": 4}, grid.along_w, -(-size.n_rows // 32))

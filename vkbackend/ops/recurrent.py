@@ -8,6 +8,7 @@ States lie in cells [n_cells, ...]; a run of the step names the cell that it rea
 from __future__ import annotations
 
 import math
+from typing import Required, TypedDict, Unpack
 
 from vkbackend.buffer import View
 from vkbackend.ops.target import Target, floor_pow2, rows_of
@@ -24,6 +25,15 @@ def _tiles(n_rows: int, size: int) -> int:
     return min(n_rows, n_rows // size + min(n_rows, MAX_RUNS))
 
 
+class DeltaKeywords(TypedDict, total=False):
+    """Keywords of delta_net and delta_chunk, which delta_net explains."""
+
+    n_k: Required[int]
+    tiled: bool
+    q_stride: int | None
+    v_stride: int | None
+
+
 def _delta_push(
     q: View,
     k: View,
@@ -31,10 +41,11 @@ def _delta_push(
     g: View,
     beta: View,
     y: View,
+    *,
     n_k: int,
-    tiled: bool,
-    q_stride: int | None,
-    v_stride: int | None,
+    tiled: bool = False,
+    q_stride: int | None = None,
+    v_stride: int | None = None,
 ) -> tuple[dict[str, int | float], int, bool]:
     n_rows, n_heads, size = y.shape
     q_stride = n_k * size if q_stride is None else q_stride
@@ -142,11 +153,7 @@ class RecurrentOps(Target):
         state: View,
         y: View,
         step: View,
-        *,
-        n_k: int,
-        tiled: bool = False,
-        q_stride: int | None = None,
-        v_stride: int | None = None,
+        **rows: Unpack[DeltaKeywords],
     ) -> None:
         """The gated delta rule row by row: N = e^g M, M' = N + k (beta (v - N^T k))^T, y = M'^T q / sqrt(s).
 
@@ -155,7 +162,7 @@ class RecurrentOps(Target):
         [n_cells, n_heads, s, s], M's key index first. Head h reads key head h / (n_heads / n_k), or with
         `tiled` h % n_k. Rows of no run are zeros.
         """
-        push, size, kda = _delta_push(q, k, v, g, beta, y, n_k, tiled, q_stride, v_stride)
+        push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)
         n_rows, n_heads = y.shape[:2]
         assert state.shape[1:] == (n_heads, size, size) and state.dtype == "f32", (state, y)
         local = min(floor_pow2(size & -size), 32)
@@ -180,11 +187,7 @@ class RecurrentOps(Target):
         beta: View,
         work: View,
         step: View,
-        *,
-        n_k: int,
-        tiled: bool = False,
-        q_stride: int | None = None,
-        v_stride: int | None = None,
+        **rows: Unpack[DeltaKeywords],
     ) -> None:
         """The part of delta_net that needs no state, for all chunks at once; arguments as there, `work` of
         the shape that delta_work gives.
@@ -193,7 +196,7 @@ class RecurrentOps(Target):
         kda = g.shape[-1] > 1
         size = (work.shape[2] - (CHUNK_KDA if kda else CHUNK)) // 5
         y = View(work.buffer, work.offset, (n_rows, n_heads, size))
-        push, size, kda = _delta_push(q, k, v, g, beta, y, n_k, tiled, q_stride, v_stride)
+        push, size, kda = _delta_push(q, k, v, g, beta, y, **rows)
         assert work.shape == delta_work(n_rows, n_heads, size, kda), (work, v)
         chunk = CHUNK_KDA if kda else CHUNK
         self.record(

@@ -60,6 +60,14 @@ def op_spec(
     return OpSpec(name, tuple(args.split()), fields, ("LOCAL", *consts.split()), step, needs, twin)
 
 
+# Shared by variants of one op.
+_DECODE_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f"
+_PREFILL_PUSH = "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f"
+_UNIT_CONSTS = (
+    "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP"
+)
+_DELTA_PUSH = "n_heads n_k tiled q_stride v_stride n_rows scale:f"
+
 SPECS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
@@ -80,16 +88,15 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "attn_decode",
             "q:r k:r v:r cells:r sinks:r part:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f",
+            _DECODE_PUSH,
             "HEAD_K HEAD_V HEADS K_TYPE V_TYPE FINAL HAS_SINKS BATCH",
             step=True,
         ),
         op_spec(
             "attn_decode_coop",
             "q:r k:r v:r cells:r sinks:r part:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot n_splits window chunk scale:f softcap:f",
-            "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL "
-            "HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP FINAL",
+            _DECODE_PUSH,
+            f"{_UNIT_CONSTS} FINAL",
             step=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_decode",
@@ -118,16 +125,15 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "attn_prefill",
             "q:r k:r v:r cells:r sinks:r y:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f",
+            _PREFILL_PUSH,
             "TQ HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP BATCH",
             step=True,
         ),
         op_spec(
             "attn_prefill_coop",
             "q:r k:r v:r cells:r sinks:r y:w",
-            "n_heads n_kv group q_first n_rows blocks_per_slot window chunk first_head scale:f softcap:f",
-            "UNIT_M UNIT_N UNIT_K LANES ROW_GROUPS V_PARTS UNROLL "
-            "HEAD_K HEAD_V HAS_SINKS K_TYPE V_TYPE HAS_SOFTCAP",
+            _PREFILL_PUSH,
+            _UNIT_CONSTS,
             step=True,
             needs=("matrix_units", "full_subgroups"),
             twin="attn_prefill",
@@ -161,14 +167,14 @@ SPECS: dict[str, OpSpec] = {
         op_spec(
             "delta_net",
             "q:r k:r v:r g:r beta:r state:w y:w",
-            "n_heads n_k tiled q_stride v_stride n_rows scale:f",
+            _DELTA_PUSH,
             "S KDA",
             step=True,
         ),
         op_spec(
             "delta_chunk",
             "q:r k:r v:r g:r beta:r work:w",
-            "n_heads n_k tiled q_stride v_stride n_rows scale:f",
+            _DELTA_PUSH,
             "S KDA C",
             step=True,
         ),

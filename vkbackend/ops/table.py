@@ -26,7 +26,6 @@ from vkbackend.ops.matrix import (
     MatrixOp,
     Size,
     dot_tiles,
-    half_tiles_by_size,
     rows_by_lanes,
     rows_by_subgroups,
     rows_by_threads,
@@ -39,7 +38,7 @@ from vkbackend.ops.units import UNIT_TILE, int8_tiles_of_units, tiles_of_units
 # ---- optional features ----
 
 SUBGROUPS = ("subgroup_arithmetic", "full_subgroups")
-DOTS, HALVES = ("int_dot",), ("float16",)
+DOTS = ("int_dot",)
 LANES = ("buffer_address", "subgroup_shuffle", "full_subgroups")
 UNITS = ("matrix_units", "full_subgroups")
 INT8_UNITS = (*UNITS, "int8_units")
@@ -49,11 +48,6 @@ INT8_UNITS = (*UNITS, "int8_units")
 
 def anywhere(limits: Limits) -> bool:
     return True
-
-
-def nowhere(limits: Limits) -> bool:
-    """For an op that runs only where `vkbackend tune` measured it to be the fastest."""
-    return False
 
 
 def on_gpus(limits: Limits) -> bool:
@@ -137,10 +131,6 @@ MATRIX_OPS: dict[str, MatrixOp] = {
         # As mat_mul, with more of its operands in registers.
         MatrixOp("mat_tile", tiles_by_size, "RM RN FOURS", MANY, fast_tiles, gpus_only=True),
         MatrixOp("mat_mul", tiles_of_64, "RN FOURS", MANY, anywhere),
-        # Sums are halves over 16 elements, which weights above 2,047 may overflow. Some GPUs lose by it.
-        MatrixOp(
-            "mat_mul_f16", half_tiles_by_size, "RM RN FOURS", MANY, nowhere, "f16s", HALVES, gpus_only=True
-        ),
     )
 }
 

@@ -23,7 +23,7 @@ class Target:
 
     def record(
         self,
-        op: str,
+        op: str | OpSpec,
         variant: str,
         args: tuple[View, ...],
         push: dict[str, int | float],
@@ -32,21 +32,8 @@ class Target:
         step: View | None = None,
         flops: int = 0,
     ) -> None:
-        """Append a dispatch of an op in SPECS."""
-        self.dispatch(SPECS[op], variant, args, push, consts, groups, step, flops)
-
-    def dispatch(
-        self,
-        spec: OpSpec,
-        variant: str,
-        args: tuple[View, ...],
-        push: dict[str, int | float],
-        consts: dict[str, int],
-        groups: tuple[int, int, int],
-        step: View | None = None,
-        flops: int = 0,
-    ) -> None:
-        """Append a dispatch of the op that the spec describes."""
+        """Append a dispatch of an op: a name in SPECS, or a spec."""
+        spec = SPECS[op] if isinstance(op, str) else op
         assert len(push) == len(spec.push), (spec.name, tuple(push))
         assert tuple(consts) == spec.consts and len(args) == len(spec.args), (spec.name, tuple(consts))
         assert (step is not None) == spec.step, spec.name

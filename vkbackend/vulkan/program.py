@@ -26,7 +26,6 @@ from vkbackend.vulkan.pipeline_layout import Layouts, PipelineLayout
 from vkbackend.vulkan.pipeline_report import CAPTURE
 from vkbackend.vulkan.vk import FULL_SUBGROUPS, NULL, C, ffi, lib, new
 
-_HALVES = frozenset({"float16", "matrix_units"})  # needs of shaders that compute with 16-bit floats
 SAVE_AFTER_S = 1.0  # of compiling, then the cache is saved: a process that is killed does not close
 
 Key = tuple[str, str, tuple[tuple[str, int], ...]]  # op, variant, specialization constants
@@ -155,7 +154,7 @@ class Programs:
         """Runs in a thread. Of the objects that it makes only the pipeline stays; `_keep` counts that."""
         device, code = self._device, spirv.result()
         began = time.thread_time()
-        if _HALVES.intersection(OPS[op].needs):
+        if "matrix_units" in OPS[op].needs:  # the shader computes with 16-bit floats
             code = float_controls.declared(code, device.features)
         env.log(4, f"{device.name}: pipeline {op} {variant} {dict(consts)}")
         module_info = new(

@@ -13,7 +13,7 @@ from vkbackend.buffer import Home, View
 from vkbackend.limits import Limits
 from vkbackend.ops import Recorder
 from vkbackend.ops import measured as choices
-from vkbackend.ops.matrix import Size, dot_tiles, half_tiles_by_size
+from vkbackend.ops.matrix import Size, dot_tiles
 from vkbackend.recording import Dispatch, Recording
 from vkbackend.tools import cli, tune
 from vkbackend.tools.op_cases.quantized import QuantizeQ8
@@ -28,7 +28,6 @@ ALL = PLAIN | {"buffer_address", "subgroup_shuffle", "matrix_units", "float16"}
 LAVAPIPE = Limits(subgroup_size=8, is_cpu=True, features=ALL)
 SWIFTSHADER = Limits(subgroup_size=4, is_cpu=True, features=ALL)
 GPU = Limits(subgroup_size=32, features=PLAIN)
-HALVES = replace(GPU, features=GPU.features | {"float16"})
 UNITS = replace(GPU, features=GPU.features | {"matrix_units"})
 # Halves are as fast, or half as fast; or a quarter.
 INTEGERS = replace(UNITS, features=UNITS.features | {"int8_units"})
@@ -62,9 +61,8 @@ def chosen(limits: Limits, rows: int, dtype: str = "f32") -> str:
         (SWIFTSHADER, "mat_vec", "mat_mul"),
         (GPU, "mat_wave", "mat_tile"),
         (replace(GPU, subgroup_size=8), "mat_vec", "mat_tile"),
-        (HALVES, "mat_wave", "mat_tile"),
-        (replace(HALVES, choices=both("mat_mul_f16")), "mat_wave", "mat_mul_f16"),
         (UNITS, "mat_wave", "mat_mul_coop"),
+        (replace(UNITS, choices=both("mat_tile")), "mat_wave", "mat_tile"),
         (replace(UNITS, is_cpu=True), "mat_vec", "mat_mul"),
     ],
 )
@@ -117,16 +115,13 @@ def test_experts(
 
 
 def test_tiles_fit_the_registers() -> None:
-    """A lane of a narrow subgroup has 128 registers: 8 x 8 values per thread, in F16 and F32, would spill."""
+    """A lane of a narrow subgroup has 128 registers: 8 x 8 values per thread would spill."""
     size = Size(4096, 4096, 512)
     narrow, wide = (replace(GPU, subgroup_size=n) for n in (16, 32))
-    assert half_tiles_by_size(narrow, size).consts == {"LOCAL": 128, "RM": 8, "RN": 4}
-    assert half_tiles_by_size(wide, size).consts == {"LOCAL": 128, "RM": 8, "RN": 8}
     assert [dot_tiles(narrow, size).consts["RN"], dot_tiles(wide, size).consts["RN"]] == [4, 8]
-    for grid in (half_tiles_by_size, dot_tiles):
-        for limits in (narrow, wide):
-            cut = grid(limits, size)
-            assert cut.along_x * 8 * cut.consts["RN"] == size.n_rows
+    for limits in (narrow, wide):
+        cut = dot_tiles(limits, size)
+        assert cut.along_x * 8 * cut.consts["RN"] == size.n_rows
 
 
 def test_experts_meet_halves_on_matrix_units() -> None:
