@@ -1,5 +1,5 @@
-"""apertus (Apertus): qwen3 with a feed-forward network without a gate, xIELU between two matrices (Huang and
-Schlag 2024, arXiv:2411.13010), and RoPE's frequency factors. Swiss AI 2025, arXiv:2509.14233.
+"""apertus (Apertus): qwen3 with RoPE's frequency factors and an FFN without a gate: xIELU between two
+matrices (Huang and Schlag 2024, arXiv:2411.13010). Swiss AI 2025, arXiv:2509.14233.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vkbackend.models.architectures.base import Weights, linear
 from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 
-PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # files have the alphas as they are trained
+PARAMETERS = ("alpha_p", "alpha_n", "beta", "eps")  # files store the alphas as trained
 
 
 class Model(qwen3.Model):
@@ -36,7 +36,6 @@ class Model(qwen3.Model):
 
 
 def _read(gguf: GGUF, name: str, n_layer: int) -> list[float]:
-    """A value of each layer, or one for all."""
     if name not in gguf.metadata or not gguf.metadata.kind(name)[1]:
         values = [float(gguf.f32(name))] * n_layer
     else:

@@ -1,4 +1,4 @@
-"""What every model offers to the engine, and how its graph finds weights."""
+"""The interface of a model to the engine, and how its graph finds weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from vkbackend.rope import RopeTable
 
 
 class Weights:
-    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`, `w.bias("attn_q")` its bias, if
-    any."""
+    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`, `w.bias("attn_q")` its bias, if any."""
 
     def __init__(self, weights: Mapping[str, Weight], prefix: str = "") -> None:
         self._weights, self._prefix = weights, prefix
@@ -36,29 +35,31 @@ class Weights:
         return self.get(f"{name}.bias")
 
     def get(self, name: str) -> Weight | None:
-        """A weight by its name with the suffix; None if the model has no such weight."""
+        """A weight by its full name after the prefix, or None."""
         return self._weights.get(f"{self._prefix}{name}")
 
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    """x times the matrix of that name, plus its bias, if any."""
+    """x times the named matrix, plus its bias, if any."""
     return ops.linear(x, w(name), w.bias(name))
 
 
 class Model(Protocol):
-    """One architecture: hyper-parameters, weights with roles, the graph of a step. Knows no device and no
-    split."""
+    """One architecture: hyper-parameters, weights with roles, the graph of a step. It knows neither devices
+    nor splits."""
 
     n_layer: int
     n_vocab: int
     n_embd: int
     n_ctx_train: int
     n_used: int  # experts per token, 0 without experts
-    control: Mapping[int, np.ndarray]  # by layer: what is added to the residual after it, f32 [n_embd]
-    in_file: frozenset[str]  # weights that can be read in the mapped file (tensors.weights_in_file)
+    control: Mapping[
+        int, np.ndarray
+    ]  # control vectors by layer, added to the residual after it, f32 [n_embd]
+    in_file: frozenset[str]  # weights to read in the mapped file (tensors.weights_in_file)
 
     def weights(self) -> list[WeightSpec]: ...
-    def unread(self) -> set[str]: ...  # tensors that files may have and no device needs
+    def unread(self) -> set[str]: ...  # tensors in files that no device needs
     def kv(self, il: int) -> MemorySpec: ...
     def ropes(self, n_ctx: int) -> dict[str, RopeTable]: ...  # for contexts of n_ctx tokens
     def layer(self, il: int, types: Mapping[str, str]) -> Layer: ...

@@ -1,6 +1,6 @@
-"""cohere2moe (Command A+): cohere2, but after some dense layers all have experts, chosen by sigmoid, and
-shared ones: the routed and the shared experts' sums are averaged. All dense layers have RoPE. Norms are RMS
-norms if the file says so. Cohere 2026.
+"""cohere2moe (Command A+): cohere2 with dense layers first, all with RoPE, then experts chosen by sigmoid.
+The sums of the routed and the shared experts are averaged. Norms are RMS norms if the file says so. Cohere
+2026.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ class Model(command_r.Model):
             return super().block(h, w, cache, il)
         x = self.norm(h, w, "attn_norm")
         a = self.mix(x, w, cache, il)
-        routed_by = ops.center(h) if self.centered else h  # layer norm = RMS norm of it
+        routed_by = ops.center(h) if self.centered else h  # layer norm = RMS norm of the centered row
         f = mixture.forward(x, routed_by, w("attn_norm"), w, self.config.eps)
         return h + a + (ops.scale(f, 0.5) if mixture.n_shared else f)

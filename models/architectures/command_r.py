@@ -1,5 +1,5 @@
-"""command-r (Command R, R+ without norms of q and k): one layer norm for attention and FFN, which are added
-together. Cohere 2024.
+"""command-r (Command R, R+ without norms of q and k): attention and FFN read the same layer norm, and their
+results are added. Cohere 2024.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hyper-parameters of a decoder, of the model and of each layer, as its file states them."""
+"""The hyper-parameters of a decoder and of each layer, as its file states them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,30 @@ from vkbackend.models.gguf.reader import GGUF
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """Hyper-parameters of one layer."""
-
     n_head: int
     n_head_kv: int
     head_dim: int  # of q and k
     head_dim_v: int
     n_ff: int  # of a dense FFN
     scale: float  # of q k^T
-    n_rot: int  # dimensions of a head that RoPE turns, the first ones
+    n_rot: int  # RoPE rotates the first n_rot dimensions of a head
     rope: str = "rope"  # the name of its RoPE table
-    window: int = 0  # how many positions attention sees, the row's own included; 0: all
-    mixture: Mixture | None = None  # in place of the dense FFN
-    chunk: int = 0  # a position sees only its own chunk of so many positions; 0: no chunks
+    window: int = 0  # positions that attention sees, including the row's own; 0: all
+    mixture: Mixture | None = None  # replaces the dense FFN
+    chunk: int = 0  # positions per chunk: a position sees only its own chunk; 0: no chunks
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Hyper-parameters, named after their GGUF keys' field-standard short forms."""
+    """Hyper-parameters, named after the usual short forms of their GGUF keys."""
 
     n_embd: int
     n_vocab: int
     n_ctx_train: int
     eps: float
     layers: tuple[LayerConfig, ...]
-    softcap: float = 0.0  # c of c tanh(logits / c), 0: none
-    attn_softcap: float = 0.0  # the same of q k^T
+    softcap: float = 0.0  # c in c tanh(logits / c), 0: none
+    attn_softcap: float = 0.0  # the same for q k^T
 
     @classmethod
     def from_gguf(
@@ -56,8 +54,8 @@ class Config:
         norm_key: str = "layer_norm_rms_epsilon",
         layers: tuple[LayerConfig, ...] | None = None,
     ) -> Config:
-        """The file's hyper-parameters. `layers` replaces those that keys give. Raises GGUFError for missing
-        or impossible values, UnsupportedModel for features that are not supported."""
+        """The file's hyper-parameters. `layers` replaces the layers read from keys. Raises GGUFError for
+        missing or impossible values, UnsupportedModel for unsupported features."""
         arch = gguf.architecture
         check_off(gguf, "attention.clamp_kqv")
         n_ctx_train = read_count(gguf, "context_length", limit=1 << 31)
@@ -82,9 +80,9 @@ def with_windows(config: Config, window: int, local: Sequence[bool]) -> Config:
 
 
 def read_layers(gguf: GGUF, mixture: Mixture | None = None, low: int = 1) -> tuple[LayerConfig, ...]:
-    """The layers, from keys that have one value for all layers or one for each. A model file then replaces
-    what depends on the kind of layer. `mixture`: the defaults of the architecture's experts, if it may have
-    some. `low`: the least number of kv heads, and of columns of a dense FFN."""
+    """The layers, from keys with one value for all layers or one for each. Model files replace what depends
+    on the kind of layer. `mixture`: the defaults for experts, if the architecture may have experts. `low`:
+    the least number of kv heads, and of columns of a dense FFN."""
     n_layer = read_n_layer(gguf)
     mixtures = read_mixtures(gguf, n_layer, mixture) if mixture else [None] * n_layer
     n_ff = (0,) * n_layer if all(mixtures) else read_counts(gguf, "feed_forward_length", n_layer, low=low)

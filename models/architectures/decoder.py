@@ -1,9 +1,8 @@
-"""The pre-norm decoder that most model files start from: hyper-parameters, weights with roles, the graph of a
-step.
+"""The graph of the pre-norm decoder that most architectures start from.
 
-A model file states only what its architecture does differently: attributes, hyper-parameters by layer,
-weights, hooks of the graph. A bias is added to every product for which the file has one. Roles, formulas and
-keys: the papers named in the model files, and llama.cpp's GGUF names.
+A model file states only the differences: attributes, hyper-parameters by layer, weights, hooks of the graph.
+Every product adds a bias if the file has one. Formulas: the papers named in the model files; keys and tensor
+names: llama.cpp's.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from vkbackend.models.architectures.memory_specs import LayerCache, LayerMemory
 
 
 class Decoder(DecoderWeights):
-    """The graph of a step, over the weights of decoder_weights.py."""
-
     def forward(self, graph: Graph, w: Weights, caches: list[LayerMemory]) -> None:
         h = self.embed(graph, w)
         for il, cache in enumerate(caches):
@@ -27,7 +24,7 @@ class Decoder(DecoderWeights):
         self.head(h, graph, w)
 
     def steered(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        """The residual after a layer, plus the layer's control vector if there is one."""
+        """h after layer il, plus the layer's control vector, if any."""
         return ops.add_vector(h, w("control_vector")) if il in self.control else h
 
     def head(self, h: Tensor, graph: Graph, w: Weights) -> None:
@@ -49,13 +46,12 @@ class Decoder(DecoderWeights):
         return h + (ops.rms_norm(f, w("post_ffw_norm"), eps) if self.post_norms else f)
 
     def mix(self, x: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
-        """The part of a layer in which positions interact: attention, unless the model has something else."""
+        """The part of a layer in which positions interact: attention by default."""
         assert isinstance(cache, LayerCache), f"layer {il} has no attention"
         return self.attention(x, w, cache, il)
 
     def ffn(self, h: Tensor, w: Weights, il: int) -> Tensor:
-        """What is added to the residual h: the result of the dense FFN, or of the experts, for the norm of
-        h."""
+        """FFN(norm(h)) or experts(norm(h)), without the residual."""
         eps, mixture = self.config.eps, self.config.layers[il].mixture
         x = ops.rms_norm(h, w(self.pre_ffn_norm), eps) if self.pre_norms else h
         return mixture.forward(x, h, w(self.pre_ffn_norm), w, eps) if mixture else self.feed_forward(x, w, il)
@@ -87,7 +83,7 @@ class Decoder(DecoderWeights):
         return linear(self.gate(a, x, w), w, "attn_output")
 
     def gate(self, a: Tensor, x: Tensor, w: Weights) -> Tensor:
-        """Gate attention's result `a` for x before the output projection; here nothing is gated."""
+        """Gate attention's result `a`, computed from x, before the output projection. Default: no gate."""
         return a
 
     def store(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> None:
@@ -96,8 +92,7 @@ class Decoder(DecoderWeights):
         ops.kv_store(v, cache.v, cache.cells)
 
     def rotate(self, x: Tensor, w: Weights, name: str, il: int) -> Tensor:
-        """q or k before attention: its norm, if it has one, then RoPE. `name`: the weight that projects
-        it."""
+        """q or k before attention: its norm, if any, then RoPE. `name`: the weight that projects it."""
         layer = self.config.layers[il]
         if w.has(f"{name}_norm"):
             x = ops.head_norm(x, w(f"{name}_norm"), layer.head_dim, self.config.eps)
@@ -106,7 +101,6 @@ class Decoder(DecoderWeights):
         return ops.rope(x, layer.head_dim, layer.rope, half_split=self.half_split)
 
     def has_rope(self, il: int) -> bool:
-        """Whether a layer applies RoPE to q and k."""
         return True
 
     def feed_forward(self, x: Tensor, w: Weights, il: int) -> Tensor:

@@ -1,5 +1,6 @@
-"""The hyper-parameters and weights of the pre-norm decoder, with their roles in a plan; its graph is in
-decoder.py."""
+"""The hyper-parameters and weights of the pre-norm decoder, with their roles in a plan. decoder.py has its
+graph.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +28,16 @@ from vkbackend.rope import RopeTable
 
 
 class DecoderWeights:
-    """The hyper-parameters and weights. A subclass may have experts (`mixture`) and RoPE frequency factors.
-    Norms of q and k are applied if its weights have them."""
+    """Subclasses set the attributes below. Norms of q and k are applied if the weights include them."""
 
-    mixture: Mixture | None = None  # the defaults of its experts; None: the architecture has none
+    mixture: Mixture | None = None  # the defaults for experts; None: no experts
     freq_factors = False
-    windows = False  # whether attention.sliding_window means something
-    interleaved_sections = False  # how RoPE's sections lie, if the file has some
+    windows = False  # whether attention.sliding_window applies
+    interleaved_sections = False  # the order of RoPE's sections, if the file has some
     half_split = True  # RoPE pairs element i of a head with i + n_rot / 2; False: pairs are adjacent
     pre_ffn_norm = "ffn_norm"  # the tensor's name
-    pre_norms = True  # norms of what attention and a dense FFN read
-    post_norms = False  # norms of what attention and FFN give, before it is added
+    pre_norms = True  # norms before attention and FFN
+    post_norms = False  # norms after attention and FFN, before the residual sum
 
     def __init__(self, gguf: GGUF) -> None:
         if not self.mixture:
@@ -71,8 +71,7 @@ class DecoderWeights:
             )
 
     def read_ropes(self, gguf: GGUF) -> dict[str, RopeTable]:
-        """The tables that layers name. "rope_long" replaces "rope" in contexts longer than the original
-        one."""
+        """The RoPE tables by name. "rope_long" replaces "rope" in contexts longer than the original one."""
         [n_rot] = {layer.n_rot for layer in self.config.layers}
         freqs, long, short = (read_factors(gguf, name) for name in ROPE_FACTORS)
         n_ctx = self.config.n_ctx_train
@@ -83,7 +82,7 @@ class DecoderWeights:
     # ---- weights ----
 
     def unread(self) -> set[str]:
-        """Tensors that files may have and that this code does not read."""
+        """Tensors in files that this code does not read."""
         return set()
 
     def weights(self) -> list[WeightSpec]:
@@ -109,8 +108,8 @@ class DecoderWeights:
         return specs
 
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """The specs of a layer. If the file stores q, k, v in one tensor, or gate and up (in ffn_up, or per
-        expert in ffn_gate_up_exps), they become parts of that tensor."""
+        """The specs of a layer, as parts of a fused tensor if the file has one: q, k, v in attn_qkv; gate and
+        up in ffn_up, or per expert in ffn_gate_up_exps."""
         by_name = {spec.name: spec for spec in specs}
         for names, tensor in (
             (("attn_q.weight", "attn_k.weight", "attn_v.weight"), "attn_qkv.weight"),
@@ -127,7 +126,7 @@ class DecoderWeights:
         return list(by_name.values())
 
     def attention_weights(self, il: int) -> list[WeightSpec]:
-        """The weights of one layer's attention; names without `blk.N.` and `.weight`."""
+        """The attention weights of a layer; names without `blk.N.` and `.weight`."""
         n_embd, layer = self.config.n_embd, self.config.layers[il]
         q, k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
         o, v = layer.n_head * layer.head_dim_v, layer.n_head_kv * layer.head_dim_v
@@ -160,7 +159,7 @@ class DecoderWeights:
         ]
 
     def head_norm_weights(self, il: int) -> list[WeightSpec]:
-        """RMS norms of the heads of q and k, for the architectures that have them."""
+        """RMS norms of the heads of q and k, for subclasses."""
         names = "attn_q_norm", "attn_k_norm"
         return [WeightSpec(name, (self.config.layers[il].head_dim,)) for name in names]
 
@@ -177,12 +176,12 @@ class DecoderWeights:
         return Layer(self.attention_of(il, types), self.feed_forward_of(il, types))
 
     def attention_of(self, il: int, types: Mapping[str, str]) -> Attention:
-        """The attention heads of a layer, which the plan splits over devices."""
+        """The attention heads of a layer, for the plan."""
         layer, block = self.config.layers[il], block_of(types[f"blk.{il}.attn_output.weight"])[0]
         return Attention(layer.n_head, layer.n_head_kv, layer.head_dim, layer.head_dim_v, block)
 
     def feed_forward_of(self, il: int, types: Mapping[str, str]) -> FeedForward:
-        """The columns of a layer's feed-forward network, which the plan splits."""
+        """The FFN columns of a layer, for the plan."""
         layer, prefix = self.config.layers[il], f"blk.{il}."
         if layer.mixture:
             return layer.mixture.feed_forward(types, prefix)

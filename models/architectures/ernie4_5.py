@@ -1,5 +1,4 @@
-"""ernie4_5 (ERNIE 4.5, dense): as llama, maybe with biases. Baidu ERNIE team 2025, "ERNIE 4.5 Technical
-Report"."""
+"""ernie4_5 (dense ERNIE 4.5): llama, maybe with biases. Baidu ERNIE team 2025, ERNIE 4.5 Technical Report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with a mixture of experts after some dense layers. They are
-chosen by softmax plus a bias that does not enter their weights; the weights are normalised. There may be a
-shared expert.
+"""ernie4_5-moe (ERNIE 4.5 with experts): ernie4_5 with dense layers first, then experts, chosen by softmax
+plus a bias that does not enter the normalised weights. A shared expert is optional.
 """
 
 from __future__ import annotations

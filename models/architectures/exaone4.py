@@ -1,8 +1,5 @@
-"""exaone4 (EXAONE 4): no norm before attention and FFN, but one of their results before these are added;
-norms of the heads of q and k. If the file has a window, three of four layers use it, and the fourth has no
-RoPE.
-
-LG AI Research 2025, arXiv:2507.11407.
+"""exaone4 (EXAONE 4): norms after attention and FFN, none before; norms of the heads of q and k. If the file
+has a window, three of four layers use it, and the fourth has no RoPE. LG AI Research 2025, arXiv:2507.11407.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""exaone-moe (K-EXAONE): dots1, but three of four layers see a window and have RoPE; the fourth sees all
-positions and has none. LG AI Research 2026, arXiv:2601.01739.
+"""exaone-moe (K-EXAONE): dots1, but three of four layers see a window and apply RoPE; the fourth sees all
+positions without RoPE. LG AI Research 2026, arXiv:2601.01739.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""falcon-h1 (Falcon-H1): every layer has a state space layer and attention. Both read the same norm, and
-their results are added. The paper's multipliers are already in the weights of the files.
-
-Falcon-LLM team 2025, arXiv:2507.22448.
+"""falcon-h1 (Falcon-H1): in every layer, a state space layer and attention read the same norm, and their
+results are added. The files' weights include the paper's multipliers. Falcon-LLM team 2025, arXiv:2507.22448.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Model(StateSpaceDecoder):
         return [*Decoder.attention_weights(self, il), *self.scan_weights(il)]
 
     def feed_forward_weights(self, il: int) -> list[WeightSpec]:
-        name = self.pre_ffn_norm  # which its files have without a suffix
+        name = self.pre_ffn_norm  # stored without a suffix
         return [
             replace(spec, source=f"blk.{il}.{name}") if spec.name == name else spec
             for spec in super().feed_forward_weights(il)

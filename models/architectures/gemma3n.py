@@ -1,7 +1,7 @@
-"""gemma3n (Gemma 3n): gemma4's embeddings for every layer, shared caches and normed values. The residual has
-several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), and a layer reads the first. Beside attention
-there is a product of two narrow matrices (LAuReL; Menghani et al. 2024, arXiv:2411.07501). In the first
-layers all but the largest gates of the FFN become 0. Gemma team 2025. Tensors and keys: llama.cpp's.
+"""gemma3n (Gemma 3n): gemma4's per-layer embeddings, shared caches and normed values. The residual has
+several streams (AltUp; Baykal et al. 2023, arXiv:2301.13310), of which a layer reads the first. A product of
+two narrow matrices is added to attention (LAuReL; Menghani et al. 2024, arXiv:2411.07501). In the first
+layers only the largest FFN gates stay. Gemma team 2025.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 PERIOD = 5
 N_STREAM = 4
-RANK = 64  # of LAuReL, if there is no tensor to read it from
+RANK = 64  # of LAuReL, if no tensor says it
 
 
 class Model(PerLayerInputs):
@@ -96,11 +96,10 @@ class Model(PerLayerInputs):
         self.head(h, graph, w)
 
     def first(self, h: Tensor) -> Tensor:
-        """The stream that layers read."""
         return ops.columns(h, 0, self.n_embd)
 
     def modes(self, x: Tensor, w: Weights) -> Tensor:
-        """The router's values for each row, with which all streams are predicted and corrected."""
+        """The router's values per row, which predict and correct all streams."""
         return linear(ops.rms_norm(x, w("altup_router_norm"), self.config.eps), w, "altup_router")
 
     def block(self, h: Tensor, w: Weights, cache: LayerMemory, il: int) -> Tensor:
@@ -122,7 +121,7 @@ class Model(PerLayerInputs):
         return streams.add_to_all(h, w("control_vector")) if il in self.control else h
 
     def normed_outputs(self, h: Tensor, w: Weights) -> Tensor:
-        """The norm of the mean of the streams; each is first scaled to the magnitude of the first stream."""
+        """The norm of the streams' mean, after each is scaled to the magnitude of the first stream."""
         h, n, m = ops.outputs(h), self.n_embd, self.n_stream
         others = mat_heads(ops.columns(h, n, m * n), w("altup_unembd_proj"), m - 1)
         h = streams.streams_of(self.first(h), others)

@@ -1,10 +1,9 @@
-"""gemma4 (Gemma 4): gemma3, but heads have another size in layers without a window, q k^T is not scaled,
-values go through an RMS norm without weights (keys serve as values if there is no attn_v), and every layer's
-result is multiplied by the layer's factor.
+"""gemma4 (Gemma 4): gemma3 with another head size in layers without a window, unscaled q k^T, an RMS norm
+without weights for values (the keys if there is no attn_v), and a factor for every layer's result.
 
-The last layers may share a cache: that of the last layer of their kind that has one. Small models have, for
-each layer, another embedding of the token, gated by the residual. Large models have experts beside the dense
-FFN, each with norms of its own. Tensors and keys: llama.cpp's.
+The last layers may share the cache of the last layer of their kind that has one. Small models embed the token
+again for each layer, gated by the residual. Large models add experts to the dense FFN, each half with its own
+norms.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Model(PerLayerInputs):
         super().__init__(gguf)
         names = [f"blk.{il}.layer_output_scale.weight" for il in range(self.n_layer)]
         self.factors = [float(_vector(gguf, n, 1)[0]) if n in gguf.tensors else 1.0 for n in names]
-        self.router_norms = {  # the router reads the residual's norm times the tensor's scale / sqrt(n_embd)
+        self.router_norms = {  # the router reads norm(h) times scale / sqrt(n_embd)
             il: _vector(gguf, f"blk.{il}.ffn_gate_inp.scale", self.n_embd) * np.float32(self.n_embd**-0.5)
             for il, layer in enumerate(self.config.layers)
             if layer.mixture
@@ -136,7 +135,7 @@ class Model(PerLayerInputs):
 
 
 def _vector(gguf: GGUF, name: str, n: int) -> np.ndarray:
-    """A small tensor that the host reads."""
+    """A small f32 tensor for the host."""
     info = gguf.tensors.get(name)
     if info is None or (info.type, info.shape) != ("f32", (n,)):
         found = f"{info.type} {info.shape}" if info else "missing"

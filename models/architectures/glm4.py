@@ -1,7 +1,7 @@
-"""glm4 (GLM-4): as llama with RoPE on the first half of each head, one tensor for gate and up, and norms of
-what attention and FFN give before it is added. GLM team 2024, arXiv:2406.12793.
+"""glm4 (GLM-4): llama with RoPE on the first half of each head, one tensor for gate and up, and norms after
+attention and FFN. GLM team 2024, arXiv:2406.12793.
 
-Files with RoPE sections (their text part is GLM-4.1V's, arXiv:2507.01006) pair elements half a head apart.
+Files with RoPE sections (the text part of GLM-4.1V, arXiv:2507.01006) pair elements half a head apart.
 """
 
 from __future__ import annotations

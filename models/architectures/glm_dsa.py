@@ -1,5 +1,5 @@
-"""glm-dsa (GLM-5, GLM-5.2): as deepseek32, but the indexer's RoPE pairs neighbours. In GLM-5.2 most layers
-have no indexer and attend to the positions that an earlier one chose (indexed.py). Names: llama.cpp's.
+"""glm-dsa (GLM-5, GLM-5.2): deepseek32, but the indexer's RoPE pairs neighbours. Most layers of GLM-5.2 have
+no indexer and reuse the choice of an earlier layer (indexed.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ class Model(IndexedAttention):
     mixture = Mixture(gating=Gating("sigmoid", norm_w=False))
 
     def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
-        """As the file says for each layer, else those whose tensors it has."""
+        """As the file says for each layer, else the layers with an indexer's tensors."""
         said = read_flags(gguf, "attention.indexer.types", n_layer)
         return said or [f"blk.{il}.indexer.attn_k.weight" in gguf.tensors for il in range(n_layer)]

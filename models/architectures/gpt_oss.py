@@ -1,5 +1,5 @@
-"""gpt-oss (gpt-oss-20b, gpt-oss-120b): biases of every matrix, the router's and the experts' too; every
-second layer sees a window; one more logit per head (a sink) in the denominator of its softmax.
+"""gpt-oss (gpt-oss-20b, gpt-oss-120b): biases of every matrix, including the router and the experts; a window
+in every second layer; a sink: one more logit per head in the denominator of its softmax.
 
 Experts are chosen by their logits and weighted by the softmax over the chosen; their gate is SwiGLU with both
 sides clamped. OpenAI 2025, arXiv:2508.10925.

@@ -1,7 +1,6 @@
-"""granite (Granite 3, dense): as llama with four multipliers: of the embeddings, of q k^T, of what attention
-and FFN add to the residual, and a divisor of the logits; all from muP (Yang et al. 2022, arXiv:2203.03466).
-
-Granite team 2024, "Granite 3.0 Language Models".
+"""granite (Granite 3, dense): llama with muP's factors (Yang et al. 2022, arXiv:2203.03466) for the
+embeddings, q k^T, and the results of attention and FFN, and a divisor of the logits. Granite team 2024,
+"Granite 3.0 Language Models".
 """
 
 from __future__ import annotations

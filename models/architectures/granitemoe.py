@@ -1,5 +1,5 @@
-"""granitemoe (Granite 3 with experts): granite with a mixture of experts in every layer: softmax over the
-chosen experts, and maybe a shared expert.
+"""granitemoe (Granite 3 with experts): granite with experts in every layer, weighted by the softmax over the
+chosen ones, and maybe a shared expert.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Latent attention to the positions that an indexer chooses (DeepSeek-AI 2025, arXiv:2512.02556): deepseek2
-with a small attention beside it, whose heads share one key, stored for every position.
+with a small second attention, whose heads share one key, stored for every position.
 
-A position's score is a sum over these heads of weight * max(q . k, 0); a row attends to the `top_k` best.
-Index keys have a LayerNorm with bias, and RoPE in their first dimensions, as the indexer's q. The published
-models turn both by a Hadamard matrix for 8 bits, and scale scores by a constant: neither changes the choice.
-A layer without an indexer attends to what the one before it chose (arXiv:2603.12201). Names: llama.cpp's.
+A position's score is the sum over these heads of weight * max(q . k, 0); a row attends to the `top_k` best.
+Index keys have a LayerNorm with bias; keys and q have RoPE in their first dimensions. The published models
+also apply a Hadamard matrix (for 8 bits) and a constant factor: neither changes the choice. A layer without
+an indexer reuses the choice of the layer before it (arXiv:2603.12201).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 from vkbackend.models.gguf.reader import GGUF
 from vkbackend.ops.chosen import MAX_INDEX_HEAD
 
-EPS = 1e-6  # of the index keys' LayerNorm; files do not say it
+EPS = 1e-6  # of the index keys' LayerNorm; no key states it
 
 
 class IndexedAttention(deepseek2.Model):
-    """`index_half_split`: how the indexer's RoPE pairs dimensions; the attention's own pairs neighbours."""
+    """`index_half_split`: how the indexer's RoPE pairs dimensions; attention pairs neighbours."""
 
     index_half_split = False
 
@@ -52,12 +52,11 @@ class IndexedAttention(deepseek2.Model):
         indexed = self.read_indexed(gguf, len(config.layers))
         if not indexed[0]:
             raise GGUFError(f"{gguf.paths[0]}: layer 0 has no indexer, and no layer before it has one")
-        # By layer: the one whose choice it attends to.
+        # By layer: the layer whose choice it uses.
         self.choosers = [max(i for i in range(il + 1) if indexed[i]) for il in range(len(indexed))]
         return config
 
     def read_indexed(self, gguf: GGUF, n_layer: int) -> Sequence[bool]:
-        """Which layers have an indexer."""
         return [True] * n_layer
 
     def attention_weights(self, il: int) -> list[WeightSpec]:

@@ -1,10 +1,9 @@
-"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434), for every architecture that has it.
+"""Latent attention (MLA; DeepSeek-AI 2024, arXiv:2405.04434), as attention with one kv head: the key is the
+normed latent and the part of the keys that all heads share, the value is the latent. q and the result go
+through a matrix per head. The cache holds 576 values a position in DeepSeek-V3; full heads would take 40,960.
 
-It runs as attention with one kv head. Its key is the normed latent and the part of the keys that all heads
-share; its value is the latent. q and the result go through a matrix per head. The cache holds this key: in
-DeepSeek-V3 576 values a position, while full heads would take 40,960. Files from before April 2025 store the
-matrices of keys and values as one (attn_kv_b). In this form the key matrix cannot be applied to q instead of
-to the latent, so with these files attention and its cache have full heads. Names and keys: llama.cpp's.
+Files from before April 2025 store the matrices of keys and values as one (attn_kv_b). The key matrix in this
+form cannot be absorbed into q, so these files use full heads and a full cache.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LatentAttention(Decoder):
-    """`applies_rope`: whether RoPE is applied to the part of the keys that heads share (table "rope"), and to
-    that part of q (table `q_rope`). q may come from a latent of its own (`rank_q`)."""
+    """`applies_rope`: whether RoPE is applied to the part of keys that heads share (table "rope") and to that
+    part of q (table `q_rope`). `rank_q`: the size of q's own latent, 0 without one."""
 
     applies_rope = True
     q_rope = "rope"  # "rope_q": q has a temperature; table "still_q" applies it to the rest of q
     half_split = False
 
     def read_latent(self, gguf: GGUF, config: Config) -> Config:
-        """The sizes of the latent, and the layers as attention with one kv head. Raises GGUFError,
+        """The layers as attention with one kv head. Sets the sizes of the latent. Raises GGUFError,
         UnsupportedModel."""
         self.latent, self.shared = (
             read_count(gguf, key) for key in ("attention.kv_lora_rank", "rope.dimension_count")
@@ -116,7 +115,8 @@ class LatentAttention(Decoder):
     # ---- graph ----
 
     def choose(self, h: Tensor, q: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor | None:
-        """The positions that a row of h, whose q come from `q`, attends to (indexed.py); None for all."""
+        """The positions that a row of h attends to, None for all (indexed.py). `q`: the input of q's
+        projection."""
         return None
 
     def attention(self, x: Tensor, w: Weights, cache: LayerCache, il: int) -> Tensor:
@@ -152,7 +152,6 @@ class LatentAttention(Decoder):
         return self.attend(q, c, w, cache, il)
 
     def attend_all(self, q: Tensor, cache: LayerCache, layer: LayerConfig) -> Tensor:
-        """Attention to the latents of all positions."""
         return ops.attention(
             q,
             cache.k,
@@ -166,7 +165,6 @@ class LatentAttention(Decoder):
         )
 
     def attend_chosen(self, q: Tensor, cache: LayerCache, chosen: Tensor, layer: LayerConfig) -> Tensor:
-        """Attention to the latents of the positions in `chosen`."""
         return attend_chosen(
             q,
             cache.k,

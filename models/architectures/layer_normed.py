@@ -1,5 +1,4 @@
-"""Decoders with layer norms (Ba et al. 2016, arXiv:1607.06450) in place of RMS norms, biased where the file
-has biases."""
+"""Decoders with layer norms (Ba et al. 2016, arXiv:1607.06450), with or without biases."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class LayerNormed(Decoder):
-    """The norms; a subclass may be `parallel`: attention and FFN read the same norm and are added
-    together."""
+    """`parallel`: attention and FFN read the same norm, and their results are added."""
 
     parallel = False
 
@@ -28,8 +26,7 @@ class LayerNormed(Decoder):
         return ops.layer_norm(x, w(name), w.get(f"{name}.bias"), self.config.eps)
 
     def norm_weights(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
-        """The specs, with the biases that the file has for norms, and without the FFN's norm if
-        `parallel`."""
+        """The specs with the norms' biases in the file, without the FFN's norm if `parallel`."""
         found = []
         for spec in specs:
             if self.parallel and spec.name == self.pre_ffn_norm:

@@ -1,8 +1,6 @@
-"""lfm2 (LFM2): layers without kv heads have a short convolution instead of attention; a gate is multiplied
-before it and another after it. The other layers have norms of the heads of q and k. Liquid AI 2025,
+"""lfm2 (LFM2): a short convolution between two gates in layers without kv heads; attention with norms of the
+heads of q and k in the others. The plan sees channels as key heads of one value. Liquid AI 2025,
 arXiv:2511.23404.
-
-For the plan, its channels are key heads of one value each. Names and keys: llama.cpp's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""llama4 (Llama 4 Scout and Maverick, their text part): in three of four layers a position sees only its
-chunk of 8,192 positions. These layers have RoPE, then, unless there are 128 experts, norms without weights of
-the heads of q and k. Every fourth layer sees all positions, has no RoPE, and multiplies q by a temperature.
+"""llama4 (Llama 4 Scout and Maverick, their text part): three of four layers see chunks of 8,192 positions
+and apply RoPE, then, unless there are 128 experts, norms without weights of the heads of q and k. The fourth
+sees all positions, has no RoPE, and multiplies q by a temperature.
 
-Every layer, or every second one, has a mixture of experts: one expert, whose input is weighted by a sigmoid,
-and a shared expert. Meta 2025, "The Llama 4 herd".
+Every layer, or every second one, has experts: one is used, its input weighted by a sigmoid, and a shared one.
+Meta 2025, "The Llama 4 herd".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vkbackend.ops.moe import Gating
 from vkbackend.rope import RopeTable
 
 PERIOD = 4
-CHUNK = 8192  # files do not say it; a window of 0: every layer sees all positions, with RoPE
+CHUNK = 8192  # no key states it; a window of 0: every layer sees all positions, with RoPE
 TEMPERATURE = 0.1
 N_EXPERT_WITHOUT_NORMS = 128
 

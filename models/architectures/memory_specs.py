@@ -1,4 +1,4 @@
-"""What a layer remembers: keys and values, or a recurrent state."""
+"""A layer's memory of a sequence: keys and values, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vkbackend.meta.tensor import Weight
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """Caches of one layer: kv heads and their widths; split like the plan's dimension `dim`.
+    """The caches of one layer: kv heads and their widths, split along the plan's dimension `dim`.
 
-    `window`: positions that a row sees, 0 for all. `owner`: the earlier layer whose caches this one reads
-    instead of having its own. `index_dim`: values of a position's index key, by which an indexer chooses
-    positions, 0 without one. `chooser`: the earlier layer whose choice this one attends to.
+    `window`: positions that a row sees, 0 for all. `owner`: the earlier layer whose caches this layer reads
+    instead of its own. `index_dim`: values of an indexer's key per position, 0 without an indexer. `chooser`:
+    the earlier layer whose choice of positions this layer uses.
     """
 
     n_head_kv: int
@@ -28,15 +28,15 @@ class KVSpec:
 
     @property
     def leader(self) -> int | None:
-        """The earlier layer on whose devices this one's q heads must lie."""
+        """The earlier layer whose devices must hold this layer's q heads."""
         return self.owner if self.owner is not None else self.chooser
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The K and V cache of one layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], the
-    window that the cells are enough for (0: all positions). `shared`: another layer writes the cache.
-    `index`: the keys of an indexer [n_cells, index_dim]."""
+    """The K and V cache of one layer [n_cells, n_head_kv * head_dim], the cell table [n_slots, blocks], and
+    the window that the cells hold (0: all positions). `shared`: another layer writes the cache. `index`: an
+    indexer's keys [n_cells, index_dim]."""
 
     k: Weight
     v: Weight
@@ -47,16 +47,16 @@ class LayerCache:
 
     @property
     def arrays(self) -> tuple[Weight, ...]:
-        """All that is stored of a position, in the order of CachePlan.arrays."""
+        """A position's data, in the order of CachePlan.arrays."""
         return (self.k, self.v, self.index) if self.index else (self.k, self.v)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """The recurrent state of one layer: arrays of (name, values per unit of each segment), whose units are
-    those of the plan's dimension `dim`. A state has no positions: it sums up the whole sequence so far.
+    """The recurrent state of one layer: arrays as (name, values per unit of each segment), whose units are
+    split along the plan's dimension `dim`. A state sums up the whole sequence and has no positions.
 
-    `beside`: more arrays of the layer, cut along another dimension. `kv`: its caches, if it attends too.
+    `beside`: further arrays, split along another dimension. `kv`: the layer's caches, if it attends too.
     """
 
     n_units: int
@@ -68,8 +68,8 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The state of one layer: arrays [n_cells, values] by name (none if the layer remembers nothing), and the
-    caches of a layer that also has attention."""
+    """The state of one layer: arrays [n_cells, values] by name (empty if it stores nothing), and the caches
+    of a layer that also attends."""
 
     arrays: Mapping[str, Weight]
     cache: LayerCache | None = None
@@ -78,9 +78,8 @@ class LayerState:
 LayerMemory = LayerCache | LayerState
 
 
-MemorySpec = KVSpec | StateSpec | None  # None: what a layer computes of a row depends on that row alone
+MemorySpec = KVSpec | StateSpec | None  # None: rows of the layer do not interact
 
 
 def kv_of(spec: MemorySpec) -> KVSpec | None:
-    """The caches of a layer, if it attends."""
     return spec.kv if isinstance(spec, StateSpec) else spec

@@ -1,9 +1,8 @@
-"""mistral3 (Ministral 3): as llama, and q at position p is multiplied by 1 + t ln(1 + floor(p / n)), t the
-temperature and n the original context length: the rows of cos and sin that turn q carry that factor.
+"""mistral3 (Ministral 3): llama with a temperature t: q at position p is multiplied by 1 + t ln(1 + floor(p /
+n)), n the original context length. q's rows of cos and sin carry this factor.
 
-YaRN multiplies cos and sin by a factor; here it is divided by 1 + m 0.1 ln(factor), where m is the log
-multiplier, so that m = 1 cancels it. Meta 2025 (the temperature, of Llama 4); Peng et al. 2023,
-arXiv:2309.00071.
+YaRN's factor of cos and sin is divided by 1 + m 0.1 ln(factor), m the log multiplier, so m = 1 cancels it.
+Meta 2025 (the temperature, from Llama 4); Peng et al. 2023, arXiv:2309.00071.
 """
 
 from __future__ import annotations

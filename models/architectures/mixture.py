@@ -1,5 +1,5 @@
-"""Mixtures of experts (Shazeer et al. 2017): their keys, weights with roles, and the graph from the residual
-to the PARTIAL sum of the experts. Keys and tensor names: llama.cpp's.
+"""Mixtures of experts (Shazeer et al. 2017): keys, weights with roles, and the graph from the residual to the
+PARTIAL sum of the experts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ALONE = {"relu2_alone": ops.relu2}  # activations of experts without a gate
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The experts of one layer, how they are chosen and weighted, and the shared expert beside them.
+    """The experts of one layer, how they are chosen and weighted, and the shared expert.
 
-    Biases, the selection bias and experts' factors are used if the GGUF file has them. A module of an
-    architecture gives the defaults; keys of the GGUF file replace them.
+    Biases, the selection bias and experts' factors are used if the file has them. Architectures give the
+    defaults; the file's keys replace them.
     """
 
     n_expert: int = 0
@@ -40,12 +40,12 @@ class Mixture:
     n_ff: int = 0  # of each expert
     gating: Gating = SOFTMAX
     act: str = "silu"
-    weighs_input: bool = False  # the router's weight scales the input of the one expert, not its result
-    n_shared: int = 0  # columns of an FFN that every token uses, 0: none
+    weighs_input: bool = False  # the router's weight scales the expert's input, not its result
+    n_shared: int = 0  # columns of the shared expert, 0: none
 
     def weights(self, n_embd: int, stored: Collection[str]) -> list[WeightSpec]:
-        """The weights of one layer; names without `blk.N.`, and without a suffix where it is `.weight`.
-        `stored`: the names in the file, without `blk.N.`."""
+        """The weights of one layer, without `blk.N.` and `.weight`. `stored`: the names in the file, without
+        `blk.N.`."""
         e, n_ff, shared = self.n_expert, self.n_ff, self.n_shared
         specs = [
             WeightSpec("ffn_gate_inp", (e, n_embd), f32=True),
@@ -74,7 +74,7 @@ class Mixture:
         return specs + [spec for spec in optional if spec.name in names]
 
     def feed_forward(self, types: Mapping[str, str], prefix: str) -> FeedForward:
-        """What the plan splits, given the types of the tensors; `prefix` is `blk.N.`."""
+        """The columns that the plan splits; `types`: of the tensors, `prefix`: `blk.N.`."""
         down, shared = (types.get(f"{prefix}ffn_down_{kind}.weight", "f32") for kind in ("exps", "shexp"))
         return FeedForward(self.n_ff, block_of(down)[0], self.n_expert, self.n_shared, block_of(shared)[0])
 
@@ -99,8 +99,7 @@ class Mixture:
         return y + self.shared(x, w) if self.n_shared else y
 
     def shared(self, x: Tensor, w: Weights) -> Tensor:
-        """The shared expert's result, times the sigmoid of one value per row if the file has weights for
-        that."""
+        """The shared expert's result, times the sigmoid of one value per row if the file has a gate."""
         up = linear(x, w, "ffn_up_shexp")
         if self.act in ALONE:
             y = linear(ALONE[self.act](up), w, "ffn_down_shexp")
@@ -110,7 +109,7 @@ class Mixture:
 
 
 def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | None]:
-    """The experts of every layer as the keys describe them; None: the layer is dense."""
+    """The experts of every layer; None: a dense layer."""
     arch = gguf.architecture
     n_expert = int(gguf.u32(f"{arch}.expert_count", 0))
     if not n_expert:
@@ -140,7 +139,7 @@ def read_mixtures(gguf: GGUF, n_layer: int, default: Mixture) -> list[Mixture | 
 
 def _read_gating(gguf: GGUF, n_expert: int, n_used: int, default: Gating) -> Gating:
     arch = gguf.architecture
-    kind = int(gguf.u32(f"{arch}.expert_gating_func", 0))  # 0: the architecture's own
+    kind = int(gguf.u32(f"{arch}.expert_gating_func", 0))  # 0: the architecture's default
     if kind and kind not in GATING_KINDS:
         known = ", ".join(f"{number} ({name})" for number, name in GATING_KINDS.items())
         raise UnsupportedModel(f"{arch}.expert_gating_func = {kind} is not supported; there are: {known}")

@@ -1,8 +1,6 @@
-"""nemotron_h (Nemotron-H, Nemotron Nano 2): a layer with kv heads is attention without RoPE; a layer with FFN
-columns is a feed-forward network without a gate, whose activation is the square of ReLU; all others are state
-space layers.
-
-NVIDIA 2025, arXiv:2504.03624; arXiv:2508.14444.
+"""nemotron_h (Nemotron-H, Nemotron Nano 2): each layer is one of three: attention without RoPE (if it has kv
+heads), an FFN without a gate and with squared ReLU (if it has FFN columns), or a state space layer. NVIDIA
+2025, arXiv:2504.03624; arXiv:2508.14444.
 """
 
 from __future__ import annotations

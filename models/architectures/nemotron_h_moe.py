@@ -1,7 +1,5 @@
-"""nemotron_h_moe (Nemotron 3 Nano): nemotron_h with a mixture of experts for its feed-forward networks:
-chosen by sigmoid plus a bias that does not enter their weights, without gates, and a shared expert.
-
-NVIDIA 2025, arXiv:2512.20848.
+"""nemotron_h_moe (Nemotron 3 Nano): nemotron_h with experts and a shared one as its FFNs, without gates,
+chosen by sigmoid plus a bias that does not enter the weights. NVIDIA 2025, arXiv:2512.20848.
 """
 
 from __future__ import annotations
@@ -18,5 +16,5 @@ class Model(nemotron_h.Model):
     mixture: Mixture | None = Mixture(gating=Gating("sigmoid"), act="relu2_alone")
 
     def read_config(self, gguf: GGUF) -> Config:
-        check_off(gguf, "moe_latent_size")  # experts that work on a smaller latent vector: Nemotron 3 Super
+        check_off(gguf, "moe_latent_size")  # experts on a smaller latent vector: Nemotron 3 Super
         return super().read_config(gguf)

@@ -1,8 +1,6 @@
-"""olmo2 (OLMo 2 and 3): norms of the results of attention and FFN, and none before them; norms of q and k
-over all heads at once. If the file has a window (OLMo 3), three of four layers use it, with RoPE without
-scaling.
-
-OLMo team 2024, arXiv:2501.00656; 2025, arXiv:2512.13961.
+"""olmo2 (OLMo 2 and 3): norms after attention and FFN, none before; norms of q and k over all heads at once.
+If the file has a window (OLMo 3), three of four layers use it, with unscaled RoPE. OLMo team 2024,
+arXiv:2501.00656; 2025, arXiv:2512.13961.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""olmoe (OLMoE-1B-7B): norms of q and k over all heads at once, a mixture of experts in every layer: softmax
-over all experts; the weights of the chosen are not normalised. Muennighoff et al. 2024, arXiv:2409.02060.
+"""olmoe (OLMoE-1B-7B): norms of q and k over all heads at once; experts in every layer, chosen by softmax,
+their weights not normalised. Muennighoff et al. 2024, arXiv:2409.02060.
 """
 
 from __future__ import annotations

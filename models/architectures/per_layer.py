@@ -1,6 +1,6 @@
-"""What Gemma 3n and Gemma 4 add to gemma3: an embedding of the token for every layer, gated by the residual;
-last layers that share a cache, that of the last layer of their kind that has one; values through an RMS norm
-without weights. Tensors and keys: llama.cpp's.
+"""Additions of Gemma 3n and Gemma 4 to gemma3: an embedding of the token for every layer, gated by the
+residual; last layers that share the cache of the last layer of their kind that has one; an RMS norm without
+weights for values.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class PerLayerInputs(gemma3.Model):
-    """The weights and what the graph makes of them."""
-
     def __init__(self, gguf: GGUF) -> None:
         super().__init__(gguf)
         arch = gguf.architecture
@@ -45,7 +43,7 @@ class PerLayerInputs(gemma3.Model):
         return replace(spec, owner=max(i for i in range(self.n_owners) if self.config.layers[i].rope == kind))
 
     def unread(self) -> set[str]:
-        """K and V weights of layers that share another layer's cache: files have them, nothing reads them."""
+        """K and V weights of layers without their own cache."""
         sharing = range(self.n_owners, self.n_layer)
         ends = "k.weight", "v.weight", "k_norm.weight", "k.bias", "v.bias"
         return {f"blk.{il}.attn_{end}" for il in sharing for end in ends}
@@ -66,7 +64,6 @@ class PerLayerInputs(gemma3.Model):
         return [spec for spec in super().attention_weights(il) if spec.name not in absent]
 
     def embedding_weights(self) -> list[WeightSpec]:
-        """The weights of one layer's embedding."""
         n_embd, n = self.n_embd, self.n_embd_layer
         per_layer = {"inp_gate": (n, n_embd), "proj": (n_embd, n), "post_norm": (n_embd,)} if n else {}
         return [WeightSpec(*item) for item in per_layer.items()]
@@ -74,8 +71,8 @@ class PerLayerInputs(gemma3.Model):
     # ---- graph ----
 
     def per_layer(self, h: Tensor, graph: Graph, w: Weights) -> Tensor:
-        """The tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: the sum of those from a table
-        and those projected from the model's embedding, over sqrt(2)."""
+        """The tokens' embeddings for all layers [rows, n_layer * n_embd_layer]: (a table's + a projection of
+        the model's embedding) / sqrt(2)."""
         own = ops.scale(ops.embed(graph, w("per_layer_token_embd")), math.sqrt(self.n_embd_layer))
         made = ops.scale(linear(h, w, "per_layer_model_proj"), self.n_embd**-0.5)
         made = ops.head_norm(made, w("per_layer_proj_norm"), self.n_embd_layer, self.config.eps)

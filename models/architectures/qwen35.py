@@ -1,6 +1,6 @@
-"""qwen35 (dense Qwen3.5 and 3.6): as qwen3next, but the value heads that read one key head are n_k heads
-apart, beta and alpha are separate tensors, RoPE has interleaved sections (Bai et al. 2025, arXiv:2511.21631),
-and a dense feed-forward network stands in place of the experts.
+"""qwen35 (dense Qwen3.5 and 3.6): qwen3next with a dense FFN, separate tensors for beta and alpha,
+interleaved RoPE sections (Bai et al. 2025, arXiv:2511.21631), and tiled value heads: value head h reads key
+head h % n_k.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""qwen35moe (Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B): as qwen35 with the mixture of experts of qwen3next."""
+"""qwen35moe (Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B): qwen35 with qwen3next's experts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""qwen3next (Qwen3-Next-80B-A3B): a decoder in which three layers of four have gated delta nets (Yang et al.,
-arXiv:2412.06464) instead of attention. Attention has an output gate; in attn_q, each head's rows of q are
-followed by its rows of the gate. The delta net's q, k and v go through a short convolution; neighbouring
-value heads read one key head. Every layer has a mixture of experts with a gated shared one. Keys and tensors:
-llama.cpp's GGUF names.
+"""qwen3next (Qwen3-Next-80B-A3B): gated delta nets (Yang et al., arXiv:2412.06464) instead of attention in
+three of four layers. Attention has an output gate; attn_q has, for each head, the rows of q and then of the
+gate. The delta net's q, k and v go through a short convolution; neighbouring value heads read one key head.
+Every layer has experts with a gated shared one.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from vkbackend.ops.recurrent import MAX_DELTA_HEAD
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Hyper-parameters of the delta nets. `qkv`, `v`: how many heads each segment of q, k and v (of v) has
-    per key head, so that all are split along with the key heads."""
+    """Hyper-parameters of the delta nets. `qkv`, `v`: heads per key head in each segment of q, k and v (of
+    v), so that all are split along with the key heads."""
 
     n_k: int
     n_v: int
@@ -69,7 +68,6 @@ class Model(Decoder):
         return Delta(n_k, n_v, size, d_conv, (1, 1, *v), v)
 
     def _read_recurrent(self, gguf: GGUF) -> list[bool]:
-        """Which layers are delta nets."""
         key = f"{gguf.architecture}.attention.recurrent_layers"
         if named := [bool(value) for value in np.ravel(gguf.get(key, []))]:
             if len(named) < self.n_layer:
@@ -107,11 +105,11 @@ class Model(Decoder):
     def _as_stored(self, specs: list[WeightSpec], prefix: str) -> list[WeightSpec]:
         by_name = {spec.name: spec for spec in super()._as_stored(specs, prefix)}
         q, gate = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_q", "attn_q_gate"))
-        if q and gate:  # per head: the rows of q, then those of the gate
+        if q and gate:  # per head: the rows of q, then of the gate
             n_head = self.config.layers[int(prefix.split(".")[1])].n_head
             by_name |= {spec.name: spec for spec in fused(q.name, [q, gate], repeat=n_head)}
         beta, alpha = (by_name.get(f"{prefix}{name}.weight") for name in ("ssm_beta", "ssm_alpha"))
-        if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:  # alike, per key head
+        if beta and alpha and (ba := f"{prefix}ssm_ba.weight") in self._shapes:  # the same per key head
             by_name |= {spec.name: spec for spec in fused(ba, [beta, alpha], repeat=self.delta.n_k)}
         qkv, z = (by_name.get(f"{prefix}{name}.weight") for name in ("attn_qkv", "attn_gate"))
         if qkv and z and (old := f"{prefix}ssm_in.weight") in self._shapes:  # older files: q, k, v, gate

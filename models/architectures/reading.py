@@ -1,4 +1,4 @@
-"""Hyper-parameters out of GGUF keys, read strictly: what is not supported is refused by name."""
+"""Hyper-parameters from GGUF keys, read strictly: unsupported features are refused by name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ MAX_LAYERS = 1024
 
 
 def read_count(gguf: GGUF, key: str, default: Any = None, limit: int = 1 << 24) -> int:
-    """A positive integer hyper-parameter (a per-layer array is accepted if all layers agree); 0 stands for
-    the default, if there is one."""
+    """A positive integer (or an array, if all layers agree). 0 means the default, if there is one."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
         values = {int(v) for v in gguf.ints(name)}
@@ -40,7 +39,7 @@ def read_counts(
     limit: int = 1 << 24,
     low: int = 1,
 ) -> tuple[int, ...]:
-    """An integer of every layer, at least `low`: one value for all, or an array with one each."""
+    """An integer per layer, at least `low`: one value for all, or an array."""
     name = f"{gguf.architecture}.{key}"
     if name not in gguf.metadata and default is not None:
         return tuple(default)
@@ -53,7 +52,7 @@ def read_counts(
 
 
 def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
-    """A yes or no of every layer, from an array of bools or integers; empty where the file has none."""
+    """A flag per layer, from an array of bools or integers; empty without the key."""
     name = f"{gguf.architecture}.{key}"
     flags = [bool(flag) for flag in gguf.flags(name, [])]
     if flags and len(flags) < n_layer:
@@ -62,8 +61,7 @@ def read_flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
 
 
 def read_n_layer(gguf: GGUF) -> int:
-    """How many layers a token goes through. Layers that predict tokens further ahead come after them and do
-    not count."""
+    """The number of layers a token goes through; multi-token prediction layers come after them."""
     n_layer = read_count(gguf, "block_count", limit=MAX_LAYERS)
     n_ahead = int(gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0))
     if n_ahead >= n_layer:
@@ -72,8 +70,8 @@ def read_n_layer(gguf: GGUF) -> int:
 
 
 def read_windowed(gguf: GGUF, n_layer: int, period: int) -> tuple[bool, ...]:
-    """Which layers see a sliding window: as the file says for each, or all but every `period`-th one (the
-    file's period, else this one)."""
+    """Which layers see a sliding window: the file's flags, or all but every `period`-th (the file's period,
+    else this one)."""
     key = "attention.sliding_window_pattern"
     name = f"{gguf.architecture}.{key}"
     if name in gguf.metadata and gguf.metadata.kind(name)[1]:
@@ -96,22 +94,24 @@ def check_off(gguf: GGUF, key: str, off: float = 0) -> None:
         return
     value = gguf.metadata[name]
     allowed = np.array_equal(value, off)
-    if off is not True:  # a switch that is on by default must say so; any other may be 0, false or empty
+    if (
+        off is not True
+    ):  # a feature that is on by default must be switched off; any other may be 0, false or empty
         allowed = allowed or is_off(value)
     if not allowed:
         raise UnsupportedModel(f"{name} = {value} is not supported; only {off} (off) is")
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value says that a feature is absent: 0, false, minus infinity, an empty value, or an array of
-    nothing but these."""
+    """Whether a value switches a feature off: 0, false, minus infinity, an empty value, or an array of
+    these."""
     if isinstance(value, str | bytes):
         return not value
     return all(v == 0 or v == -math.inf for v in np.atleast_1d(np.asarray(value, object)).tolist())
 
 
 def read_float(gguf: GGUF, key: str, default: float, low: float = -math.inf) -> float:
-    """A number, at least `low`; the default if the key is absent or has an off value."""
+    """A number, at least `low`; the default if the key is absent or off."""
     name = f"{gguf.architecture}.{key}"
     if name in gguf.stated:
         return float(gguf.stated[name])
@@ -129,13 +129,12 @@ ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 def read_rope(
     gguf: GGUF, n_rot: int, n_ctx_train: int, freq_factors: Any = None, interleaved: bool = False
 ) -> RopeTable:
-    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope);
-    sections as RopeTable has them."""
+    """The RoPE table of the `rope.*` keys: plain, linear or YaRN scaling, or frequency factors (longrope)."""
     arch = gguf.architecture
     kind = gguf.string(f"{arch}.rope.scaling.type", "none") or "none"
     factor = read_float(gguf, "rope.scaling.factor", read_float(gguf, "rope.scale_linear", 0.0))
     if kind == "none" and is_off(gguf.get(f"{arch}.rope.scaling.type", "")) and factor not in (0.0, 1.0):
-        kind = "linear"  # older files give the factor alone
+        kind = "linear"  # older files have the factor alone
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedModel(
             f"{arch}.rope.scaling.type = {kind!r} is not supported; none, linear, yarn and longrope are"
@@ -147,7 +146,7 @@ def read_rope(
         n_rot=n_rot,
         freq_base=read_float(gguf, "rope.freq_base", 10_000.0),
         freq_factors=freq_factors,
-        scaling=kind if factor and kind != "longrope" else "none",  # longrope: all in its factors
+        scaling=kind if factor and kind != "longrope" else "none",  # longrope: the factors say it all
         factor=factor or 1.0,
         orig_ctx=read_orig_ctx(gguf, n_ctx_train),
         attn_factor=read_float(gguf, "rope.scaling.attn_factor", 1.0),
@@ -160,13 +159,13 @@ def read_rope(
 
 
 def read_orig_ctx(gguf: GGUF, n_ctx_train: int) -> int:
-    """The context length before it was extended."""
+    """The context length before its extension."""
     return int(gguf.u32(f"{gguf.architecture}.rope.scaling.original_context_length", 0)) or n_ctx_train
 
 
 def read_temperature(gguf: GGUF, n_ctx_train: int) -> dict[str, Any]:
-    """The fields of a RoPE table for q's temperature (0: none). It grows at every multiple of a length: the
-    file's, else the original context length."""
+    """RopeTable's fields for q's temperature (0: none). It grows at every multiple of a length: the file's,
+    else the original context length."""
     length = int(gguf.u32(f"{gguf.architecture}.attention.temperature_length", 0))
     return {
         "temperature": read_float(gguf, "attention.temperature_scale", 0.0),

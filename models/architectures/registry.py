@@ -72,7 +72,7 @@ ARCHITECTURES = tuple(MODELS)
 
 
 def load_model(gguf: GGUF) -> Model:
-    """The model of a file's architecture; raises UnsupportedModel naming it and what is supported."""
+    """The model of the file's architecture. Raises UnsupportedModel with the list of architectures."""
     name = gguf.architecture
     if name not in ARCHITECTURES:
         near = get_close_matches(name, ARCHITECTURES, 1, 0.5)
@@ -83,13 +83,12 @@ def load_model(gguf: GGUF) -> Model:
         )
     try:
         model: Model = model_class(name)(gguf)
-    except InvalidArgument as error:  # from a RoPE table, for example: the values are the file's
+    except InvalidArgument as error:  # from a RoPE table, for example; the values come from the file
         raise GGUFError(f"{gguf.paths[0]}: {error}") from None
     return model
 
 
 def model_class(name: str) -> Any:
-    """The class of an architecture of the list."""
     return _module(name).Model
 
 

@@ -1,6 +1,4 @@
-"""seed_oss (Seed-OSS): as qwen2, with its biases of q, k and v; the FFN's norm has another name in files.
-ByteDance Seed team 2025.
-"""
+"""seed_oss (Seed-OSS): qwen2 with another name for the FFN's norm. ByteDance Seed team 2025."""
 
 from __future__ import annotations
 

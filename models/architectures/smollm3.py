@@ -1,5 +1,4 @@
-"""smollm3 (SmolLM3): as llama, but every fourth layer has no RoPE (NoPE; Yang et al. 2025,
-arXiv:2501.18795)."""
+"""smollm3 (SmolLM3): llama without RoPE in every fourth layer (NoPE; Yang et al. 2025, arXiv:2501.18795)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Layers of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060) for the decoders that have them: their keys, weights
-with roles, states and graph. The file has z, x, B, C and dt as rows of one matrix; x, B and C go through one
-short convolution. A plan splits heads together with their rows of z, x and dt, and groups with their rows of
-B and C.
+"""Mamba-2 layers (Dao and Gu 2024, arXiv:2405.21060): keys, weights with roles, states and graph. The file
+has z, x, B, C and dt as rows of one matrix; x, B and C go through one short convolution. A plan splits heads
+with their rows of z, x and dt, and groups with their rows of B and C.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from vkbackend.ops.state_space import MAX_SSM_STATE
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Hyper-parameters of the layers: heads of `size` values. The heads of a group share B and C, which have
-    `n_state` values each."""
+    """Hyper-parameters: heads of `size` values; a group of heads shares B and C of `n_state` values each."""
 
     n_head: int
     n_group: int
@@ -60,10 +58,10 @@ class Scan:
 
 
 class StateSpaceDecoder(Decoder):
-    """A decoder with Mamba-2 layers. A subclass sets `scan` and `recurrent` in `read_config`."""
+    """A decoder with Mamba-2 layers. Subclasses set `scan` and `recurrent` in `read_config`."""
 
     scan: Scan
-    recurrent: Sequence[bool]  # which layers scan
+    recurrent: Sequence[bool]
 
     # ---- weights ----
 
@@ -97,7 +95,7 @@ class StateSpaceDecoder(Decoder):
         ]
 
     def normed(self, il: int) -> bool:
-        """Whether the result of a layer's scan is normed, group by group."""
+        """Whether a layer norms its scan's result, group by group."""
         return True
 
     def kv(self, il: int) -> MemorySpec:

@@ -1,4 +1,4 @@
-"""How an architecture describes its weights: names, shapes, roles in a plan, parts of fused tensors."""
+"""An architecture's weights: names, shapes, roles in a plan, parts of fused tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ FLOAT_TYPES = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows that one weight takes from a tensor that several weights share. The tensor is seen as
-    [repeat, total, ...]; the weight has rows begin:end of each repeat.
+    """A weight's rows in a fused tensor. The tensor is seen as [repeat, total, ...]; the weight has rows
+    begin:end of each repeat.
 
-    If one tensor has all rows of q, then of k, then of v, repeat is 1. If it has q and the gate head by head,
-    or gate and up expert by expert, repeat is the number of heads or experts. If the rows of each head are
-    several `segments` (q, k and v), the weight has the first segment of all heads, then the second of all,
-    and so on.
+    `repeat`: 1 for the rows of q, then k, then v; the number of heads or experts if the parts alternate by
+    head (q and its gate) or by expert (gate and up). `segments`: the rows of a repeat by segment (q, k and
+    v); the weight has the first segment of all repeats, then the second, and so on.
     """
 
     tensor: str
@@ -37,7 +36,7 @@ class Part:
     segments: tuple[int, ...] = ()
 
     def cut(self, raw: np.ndarray) -> np.ndarray:
-        """The part of the tensor's bytes, with rows in order: a view, unless there are several segments."""
+        """The part's bytes, rows in order: a view, or a copy with several segments."""
         own = raw.reshape(self.repeat, self.total, -1)[:, self.begin : self.end]
         if not self.segments:
             return own
@@ -45,7 +44,7 @@ class Part:
         return np.concatenate([run.reshape(-1, run.shape[-1]) for run in np.split(own, ends[:-1], axis=1)])
 
     def rows(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The weight's rows that belong to repeats begin..end of the tensor, as one range per segment."""
+        """The weight's rows in repeats begin..end of the tensor, as one range per segment."""
         found, before = [], 0
         for n in self.segments or (self.end - self.begin,):
             found.append((before * self.repeat + begin * n, before * self.repeat + end * n))
@@ -64,12 +63,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One weight a model reads: its GGUF name, its shape (rows first) and the role that decides its slices.
+    """A weight: its GGUF name, its shape (rows first) and the role that decides its slices.
 
     `host`: kept in pinned host memory (tables of which a step reads a few rows). `source`: the tensor to use
-    if the file has none of that name (a tied lm_head). `part`: which part of a shared tensor the weight is.
-    `stacked`: the weight is stored as a stack of so many matrices. `values`: the values (f32) of a weight
-    that no file has. `f32`: devices hold f32, whatever floats the file has; vectors always do.
+    if the file lacks `name` (a tied lm_head). `part`: its part of a fused tensor. `stacked`: stored as a
+    stack of so many matrices. `values`: f32 values that come from no file. `f32`: devices hold f32 whatever
+    floats the file has; vectors always do.
     """
 
     name: str
@@ -84,27 +83,25 @@ class WeightSpec:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The types in which a file may store it."""
         return FLOAT_TYPES if self.widened else MATRIX_TYPES
 
     @property
     def widened(self) -> bool:
-        """Whether devices hold f32 whatever the file has: the weight is small, and its ops take nothing
-        else."""
+        """Whether devices hold f32 whatever the file has: a small weight whose ops read nothing else."""
         return self.f32 or len(self.shape) == 1
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes that its tensor may have in a file, not counting axes of one element (`fits`)."""
+        """The shapes its tensor may have in a file, apart from axes of one element (`fits`)."""
         if self.stacked:
             return [(self.stacked, self.shape[0] // self.stacked, *self.shape[1:])]
         return self.part.whole(self.shape) if self.part else [self.shape]
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether its tensor may have that shape in a file: axes of one element may be there or not."""
+        """Whether its tensor may have that shape in a file; axes of one element do not count."""
         return _without_ones(shape) in map(_without_ones, self.shapes())
 
     def tensor(self, gguf: GGUF) -> TensorInfo | None:
-        """Where it is in a file."""
+        """Its tensor in a file, or None."""
         if self.part:
             return gguf.tensors.get(self.part.tensor)
         return gguf.tensors.get(self.name) or gguf.tensors.get(self.source)
@@ -115,8 +112,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fused(tensor: str, specs: Sequence[WeightSpec], repeat: int = 1) -> list[WeightSpec]:
-    """The specs as parts of one tensor, in this order. With `repeat` the order repeats in each of so many
-    runs of rows (the experts of a stack, the heads of a matrix)."""
+    """The specs as parts of one tensor, in this order, repeated `repeat` times (by expert, by head)."""
     counts = [math.prod(spec.shape[: max(1, len(spec.shape) - 1)]) // repeat for spec in specs]
     ends, total = list(accumulate(counts)), sum(counts)
     return [

@@ -1,4 +1,4 @@
-"""Decoders whose RMS norms of q and k are over all heads at once, with a weight for every value."""
+"""Decoders with RMS norms of q and k over all heads at once, before RoPE, with a weight for every value."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from vkbackend.models.architectures.weight_specs import WeightSpec
 
 
 class WideNormed(Decoder):
-    """The norms, which come before RoPE."""
-
     def attention_weights(self, il: int) -> list[WeightSpec]:
         layer = self.config.layers[il]
         return [
