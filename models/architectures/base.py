@@ -17,7 +17,7 @@ from vkbackend.rope import RopeTable
 
 
 class Weights:
-    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`, `w.bias("attn_q")` its bias, if any."""
+    """Weights by short name: `w("attn_q")` is `<prefix>attn_q.weight`; `w.bias(...)` its bias or None."""
 
     def __init__(self, weights: Mapping[str, Weight], prefix: str = "") -> None:
         self._weights, self._prefix = weights, prefix

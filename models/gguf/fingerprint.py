@@ -1,4 +1,4 @@
-"""What tells one model file from another: a hash of everything that K and V depend on."""
+"""A hash of everything that K and V of a model depend on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ SAMPLE_NBYTES = 256  # of each tensor
 
 
 def fingerprint(gguf: GGUF) -> str:
-    """SHA-256 over what K and V depend on: hyper-parameters, and name, type, shape and first bytes of every
-    tensor. Equal for a file, its copy and its parts; other weights of the same shapes differ.
-    """
+    """SHA-256 over hyper-parameters, and name, type, shape and first bytes of every tensor. Equal for a file,
+    its copy and its parts; different for other weights of the same shapes."""
     digest = hashlib.sha256(gguf.architecture.encode())
     for key in sorted(k for k in gguf.metadata if k.startswith(f"{gguf.architecture}.")):
         value = gguf.metadata[key]

@@ -1,9 +1,8 @@
 """Parses the header of one GGUF file (versions 2 and 3, little endian): metadata index and tensor table.
 
-The header is read with `pread`, and only then the file is mapped, for its tensors: if a file is cut short, to
-read a page of the map that is gone ends the process, while a short read is an error. Values stay undecoded.
-Every count is checked against a limit and against what is left of the file before it is used, so a damaged
-file ends in `GGUFError`, quickly and in no more memory than MAX_HEADER.
+The header is read with `pread`, then the file is mapped for its tensors: a short read is an error, while
+reading a page of a map whose file was cut short ends the process. Every count is checked against a limit and
+the rest of the file before use, so a damaged file raises `GGUFError` quickly, in at most MAX_HEADER bytes.
 """
 
 import itertools
@@ -18,7 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from vkbackend.errors import GGUFError, UnsupportedModel
 
-# Several times what published models hold: 262,144 tokens, 580,000 merges, 20 MB of header, 60,000 tensors.
+# Several times the largest models: 262,144 tokens, 580,000 merges, 20 MB of header, 60,000 tensors.
 MAX_HEADER = 1 << 28  # bytes of metadata and tensor table
 MAX_KEYS = 1 << 14
 MAX_TENSORS = 1 << 18
@@ -57,7 +56,7 @@ U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies. `shape` is in numpy order (GGUF dims reversed): a weight is [n_out, n_in]."""
+    """The place of one tensor. `shape` is in numpy order (GGUF dims reversed): a weight is [n_out, n_in]."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,7 +68,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A metadata value not decoded yet: `start:stop` are its payload bytes."""
+    """A metadata value that is not decoded yet: `start:stop` are its payload bytes."""
 
     type: int
     count: int  # elements; 1 for scalars and strings
@@ -90,7 +89,7 @@ class _Cursor:
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path, self.fd, self.pos = path, fd, 0
-        self.buf = bytearray()  # the file from its start, as far as it was read
+        self.buf = bytearray()  # the file's beginning, as far as it was read
         self.file_bytes = os.fstat(fd).st_size
         self.end = min(self.file_bytes, MAX_HEADER)
 
@@ -168,7 +167,7 @@ class _Cursor:
                 for i in range(i, n):  # noqa: B007, B020  (it goes on where it stopped)
                     pos += unpack(buf, pos)[0] + 8
                 break
-            except (struct.error, OverflowError):  # beyond what was read, or the end of the file
+            except (struct.error, OverflowError):  # beyond the bytes read so far, or the end of the file
                 self.need(pos + 8 - self.pos, what)
         self.need(pos - self.pos, what)
         self.pos = pos
@@ -187,7 +186,7 @@ class Part:
 
 def parse(path: Path, index: int) -> Part:
     try:
-        mode = path.stat().st_mode  # asked first: opening a named pipe would wait for a writer
+        mode = path.stat().st_mode  # checked first: opening a named pipe would wait for a writer
     except FileNotFoundError:
         raise GGUFError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path

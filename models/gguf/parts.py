@@ -1,5 +1,6 @@
-"""Splits a GGUF model into several files and joins them, as llama.cpp's gguf-split does. Tensors stay the
-same byte for byte."""
+"""Splits a GGUF model into several files and joins them, as llama.cpp's gguf-split does. Tensors keep their
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ Progress = Callable[[int, int], None]  # bytes written, bytes in all
 def cut(
     tensors: Iterable[TensorInfo], *, max_tensors: int = 0, max_nbytes: int = 0, first_without: bool = False
 ) -> list[list[TensorInfo]]:
-    """The tensors of each part, in their order: at most `max_tensors` or, without it, `max_nbytes`. A
-    larger tensor is a part of its own. With `first_without` the first part has only metadata."""
+    """The tensors of each part, in order: at most `max_tensors` or, without it, `max_nbytes`. A larger tensor
+    is its own part. With `first_without` the first part has only metadata."""
     parts: list[list[TensorInfo]] = [[]]
     nbytes = 0
     for info in tensors:
@@ -55,9 +56,9 @@ def split_gguf(
     parts: Sequence[Sequence[TensorInfo]],
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write the model as a file for each of `parts` (see `cut`); the first has the metadata. Returns their
-    paths. Raises InvalidArgument if a path is a file of the source. Raises GGUFError if a file cannot be
-    written; then none of them is."""
+    """Write the model as a file per part (see `cut`); the first has the metadata. Returns their paths. Raises
+    InvalidArgument if a path is a file of the source, GGUFError if a file cannot be written; then no file is.
+    """
     paths, n_tensors = part_paths(prefix, len(parts)), len(source.tensors)
     own = _whole(source)
     files = []
@@ -73,13 +74,13 @@ def split_gguf(
 
 
 def merge_gguf(source: GGUF, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Write the model as one file. Raises InvalidArgument if `path` is a file of the source, GGUFError if
-    it cannot be written; after an error it is as before."""
+    """Write the model as one file. Raises InvalidArgument if `path` is a file of the source, GGUFError if it
+    cannot be written; an error leaves `path` unchanged."""
     _write(source, [(Path(path), _whole(source), list(source.tensors.values()))], progress)
 
 
 def _whole(source: GGUF) -> dict[str, bytes]:
-    """The metadata as it is stored, without what describes parts."""
+    """The stored metadata, without the keys of parts."""
     return {key: source.metadata.stored(key) for key in source.metadata if not key.startswith("split.")}
 
 
@@ -93,7 +94,7 @@ def _write(
             raise InvalidArgument(f"{path}: is a file of the model that is read; give another name")
     stated = source.u32("general.alignment", DEFAULT_ALIGNMENT)
     total, done = sum(info.nbytes for info in source.tensors.values()), 0
-    with ExitStack() as whole:  # all take their places when the last one is written
+    with ExitStack() as whole:  # all are renamed after the last is written
         for path, values, tensors in files:
             alignment = stated if "general.alignment" in values else DEFAULT_ALIGNMENT
             with open(whole.enter_context(replacing(path, GGUFError)), "wb") as file:

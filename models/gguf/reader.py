@@ -1,7 +1,7 @@
 """GGUF model files: metadata and tensor table, and tensor bytes straight from a memory map.
 
-No tensor is copied; metadata is decoded when asked for. A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
-Knows the container only: no architecture, no device. The header itself is parsed in header.py.
+Tensors are not copied; metadata is decoded on access. A split model (`-00001-of-0000N.gguf`) is one `GGUF`.
+This file knows neither architectures nor devices.
 """
 
 import os
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Required:
-    """Type of the default that stands for "this key must be there"."""
+    """Type of the default for required keys."""
 
 
 REQUIRED = _Required()
@@ -84,7 +84,7 @@ class Metadata(Mapping[str, Any]):
         return self._values[key].type, self._values[key].is_array
 
     def stored(self, key: str) -> bytes:
-        """A value as it lies in the file: its type (and length, for an array), then its bytes."""
+        """A value's bytes in the file: its type (and length, for an array), then its payload."""
         v = self._values[key]
         head = struct.pack("<IIQ", ARRAY, v.type, v.count) if v.is_array else struct.pack("<I", v.type)
         return head + bytes(self._buf[v.start : v.stop])
@@ -109,7 +109,7 @@ class Metadata(Mapping[str, Any]):
 class GGUF:
     """A GGUF model, one file or all parts of a split one. A context manager.
 
-    `metadata` is that of the first part; `tensors` covers all parts, in file order.
+    `metadata` comes from the first part; `tensors` covers all parts, in file order.
     """
 
     mapped = True  # tensors are views of mapped files
@@ -123,7 +123,7 @@ class GGUF:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Opens a file, or a split model given any of its parts; all parts are checked before this returns.
+        """Opens a file, or a split model by any of its parts. All parts are checked.
 
         Raises GGUFError (missing, truncated, malformed, parts that disagree), UnsupportedModel (tensor type).
         """
@@ -150,7 +150,7 @@ class GGUF:
         self.close()
 
     def close(self) -> None:
-        """Unmaps the files; one whose bytes are still viewed (`data`) stays mapped until the view is gone."""
+        """Unmaps the files. A file whose bytes are viewed (`data`) stays mapped until the view is freed."""
         for part in self._parts:
             try:
                 part.buf.close()
@@ -159,7 +159,7 @@ class GGUF:
         self._parts = []
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor as they lie in the file: uint8 [nbytes], read only, a view of the mapping."""
+        """The bytes of a tensor as stored: uint8 [nbytes], read only, a view of the mapping."""
         if (t := self.tensors.get(name)) is None:
             raise GGUFError(f"{self.paths[0]}: there is no tensor {name!r}")
         if not self._parts:
@@ -167,13 +167,12 @@ class GGUF:
         return np.frombuffer(self._parts[t.file].buf, np.uint8, t.nbytes, t.offset)
 
     def file(self, index: int) -> npt.NDArray[np.uint8]:
-        """All bytes of a part of the model, read only, a view of the mapping."""
+        """The bytes of a file of the model, read only, a view of the mapping."""
         return np.frombuffer(self._parts[index].buf, np.uint8)
 
     # ---- typed reads: the value, or the default if the key is absent; else GGUFError ----
 
     def get(self, key: str, default: Any = REQUIRED) -> Any:
-        """The value as stored."""
         return self._read(key, default, "a value", None, None)
 
     def u32(self, key: str, default: T | _Required = REQUIRED) -> int | T:
@@ -234,7 +233,8 @@ class GGUF:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """All parts of the model that `path` belongs to, by the naming rule; GGUFError lists what is missing."""
+    """All parts of the model that `path` belongs to, by the naming rule. Raises GGUFError with the missing
+    ones."""
     if (m := _SPLIT_NAME.fullmatch(path.name)) is None:
         return [path]
     count = int(m["count"])
@@ -251,7 +251,7 @@ def _part_paths(path: Path) -> list[Path]:
 
 
 def _check_split(parts: list[Part]) -> None:
-    """split.no, split.count and split.tensors.count must agree with the parts found; names be unique."""
+    """split.no, split.count and split.tensors.count must agree with the files; tensor names are unique."""
     total, seen = sum(len(p.tensors) for p in parts), dict[str, Path]()
     for i, part in enumerate(parts):
         meta = Metadata(part)

@@ -13,7 +13,7 @@ _TYPE_IDS = {name: number for number, (name, _, _) in TENSOR_TYPES.items()}
 
 
 def header(values: Mapping[str, bytes], tensors: Iterable[TensorInfo], alignment: int) -> bytes:
-    """Magic, counts, metadata and table of tensors, padded to where the data begins. `values` are as they are
+    """Magic, counts, metadata and table of tensors, padded to the beginning of the data. `values` are as
     stored (Metadata.stored); offsets follow from the order of the tensors."""
     table = list(tensors)
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(table), len(values)))

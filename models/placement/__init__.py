@@ -1,1 +1,1 @@
-"""What goes where: layout, caches, memory and time of a model on given devices."""
+"""The layout, caches, memory and time of a model on given devices."""

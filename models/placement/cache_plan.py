@@ -1,10 +1,8 @@
-"""Which K and V caches a model needs: which device has which heads, how many cells a slot has, in which
-memory.
+"""The K and V caches of a model: the heads on each device, the cells per slot, the memory.
 
-In a layer with a window, a slot needs window + micro-batch - 1 cells, for all that the rows of one step may
-see: the first row sees `window` positions, its own included, and the last row is micro-batch - 1 further on.
-These positions need not begin at a block's first cell, so the slot has one block more. A layer with an owner
-(which reads another layer's cache) has no cache of its own.
+In a layer with a window, a slot needs window + micro-batch - 1 cells for the rows of one step: the first row
+sees `window` positions including its own, and the last row is micro-batch - 1 positions later. These may
+begin inside a block, so the slot has one block more. A layer with an owner reads the owner's cache.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from vkbackend.ops import CELL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The caches of one layer that has its own. `arrays`: (name, head size, type) of K, V and index keys."""
+    """The caches of one layer without an owner. `arrays`: (name, head size, type) of K, V and index keys."""
 
     layer: int
     spec: KVSpec
@@ -43,8 +41,7 @@ class CachePlan:
 
     @property
     def window(self) -> int:
-        """Positions that a row sees. 0: all of them, as in a context that is not longer than the window's
-        blocks."""
+        """Positions that a row sees. 0: all, also if the context is not longer than the window's blocks."""
         return self.spec.window if self.ring < self.width else 0
 
     def nbytes(self, device: int) -> list[int]:
@@ -56,10 +53,9 @@ class CachePlan:
 def plan_caches(
     specs: Sequence[MemorySpec], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[CachePlan]:
-    """The caches of all layers that have their own, in the order of layers.
+    """The caches of all layers without an owner, in the order of layers.
 
-    Raises InvalidArgument if a head's size is not a multiple of the type's block, because splits fall between
-    heads.
+    Raises InvalidArgument if a head's size is not a multiple of the type's block: splits fall between heads.
     """
     return [
         CachePlan(
@@ -92,13 +88,13 @@ def _arrays(il: int, spec: KVSpec, options: Options) -> tuple[tuple[str, int, st
 
 
 def blocks_per_slot(window: int, options: Options) -> int:
-    """Blocks of cells that one sequence of a layer needs at once: the whole context, or those of a window."""
+    """Blocks of cells that a sequence needs at once in a layer: for the whole context, or for a window."""
     whole = -(-options.n_ctx // CELL_BLOCK)
     return min(whole, -(-(window + options.n_ubatch - 2) // CELL_BLOCK) + 1) if window else whole
 
 
 def n_blocks(ring: int, options: Options) -> int:
-    """Blocks of a cache that all slots share. Raises InvalidArgument if one sequence may need more."""
+    """Blocks of a cache that all slots share. Raises InvalidArgument if they are too few for one sequence."""
     most, whole = ring * options.n_slots, blocks_per_slot(0, options)
     if options.kv_cells is None or ring < whole:
         return most
@@ -111,9 +107,8 @@ def n_blocks(ring: int, options: Options) -> int:
 
 
 def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> list[Layer]:
-    """The layers. The owner of a shared cache, or of a shared choice of positions, gets the larger quant
-    block of its own and of the layers that share it, so that its heads can be split in units that fit all of
-    them."""
+    """The layers. The owner of a shared cache, or of a shared choice of positions, gets the largest quant
+    block among the layers that share it, so that splits of its heads fit all of them."""
     units = list(layers)
     for il, spec in enumerate(specs):
         if isinstance(spec, KVSpec) and (leader := spec.leader) is not None:
@@ -135,8 +130,8 @@ def blocks_of_owners(layers: Sequence[Layer], specs: Sequence[MemorySpec]) -> li
 
 
 def heads_of_owners(plans: Sequence[Plan], specs: Sequence[MemorySpec]) -> list[Plan]:
-    """The plans. A layer that reads another layer's cache, or its choice of positions, has its q heads on
-    the devices with these kv heads."""
+    """The plans. A layer that reads another layer's cache, or its choice of positions, has its q heads on the
+    devices with these kv heads."""
     return [
         replace(plan, ranges={**plan.ranges, **_heads(plans[spec.leader])})
         if isinstance(spec, KVSpec) and spec.leader is not None

@@ -1,7 +1,7 @@
 """Control vectors (Zou et al. 2023, arXiv:2310.01405): directions added to the residual after layers.
 
-A GGUF file of the architecture "controlvector" has a tensor direction.N, f32 [n_embd], for the layers N it
-steers, counted from 0; the first layer has none. Several files add up, each multiplied by its scale.
+A GGUF file of the architecture "controlvector" has tensors direction.N, f32 [n_embd], for layers N counted
+from 0, except the first. Several files add up, each multiplied by its scale.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _NAME = re.compile(r"direction\.(\d+)")
 def read_control_vectors(
     files: Sequence[tuple[str, float]], n_layer: int, n_embd: int, layers: tuple[int, int] | None = None
 ) -> dict[int, np.ndarray]:
-    """By layer, the sum of scale times direction, f32 [n_embd], for the layers `layers` (first, last; both
-    included). Raises GGUFError for a file that has no control vectors or belongs to another model,
-    InvalidArgument for a range outside the model's layers.
-    """
+    """By layer, the sum of scale times direction, f32 [n_embd], for `layers` (first, last; both included).
+    Raises GGUFError for a file without control vectors or for another model, InvalidArgument for a range
+    outside the model's layers."""
     first, last = layers or (1, n_layer - 1)
     if not 0 <= first <= last < n_layer:
         raise InvalidArgument(

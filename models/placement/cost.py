@@ -1,6 +1,5 @@
-"""What one token costs under a layout, without opening a device: bytes held and read, and its all-reduces.
-
-Feeds the automatic split and `vkbackend plan`.
+"""The cost of a token under a layout, without opening a device: bytes held and read, and all-reduces. For the
+automatic split and `vkbackend plan`.
 """
 
 from __future__ import annotations
@@ -31,21 +30,20 @@ def cost_function(
     limits: Sequence[Limits],
     n_ubatch: int = MAX_ROWS,
 ) -> Callable[[Shares], Cost]:
-    """Shares (one per device, in any unit) -> what that split of the model asks of the devices.
+    """Shares (one per device, in any unit) -> the cost of this split.
 
     `limits` of the devices in order. A device without a share is left out and costs nothing. The all-reduces
-    are those of one decoded token, traced once for each set of devices with a share. Scratch is traced once
-    (seconds for a large model), as what the device with the most needs; on fewer devices each needs more, in
-    proportion.
+    of one decoded token are traced once per set of devices with a share. Scratch is traced once (seconds for
+    a large model), for the device with the most; with fewer devices it grows in proportion.
     """
     traced: dict[tuple[bool, ...], list[Reduce]] = {}
     stages = stages_of(options, len(limits))
-    scratch = 0  # bytes: what the device with the most needs, times the devices in use
+    scratch = 0  # bytes of the device with the most, times the devices in use
 
     def cost(shares: Shares) -> Cost:
         nonlocal scratch
         layout = lay_out(model, types, len(limits), replace(options, tensor_split=tuple(shares)))
-        # Without a share a device may still have what -ot puts there.
+        # A device without a share may have tensors from -ot.
         busy = tuple(share > 0 or layout.holds(d) for d, share in enumerate(shares))
         if not scratch:
             shape = step_shape(model, layout, options, n_ubatch)
@@ -55,7 +53,7 @@ def cost_function(
             traced[busy] = trace_reduces(model, layout, options, limits)
         own = scratch // sum(busy)
         across: list[int] = []
-        inside: list[int] = []  # bytes of sums that stay within a host
+        inside: list[int] = []  # bytes of sums within a host
         for r in traced[busy]:
             alone = options.split_mode == "hosts" and len({stages[d] for d in r.writers + r.readers}) == 1
             (inside if alone else across).append(4 * r.elements)

@@ -1,4 +1,4 @@
-"""Whether a layout fits the devices, and the smallest change that would make it fit. Numbers only."""
+"""Whether a layout fits the devices, and the smallest change that would make it fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vkbackend.models.placement.layout import lay_out
 from vkbackend.models.placement.memory_report import Held, allocations
 from vkbackend.runtime import Device
 
-RESERVE = 0.02  # of a heap, for what drivers keep for themselves
+RESERVE = 0.02  # of a heap, for the drivers' own use
 ON_DEVICE, ON_HOST = ("weights", "kv", "scratch"), ("host", "shared", "staging")
 NAMES = {
     "weights": "weights",
@@ -25,27 +25,27 @@ NAMES = {
     "shared": "tables that all devices read",
     "staging": "staging",
 }
-Sizes = Callable[[Options], list[Held]]  # what each device holds of a layout under these options
+Sizes = Callable[[Options], list[Held]]  # bytes on each device under these options
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many bytes one physical device, or the host, may hold for us now. `members` are the logical devices
-    that share it; `homes` are the kinds of their memory that lie in it."""
+    """Bytes that one physical device, or the host, can hold for us now. `members`: the logical devices that
+    share it; `homes`: the kinds of their memory in it."""
 
     name: str
     nbytes: int
     members: tuple[int, ...]
-    max_binding: int = 1 << 62  # what a shader can read as one buffer
+    max_binding: int = 1 << 62  # the most bytes of one binding
     homes: tuple[str, ...] = ON_DEVICE
 
     def held(self, sizes: Sequence[Held]) -> dict[str, int]:
-        """Bytes by home of what a layout puts here."""
+        """Bytes of a layout in this budget."""
         return {home: sum(sizes[d].homes[home] for d in self.members) for home in self.homes}
 
 
 def budgets_of(devices: Sequence[Device]) -> list[Budget]:
-    """One budget per physical device among `devices` (numpy and null devices have none)."""
+    """One budget per physical device among `devices`, except numpy and null devices."""
     groups: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         if device.physical:
@@ -62,8 +62,7 @@ def budgets_of(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_budgets(devices: Sequence[Device]) -> list[Budget]:
-    """A budget per host, for what its devices keep in its memory. A host that does not say what is free has
-    none."""
+    """A budget per host for its devices' memory on the host. Hosts with unknown free memory have none."""
     members: dict[str, list[int]] = {}
     for d, device in enumerate(devices):
         members.setdefault(device.host, []).append(d)
@@ -78,7 +77,7 @@ def host_budgets(devices: Sequence[Device]) -> list[Budget]:
 
 
 def host_free_nbytes() -> int | None:
-    """How much memory the host could still give without swapping (Linux: MemAvailable); None if unknown."""
+    """Host memory available without swapping (Linux: MemAvailable); None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             found = next((line for line in lines if line.startswith("MemAvailable:")), "")
@@ -88,7 +87,7 @@ def host_free_nbytes() -> int | None:
 
 
 def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device], steps: StepSizes) -> Sizes:
-    """A function: what each device holds under changed options. What `steps` need does not change."""
+    """A function from changed options to the bytes on each device. The needs of `steps` stay the same."""
 
     def sizes_of(changed: Options) -> list[Held]:
         layout = lay_out(model, types, len(devices), changed)
@@ -98,7 +97,7 @@ def sizes_with(model: Model, types: Mapping[str, str], devices: Sequence[Device]
 
 
 def shortfall(sizes: Sequence[Held], budgets: Sequence[Budget]) -> Budget | None:
-    """The first budget that is exceeded, or None."""
+    """The first exceeded budget, or None."""
     return next((b for b in budgets if sum(b.held(sizes).values()) > b.nbytes), None)
 
 
@@ -140,8 +139,8 @@ def check_fit(devices: Sequence[Device], options: Options, sizes_of: Sizes, n_la
 def with_fitting_layers(
     devices: Sequence[Device], options: Options, sizes_of: Sizes, n_layer: int
 ) -> Options:
-    """The options with as many layers on the devices as fit there, or none. So the host has to hold the
-    least; whether that fits is not checked here."""
+    """The options with the most layers that fit on the devices, or none, so that the host holds the least;
+    whether that fits is not checked here."""
     most = n_layer + 1  # the output counts as one
     n = most_layers(most, options, sizes_of, budgets_of(devices))
     return replace(options, n_gpu_layers=None if n == most else n)
@@ -161,7 +160,8 @@ def fits(options: Options, sizes_of: Sizes, budgets: Sequence[Budget]) -> bool:
 
 
 def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer: int) -> str:
-    """What would fit: a smaller context, other shares, fewer layers on the devices, caches on the host."""
+    """Changes that would fit: a smaller context, other shares, fewer layers on the devices, caches on the
+    host."""
 
     def fit(**changed: Any) -> bool:
         return fits(replace(options, **changed), sizes_of, budgets)
@@ -187,8 +187,8 @@ def advice(options: Options, sizes_of: Sizes, budgets: Sequence[Budget], n_layer
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest multiple of `least` up to `most` that fits, or 0. It is searched by bisection: if a number
-    fits, smaller ones must, too."""
+    """The largest multiple of `least` up to `most` that fits, or 0, by bisection: if a number fits, smaller
+    ones must, too."""
     low, high = 0, most // least + 1  # in units of `least`: low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,9 +1,8 @@
-"""The KV cache: cells addressed through tables, so that a slot's positions may lie anywhere.
+"""The KV cache: cells addressed through tables, so a slot's positions may be anywhere.
 
-cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers that need equally many
-blocks of a slot share a table. At first every slot has blocks of its own in a row. If these hold less than
-the context, they are a ring that keeps the newest positions. The engine's prefix cache replaces these
-entries: it gives any block to any slot.
+cell = table[slot][position // B] * B + position % B, with blocks of B cells. Layers with equally many blocks
+per slot share a table. At first every slot has its own consecutive blocks; if they hold less than the
+context, they are a ring of the newest positions. The engine's prefix cache then gives any block to any slot.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from vkbackend.ops import CELL_BLOCK
 
 
 class CellTable:
-    """Where the positions of `n_slots` sequences lie; `flush` brings what was `set` to the devices."""
+    """The cells of the positions of `n_slots` sequences. `flush` copies changed entries to the devices."""
 
     def __init__(self, mesh: Mesh, plan: CachePlan) -> None:
         self._mesh, self.ring, self.n_blocks = mesh, plan.ring, plan.n_blocks
@@ -34,11 +33,10 @@ class CellTable:
 
     @property
     def capacity(self) -> int:
-        """How many positions a slot can hold at once, wherever in a block they begin."""
+        """The positions that a slot can hold at once, wherever in a block they begin."""
         return (self.ring - (self.ring < self.table.shape[1])) * CELL_BLOCK
 
     def at(self, slot: int, positions: np.ndarray) -> np.ndarray:
-        """The cells of positions."""
         blocks = self.table[slot].astype(np.int64)[positions // CELL_BLOCK]
         return blocks * CELL_BLOCK + positions % CELL_BLOCK
 
@@ -58,8 +56,8 @@ class CellTable:
 
 
 class KVCache:
-    """K and V caches. `own`: the caches of the layers that have some. `layers`: what each layer reads, which
-    is its own cache, its owner's, or a recurrent state."""
+    """K and V caches. `own`: the caches of the layers that have their own. `layers`: each layer's cache: its
+    own, its owner's, or a recurrent state."""
 
     def __init__(self, mesh: Mesh, layout: Layout, options: Options) -> None:
         self.plans = layout.caches
@@ -90,19 +88,18 @@ class KVCache:
 
     @property
     def groups(self) -> list[CellTable | None]:
-        """First the table of the layers that see all positions (None without such layers), then those with
+        """The table of the layers that see all positions (None without such layers), then of those with
         windows."""
         windows = [table for table in self.tables.values() if table.window]
         return [next((table for table in self.tables.values() if not table.window), None), *windows]
 
     def flush(self) -> None:
-        """Bring changed tables to the devices."""
         for table in self.tables.values():
             table.flush()
 
     def resumable(self, n_stored: int) -> int:
-        """The first position at which a sequence can go on after `n_stored` positions were written: what a
-        row there sees is still in every ring."""
+        """The first position at which a sequence with `n_stored` positions can continue: every ring still has
+        the positions that a row there sees."""
         first = 0
         for plan in self.plans:
             if n_stored > (capacity := self.tables[plan.ring].capacity):

@@ -1,8 +1,7 @@
-"""Where everything of a model goes, decided before anything is opened or allocated: plans, homes and
-sizes.
+"""Where everything of a model goes, decided before anything is opened or allocated: plans, homes and sizes.
 
-Split (which device holds which slice) and placement (device memory or pinned host memory) are independent:
-a tensor placed on the host stays split, and every device reads its own slice from there.
+Split (which device has which slice) and placement (device memory or pinned host memory) are independent: a
+tensor on the host stays split, and every device reads its own slice from there.
 """
 
 from __future__ import annotations
@@ -29,19 +28,20 @@ from vkbackend.models.placement.recurrent_state import StatePlan, plan_states
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The decisions: a plan per layer, the plan outside layers, what to load where, the caches."""
+    """The decisions: a plan per layer, the plan outside layers, the weights to load with their homes, the
+    caches."""
 
     n_devices: int
     plans: list[Plan]
     output_plan: Plan
     loads: list[Load]
     caches: list[CachePlan]
-    cache_owners: list[int | None]  # by layer: the layer whose cache it reads; None: its own
+    cache_owners: list[int | None]  # by layer: its owner, None for its own cache
     states: list[StatePlan]
     active: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by scope: devices at work
 
     def memories(self) -> list[CachePlan | StatePlan]:
-        """All that a slot's sequence fills."""
+        """All arrays with data of a slot's sequence."""
         return [*self.caches, *self.states]
 
     def holds(self, device: int) -> bool:
@@ -87,7 +87,7 @@ def lay_out(model: Model, types: Mapping[str, str], n_devices: int, options: Opt
 def memories(
     layout: Layout, own: Mapping[int, LayerCache], states: Mapping[int, LayerState]
 ) -> list[LayerMemory]:
-    """By layer, what it reads: its own cache, its owner's, or its state."""
+    """By layer, the cache it reads (its own or its owner's), or its state."""
     found: list[LayerMemory] = []
     for il, owner in enumerate(layout.cache_owners):
         if il in states:
@@ -100,7 +100,7 @@ def memories(
 
 
 def layer_of(name: str) -> int | None:
-    """The layer a tensor belongs to, None outside layers."""
+    """The layer of a tensor, None outside layers."""
     return int(name.split(".")[1]) if name.startswith("blk.") else None
 
 
@@ -142,7 +142,7 @@ def _plans_of_hosts(
 
 
 def whole_on(layer: Layer, device: int, n: int) -> Plan:
-    """The plan that gives all of a layer to one device."""
+    """The plan that gives a whole layer to one device."""
     sizes: dict[str, int] = {}
     for mixer in layer.mixers:
         sizes |= mixer.sizes
@@ -167,11 +167,11 @@ def _override(
     layers: Sequence[Layer],
     n: int,
 ) -> tuple[dict[str, Home], list[Plan], Plan]:
-    """Homes of the tensors that patterns place on the host, and the plans, changed for the tensors that
-    patterns place on a device.
+    """Homes of the tensors that patterns place on the host, and the plans, changed for tensors that patterns
+    place on a device.
 
-    A pattern with a device index moves the whole dimension of the layer that the tensor is split along
-    (all of its attention, all of its FFN), because its other tensors must be cut alike.
+    A pattern with a device index moves the whole dimension of the layer (all of its attention, all of its
+    FFN), because its other tensors must be split alike.
     """
     plans = list(plans)
     homes: dict[str, Home] = {}
@@ -192,7 +192,7 @@ def _override(
                 f"override {text}={target}: the target must be CPU, host or a device index below {n}"
             )
         if not spec.role.dim:
-            continue  # mirrored: it is on that device already
+            continue  # mirrored: already on that device
         il = layer_of(spec.name)
         if il is None:
             output_plan = Plan({"vocab": _whole(spec.shape[0], int(target), n)})
@@ -226,7 +226,7 @@ def _compile(text: str) -> re.Pattern[str]:
 
 
 def weight_nbytes(load: Load, device: int) -> int:
-    """Bytes of a weight that lie on `device` as a slice of its own (a shared host table counts nowhere)."""
+    """Bytes of a weight's slice on `device` (0 for a shared host table)."""
     if load.shared:
         return 0
     cuts = expert_slices(load, device) if len(load.shape) == 3 else slices_of(load, device)
@@ -247,5 +247,5 @@ def sizes(layout: Layout) -> list[dict[str, int]]:
 
 
 def largest_cache(layout: Layout, device: int) -> int:
-    """Bytes of the largest K or V cache or state of one layer on `device`: shaders bind it as a whole."""
+    """Bytes of the largest K or V cache or state of one layer on `device`: shaders bind it whole."""
     return max((max(cache.nbytes(device)) for cache in layout.memories()), default=0)

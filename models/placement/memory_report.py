@@ -1,10 +1,9 @@
-"""What every device will hold, byte for byte, before anything is allocated; and where the sum comes from.
+"""Every device's memory, byte for byte, before anything is allocated.
 
-The sizes are made of the pieces that the loader, the caches and the mesh ask for, padded as the allocator
-pads them, so that they equal its counters. What is in the sum: the model's weights, copies of them (mirrored,
-or replicated where devices share KV heads), caches, tables (where experts begin, where cells lie, codebooks),
-scratch, staging, and padding. Weights that software devices read in the mapped file (`mapped`) count for each
-device, although their pages are the page cache's.
+The sizes are those requested by the loader, the caches and the mesh, padded like the allocator's, so they
+equal its counters: weights and their copies (mirrored, or replicated where devices share KV heads), caches,
+tables (experts' offsets, cells, codebooks), scratch, staging, and padding. Weights that software devices read
+in the mapped file (`mapped`) count for each device, although the page cache holds them once.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ ITEMS = ("model", "mirrored", "replicated", "kv", "tables", "scratch", "staging"
 
 @dataclass(slots=True)
 class Held:
-    """Bytes on one device: `homes`: as allocated, by where they lie. `items`: the same bytes by what they are
-    for.
+    """Bytes on one device. `homes`: as allocated, by kind of memory. `items`: the same bytes by purpose.
 
     Host pages that all devices read (`shared`: whole tables) count for the first one.
     """
@@ -49,10 +47,10 @@ class Held:
 def allocations(
     layout: Layout, devices: Sequence[Device], steps: StepSizes, reduce_provider: str = "auto"
 ) -> list[Held]:
-    """What each device holds once the layout is loaded and prepared. Nothing is allocated: only properties of
-    the devices are read.
+    """The memory of each device after loading and preparing the layout. Allocates nothing and reads only
+    properties of the devices.
 
-    `items` counts all copies of weights as `weights`; `itemised` tells them apart.
+    `items` counts all copies of weights as `weights`; `itemised` separates them.
     """
     report = [Held(largest_cache=largest_cache(layout, d)) for d in range(len(devices))]
     slots = slots_nbytes(reduce_provider, devices, steps.slot)
@@ -86,7 +84,7 @@ def _add_weights(held: Held, layout: Layout, d: int, device: Device) -> None:
 
 
 def _add_mapped(held: Held, layout: Layout, d: int, device: Device) -> set[str]:
-    """Weights that the device reads in the file: their names."""
+    """Names of the weights that the device reads in the file."""
     names = set()
     for load in layout.loads:
         for _, shape, _ in mapped_pieces(load, d, device):
@@ -105,8 +103,8 @@ def _add_caches(held: Held, layout: Layout, d: int) -> None:
 
 
 def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device]) -> None:
-    """Shared tables. One copy serves all devices that can import its pages; a device that cannot has a copy
-    of its own. Devices that read the table in the mapped file need neither."""
+    """Shared tables. One copy serves all devices that can import its pages; any other device has its own.
+    Devices that read the table in the mapped file need neither."""
     page = max(device.limits.host_import_align for device in devices)
     for load in layout.loads:
         sharing = [d for d, device in enumerate(devices) if not mapped_pieces(load, d, device)]
@@ -123,11 +121,10 @@ def _add_shared(report: Sequence[Held], layout: Layout, devices: Sequence[Device
 
 
 def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
-    """The sum of what all devices hold, by ITEMS, and `held`, the sum.
+    """The sum over all devices, by ITEMS, and `held`, the total.
 
-    `model`: all weights, each counted once (a tied lm_head is a weight of its own). `mirrored`: further
-    copies of tensors that every device has whole. `replicated`: the same for tensors that are split, of which
-    several devices hold the same part.
+    `model`: all weights once (a tied lm_head is its own weight). `mirrored`: further copies of mirrored
+    tensors. `replicated`: further copies of parts of split tensors.
     """
     total: Counter[str] = sum((held.items for held in report), Counter())
     model = sum(map(stored_nbytes, layout.loads))
@@ -142,5 +139,5 @@ def itemised(layout: Layout, report: Sequence[Held]) -> dict[str, int]:
 
 
 def stored_nbytes(load: Load) -> int:
-    """Bytes of a whole weight as devices hold it."""
+    """Bytes of a whole weight in the devices' type."""
     return math.prod(load.shape[:-1]) * row_nbytes(load.dtype, load.shape[-1])

@@ -1,10 +1,8 @@
-"""Recurrent state beside the KV cache: per layer a few arrays of cells, and which cell holds which position
-of which slot.
+"""Recurrent state: per layer a few arrays of cells, and the cells of each slot by position.
 
-A state stands for a whole sequence, so it cannot be cut at a position. To go back, a slot keeps snapshots. To
-keep a state, the next step reads its cell and writes another cell, so a snapshot costs no copy. The state is
-kept before every step of several rows, and before the first step of one row after that. The oldest snapshot
-makes room.
+A state sums up a whole sequence, so it cannot be cut at a position. To go back, a slot keeps snapshots: the
+next step reads the cell and writes another, so a snapshot costs no copy. A snapshot is kept before every step
+of several rows, and before the first step of one row after it. The oldest makes room.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from vkbackend.step import Run
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """The state of one layer: its arrays (`spec`), each device's units by dimension, the cells of all
-    slots."""
+    """The state of one layer: its arrays (`spec`), each device's units by dimension, all slots' cells."""
 
     layer: int
     spec: StateSpec
@@ -33,7 +30,7 @@ class StatePlan:
     home: Home
 
     def arrays(self) -> list[tuple[str, int, State]]:
-        """(name, values of a cell, how they are split) of each."""
+        """(name, values of a cell, split) of each array."""
         found: list[tuple[str, int, State]] = []
         spec: StateSpec | None = self.spec
         while spec:
@@ -44,7 +41,6 @@ class StatePlan:
         return found
 
     def names(self) -> list[str]:
-        """The arrays' names, as the model has them."""
         return [name.removeprefix("state_").rpartition("_l")[0] for name, _, _ in self.arrays()]
 
     def nbytes(self, device: int) -> list[int]:
@@ -55,7 +51,7 @@ class StatePlan:
 def plan_states(
     specs: Sequence[object], plans: Sequence[Plan], homes: Sequence[Home], options: Options
 ) -> list[StatePlan]:
-    """The states of all layers that have one, in the order of layers."""
+    """The states of all recurrent layers, in the order of layers."""
     n_cells = options.n_slots * (1 + options.n_snapshots)
     return [
         StatePlan(il, spec, plans[il].ranges, n_cells, homes[il])
@@ -65,7 +61,7 @@ def plan_states(
 
 
 class RecurrentState:
-    """The arrays on the devices, by layer, and the slots' use of the cells."""
+    """The arrays on the devices, by layer, and the slots' cells."""
 
     def __init__(self, mesh: Mesh, plans: Sequence[StatePlan], options: Options) -> None:
         self.plans = plans
@@ -82,30 +78,28 @@ class RecurrentState:
 
 
 class SlotStates:
-    """Which cell holds the state of a slot after how many positions. Host only."""
+    """By slot and position, the cell with its state. Host only."""
 
     def __init__(self, n_slots: int, n_snapshots: int) -> None:
         self._free = list(range(n_slots * (1 + n_snapshots) - 1, n_slots - 1, -1))
         self._most = n_snapshots
-        self._cells = list(range(n_slots))  # what each slot's steps write
-        self._positions = [0] * n_slots  # what that cell holds; 0: nothing
+        self._cells = list(range(n_slots))  # the cell that each slot's steps write
+        self._positions = [0] * n_slots  # positions in that cell's state; 0: none
         # Cells by position, oldest first.
         self._snapshots: list[dict[int, int]] = [{} for _ in range(n_slots)]
         self._was_long = [False] * n_slots  # whether the last step had several rows
-        self._lent: dict[int, tuple[int, int]] = {}  # by slot: a position, and the cell with the state there
-        self.spare: Callable[[], int | None] = lambda: (
-            None
-        )  # gives back a cell that was taken from here, or None
+        self._lent: dict[int, tuple[int, int]] = {}  # by slot: a position and its cell
+        self.spare: Callable[[], int | None] = lambda: None  # returns a taken cell, or None
 
     def resume_at(self, slot: int, position: int) -> int:
-        """The last position up to `position` from which the slot can go on; 0: it must begin anew."""
+        """The last position up to `position` at which the slot can continue; 0: from its beginning."""
         known = [0, self._positions[slot], *self._snapshots[slot]]
         if slot in self._lent:
             known.append(self._lent[slot][0])
         return max(at for at in known if at <= position)
 
     def cell(self, slot: int, position: int) -> int:
-        """The cell of the state after `position` positions, for a position that `resume_at` returned."""
+        """The cell of the state after `position` positions; `position` comes from `resume_at`."""
         if position == self._positions[slot] and position:
             return self._cells[slot]
         if position == self._lent.get(slot, (-1, -1))[0]:
@@ -113,7 +107,7 @@ class SlotStates:
         return self._snapshots[slot][position]
 
     def advance(self, run: Run) -> tuple[int, int]:
-        """The cells that a run reads and writes. From now on the slot counts as standing at the run's end."""
+        """The cells that a run reads and writes. Moves the slot to the run's end."""
         slot, at = run.slot, run.first_pos
         kept = self._snapshots[slot]
         lent_at, lent = self._lent.pop(slot, (-1, -1))
@@ -139,36 +133,33 @@ class SlotStates:
         return read, self._cells[slot]
 
     def put(self, slot: int, position: int) -> int:
-        """The cell for a state after `position` positions that the caller will write, such as a loaded
-        one."""
+        """The cell for a state after `position` positions that the caller writes, such as a loaded one."""
         self._drop(slot, -1)
         self._positions[slot], self._was_long[slot] = position, True
         return self._cells[slot]
 
-    # ---- states that stand for a beginning, whoever made them ----
+    # ---- states of shared beginnings ----
 
     def take(self, slot: int, position: int) -> int | None:
-        """The cell of a slot's snapshot at `position`, which the caller owns from now on; None if there is
-        none."""
+        """The cell of a slot's snapshot at `position`, now the caller's; None without a snapshot."""
         return self._snapshots[slot].pop(position, None)
 
     def give_back(self, cell: int) -> None:
-        """Nobody needs a cell that was taken any more."""
+        """Return a taken cell."""
         self._free.append(cell)
 
     def lend(self, slot: int, position: int, cell: int) -> None:
-        """The slot's next run begins at `position`, and reads a cell that is not the slot's."""
+        """The slot's next run begins at `position` and reads another owner's cell."""
         self._drop(slot, -1)
         self._positions[slot], self._lent[slot] = 0, (position, cell)
 
     def drop(self, slot: int) -> None:
-        """Forget what the slot holds."""
         self._drop(slot, -1)
         self._lent.pop(slot, None)
         self._positions[slot], self._was_long[slot] = 0, False
 
     def _drop(self, slot: int, position: int) -> None:
-        """Forget the snapshots after a position: another sequence goes on from there."""
+        """Drop the snapshots after a position: another sequence continues there."""
         kept = self._snapshots[slot]
         for at in [at for at in kept if at > position]:
             self._free.append(kept.pop(at))

@@ -1,7 +1,6 @@
-"""Compares a file's tensors with what its model reads: strictly, with allowance for how files really are.
-
-Every weight must be there with its shape and a supported type; a tensor that nothing reads is an error, save
-those of layers that predict tokens further ahead (nextn), which are left out with a note.
+"""Compares a file's tensors with the weights of its model. Every weight must have its shape and a supported
+type; unread tensors are errors, except layers for multi-token prediction (nextn), which are skipped with a
+note.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from vkbackend.models.gguf.reader import GGUF
 
 
 class FileSource:
-    """The bytes of a file's tensors under the names of the weights."""
+    """The bytes of a file's tensors by the names of the weights."""
 
     def __init__(self, gguf: GGUF, specs: Sequence[WeightSpec]) -> None:
         self._gguf = gguf
@@ -45,8 +44,8 @@ class FileSource:
 
 
 def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
-    """The offset in the file, a multiple of 4, of a weight that is stored there as devices read it. None:
-    devices need it in another form, or the offset is no multiple of 4."""
+    """The offset, a multiple of 4, of a weight in the file; None if devices need another form of it, or the
+    offset is not a multiple of 4."""
     info = spec.tensor(gguf)
     if info is None or not gguf.mapped or (spec.widened and info.type != "f32"):
         return None
@@ -59,13 +58,13 @@ def offset_in_file(gguf: GGUF, spec: WeightSpec) -> int | None:
 
 
 def weights_in_file(gguf: GGUF, model: Model) -> frozenset[str]:
-    """The weights that can be read in the file instead of being loaded from it."""
+    """The weights that devices read in the file instead of loading them."""
     return frozenset(spec.name for spec in model.weights() if offset_in_file(gguf, spec) is not None)
 
 
 def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
-    """Types on the devices by weight name. Raises GGUFError for a tensor that is missing or of another shape,
-    UnsupportedModel for a type or a tensor that cannot be used."""
+    """Types on the devices by weight name. Raises GGUFError for a missing tensor or another shape,
+    UnsupportedModel for an unsupported type or tensor."""
     types = {}
     used = {*ROPE_FACTORS, *ahead_tensors(gguf, model.n_layer), *model.unread()}
     for spec in model.weights():
@@ -94,7 +93,7 @@ def check_weights(gguf: GGUF, model: Model) -> dict[str, str]:
 
 
 def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
-    """Tensors of the layers after the first n_layer, which predict tokens further ahead: not read."""
+    """Tensors of the layers after the first n_layer, for multi-token prediction: not read."""
     if not gguf.u32(f"{gguf.architecture}.nextn_predict_layers", 0):
         return []
     behind = tuple(f"blk.{il}." for il in range(n_layer, int(gguf.u32(f"{gguf.architecture}.block_count"))))
@@ -102,7 +101,7 @@ def ahead_tensors(gguf: GGUF, n_layer: int) -> list[str]:
 
 
 def notes(gguf: GGUF, model: Model, n_ctx: int) -> list[str]:
-    """What users should know about how the file is read and used, a line each."""
+    """Notes for users about how the file is read and used, a line each."""
     found = []
     if skipped := ahead_tensors(gguf, model.n_layer):
         found.append(

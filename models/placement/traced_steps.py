@@ -1,5 +1,5 @@
-"""Steps of a model as it would be placed, traced over devices without memory: what they need, which sums
-they exchange, and the programs of a token.
+"""Steps of a model under a layout, traced over devices without memory: their scratch, their sums, and the
+programs of a token.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ LOGITS_NBYTES = 16 << 20  # the host-visible logits of one step stay about this 
 
 
 def in_halves(devices: Sequence[Device], options: Options) -> bool:
-    """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged: where
-    devices are real and several."""
+    """Whether large micro-batches are computed as two halves in turn, one while the other is exchanged: with
+    several real devices."""
     return options.split_mode == "tensor" and len({resource_of(device) for device in devices}) > 1
 
 
 def step_shape(
     model: Model, layout: Layout, options: Options, n_ubatch: int, halves: bool = False
 ) -> StepShape:
-    """The largest step of a model whose micro-batches have up to `n_ubatch` rows; `halves`: large ones are
-    computed as two in turn."""
+    """The largest step with micro-batches of up to `n_ubatch` rows; `halves`: large ones are computed as
+    two."""
     rows = bucket(min(n_ubatch, options.n_ctx * options.n_slots, MAX_ROWS))
     fits = max(LOGITS_NBYTES // (4 * model.n_vocab), 1)
     outputs = min(rows, max(bucket(options.n_slots), 1 << fits.bit_length() - 1))
@@ -70,7 +70,7 @@ def step_sizes(
     shape: StepShape,
     reuse: bool = True,
 ) -> StepSizes:
-    """What steps up to `shape` need besides weights and caches; `reuse`: values share memory."""
+    """The needs of steps up to `shape` besides weights and caches; `reuse`: values share memory."""
     devices, build = _traced(model, layout, limits)
     n = repeating(layers_of(layout, devices)) if reuse else model.n_layer
     short = _traced(model, layout, limits, n)[1] if n < model.n_layer else None
@@ -80,8 +80,8 @@ def step_sizes(
 def token_recordings(
     model: Model, layout: Layout, options: Options, limits: Sequence[Limits], shape: StepShape
 ) -> list[Recording]:
-    """What each device does for one token, with the layers that repeat left out: the programs are those of
-    the whole step. The views are of memory that does not exist."""
+    """Each device's recording of one token without repeated layers: the programs of the whole step, over
+    memory that does not exist."""
     devices, _ = _traced(model, layout, limits)
     build = _traced(model, layout, limits, repeating(layers_of(layout, devices)))[1]
     inputs = [shape.unplaced(d) for d in range(len(devices))]
@@ -97,8 +97,8 @@ REPEATS = 3
 
 
 def repeating(layers: Sequence[object]) -> int:
-    """How many of the first layers stand for all layers. They contain every pair of neighbours that the model
-    has, up to REPEATS times each, and their last layer is like the model's last."""
+    """How many of the first layers stand for all layers. They contain every pair of neighbours in the model,
+    up to REPEATS times each, and end with a layer like the model's last."""
     pairs = list(pairwise(layers))
     missing = Counter({pair: min(count, REPEATS) for pair, count in Counter(pairs).items()})
     for n, pair in enumerate(pairs, 2):
@@ -109,7 +109,7 @@ def repeating(layers: Sequence[object]) -> int:
 
 
 def layers_of(layout: Layout, devices: Sequence[Device]) -> list[object]:
-    """What makes layers alike: the shapes of what each device holds of their weights, and their caches."""
+    """The signature of a layer: the shapes of its weights on each device, and its caches."""
     found: list[list[object]] = [[] for _ in layout.plans]
     for load in layout.loads:
         if (il := layer_of(load.name)) is not None:
@@ -131,7 +131,7 @@ def trace_reduces(
     limits: Sequence[Limits],
     n_rows: int = 1,
 ) -> list[Reduce]:
-    """The all-reduces of a step of `n_rows` rows: its graph is built over devices without memory."""
+    """The all-reduces of a step of `n_rows` rows, from a graph over devices without memory."""
     devices, build = _traced(model, layout, limits)
     shape = replace(step_shape(model, layout, options, n_rows), n_rows=n_rows, n_outputs=1)
     inputs = [shape.unplaced(d) for d in range(layout.n_devices)]
@@ -144,7 +144,8 @@ def trace_reduces(
 def _traced(
     model: Model, layout: Layout, limits: Sequence[Limits], n_layer: int | None = None
 ) -> tuple[list[NullDevice], Build]:
-    """Devices without memory, and what builds the step of the model, or of its first `n_layer` layers."""
+    """Devices without memory, and a function that builds the step of the model, or of its first `n_layer`
+    layers."""
     devices = [NullDevice(f"traced.{d}", one) for d, one in enumerate(limits)]
     places = [_Places() for _ in devices]
     weights = Weights({load.name: _weight(load, devices, places) for load in layout.loads})
@@ -153,8 +154,8 @@ def _traced(
 
 
 class _Places:
-    """Where a device without memory has its weights: one behind another, as they are loaded. Products of
-    neighbours can be fused."""
+    """The weights of a device without memory, one after another in loading order. Products of neighbours can
+    be fused."""
 
     def __init__(self) -> None:
         self._buffer, self._end = nowhere(Home.WEIGHTS, "traced"), 0
@@ -166,7 +167,7 @@ class _Places:
 
 
 def _view(shape: tuple[int, ...], dtype: str = "f32") -> View:
-    """A view of a buffer without memory: a traced step needs only its shape."""
+    """A view without memory: a traced step needs only its shape."""
     return View(nowhere(Home.WEIGHTS, "traced"), 0, shape, dtype)
 
 
