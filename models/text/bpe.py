@@ -32,12 +32,11 @@ _BYTE_OF = _byte_characters()
 
 
 def _spell_bytes(text: str) -> bytes:
-    # A character outside the byte alphabet stands for itself: some vocabularies add such normal tokens.
+    # Some vocabularies add normal tokens outside the byte alphabet: these stand for themselves.
     return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in text)
 
 
 def bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    """`tokenizer.ggml.model` "gpt2"."""
     name = gguf.string("tokenizer.ggml.pre", "default")
     if (lines := LINE_TOKENIZERS.get(name)) is not None:
         return _line_bpe(gguf, vocabulary, lines)
@@ -61,7 +60,6 @@ def bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
 
 
 def gemma4(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    """`tokenizer.ggml.model` "gemma4"."""
     return _line_bpe(gguf, vocabulary, LINE_TOKENIZERS["gemma4"])
 
 
@@ -96,7 +94,6 @@ def _line_bpe(gguf: GGUF, vocabulary: Vocabulary, lines: LineTokenizer) -> Schem
 
 
 def whitespace_bpe(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    """`tokenizer.ggml.model` "whitespace": words without the white space between them."""
     # Unknown characters become an empty token first, so that nothing merges across them, and are dropped
     # then.
     backend = _backend(gguf, vocabulary, unk_token="")
@@ -128,7 +125,7 @@ def _backend(
     byte_fallback: bool = False,
     unk_token: str | None = None,
 ) -> Backend:
-    # A merge that is listed twice keeps its first rank; the library would use the last.
+    # The first rank of a repeated merge counts; the library would use the last.
     merges, ids = list(dict.fromkeys(gguf.strings("tokenizer.ggml.merges"))), vocabulary.ids
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges]
     try:
@@ -142,7 +139,7 @@ def _backend(
             byte_fallback=byte_fallback,
             unk_token=unk_token,
         )
-    except Exception as e:  # the library raises a bare Exception
+    except Exception as e:  # a bare Exception of the library
         wrong = next(merge for merge in merges if not _joins(merge, ids))
         raise GGUFError(
             f"{vocabulary.path}: merge {wrong!r} does not join two tokens into a third one"

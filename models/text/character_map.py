@@ -1,7 +1,7 @@
 """The character map of a SentencePiece vocabulary: replaces the longest known text at each position.
 
-A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). A node has 32 bits: the byte that leads
-to it, whether a replaced text ends at it, and the position of its children.
+A double array over UTF-8 bytes (Kanda 2018, XOR instead of addition). A node's 32 bits: the byte that leads
+to it, whether a replaced text ends here, the children's position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LABEL = 1 << 31 | 0xFF
 
 
 class CharacterMap:
-    """`raw`: the bytes of `tokenizer.ggml.precompiled_charsmap`; empty: the map changes nothing."""
+    """`raw`: `tokenizer.ggml.precompiled_charsmap`; empty: the map changes nothing."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         stored = np.asarray(raw if len(raw) else [], np.uint8).tobytes()

@@ -1,9 +1,8 @@
-"""A model's chat template: from messages to the text that the model was trained to answer.
+"""A model's chat template, from messages to a prompt.
 
-Templates come with model files, so they are compiled and rendered in a separate process with limits of time
-and memory (template_process.py), in jinja2's immutable sandbox. They get what Hugging Face's
-`apply_chat_template` gives them: `trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}`, `tojson`,
-`raise_exception`, `strftime_now`, `tools`, `documents` and the caller's variables.
+Templates come with model files, so they run in a separate process with limits of time and memory
+(template_process.py), in jinja2's immutable sandbox. They get what Hugging Face's `apply_chat_template` gives
+them: loop controls, `{% generation %}`, `tojson`, `raise_exception`, `strftime_now`, ...
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt for an answer to `messages`. `add_generation_prompt` False: the text of the messages
-        only. `continue_final_message`: the text ends with the last message's content, which the model
-        continues. `variables`: further variables of the template (`tools`, `documents`, ...).
+        """The prompt for an answer to `messages`. `add_generation_prompt` False: only the messages.
+        `continue_final_message`: the text ends with the last message's content. `variables`: further
+        variables of the template (`tools`, `documents`, ...).
 
         Raises InvalidArgument if the template refuses the messages, fails, exceeds a limit, or makes more
         text than a tokenizer accepts; Timeout.
@@ -91,7 +90,7 @@ class ChatTemplate:
 
 
 def with_thought(message: Message) -> Message:
-    """The message with its thought under all names that templates read, as Hugging Face fills them in."""
+    """The message with its thought under all names that templates read, as Hugging Face does."""
     thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 

@@ -1,5 +1,5 @@
-"""Harmony, the format of gpt-oss: an answer is a row of messages, each with a header that names its channel
-and its recipient. https://github.com/openai/harmony
+"""Harmony, gpt-oss's format: messages with a header that names channel and recipient.
+https://github.com/openai/harmony
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant to=functions.f<|channel|>commentary
     json<|message|>...
@@ -21,8 +21,8 @@ _HEADERS = ("<|", " to=", "to=", "assistant")  # beginnings of a header
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a message's text. `recipient`: the function of a call (functions.f). `begins`: the message's
-    first piece, maybe empty."""
+    """A piece of a message's text. `recipient`: the function of a call. `begins`: the first piece, maybe
+    empty."""
 
     text: str
     is_thought: bool
@@ -31,14 +31,14 @@ class Part:
 
 
 class HarmonyReader:
-    """Reads an answer that follows `<|start|>assistant`. Text without any header counts as the answer."""
+    """Reads an answer that follows `<|start|>assistant`. Text without a header is the answer."""
 
     def __init__(self) -> None:
         self._held, self._in_header, self._plain = "", True, True
         self._thought, self._recipient = False, ""
 
     def push(self, piece: str, *, last: bool = False) -> list[Part]:
-        """Add a piece; returns the parts that are certain now."""
+        """The parts that are certain now."""
         self._held += piece
         out: list[Part] = []
         while self._held:

@@ -1,8 +1,5 @@
-"""Prompts for fill in the middle, with the model's own tokens for it.
-
-The layout is llama-server's `/infill`: other files of the project, the file's name, the text before the gap,
-the text after it.
-"""
+"""Prompts for fill in the middle, laid out as in llama-server's `/infill`: other files of the project, the
+file's name, the text before the gap, the text after it."""
 
 from __future__ import annotations
 

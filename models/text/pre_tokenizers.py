@@ -1,9 +1,6 @@
 """Pre-tokenizers by their names in `tokenizer.ggml.pre`: how a BPE vocabulary cuts text into words before
-merging.
-
-Each is a list of regular expressions in Oniguruma's syntax, applied in order: every piece is cut into its
-matches and the text between them. The names are the GGUF converters', the expressions the models'.
-"""
+merging. Regular expressions in Oniguruma's syntax, applied in order: each cuts every piece into its matches
+and the text between them."""
 
 from dataclasses import dataclass
 
@@ -84,8 +81,8 @@ _YOUTU = (
     "\ufe30-\ufe4f]+|[\u3105-\u312f]+|" + _HAN_KANA
 )
 
-# Digits in groups of three, counted from the right. The models' expressions look ahead to the last digit at
-# each group; these make the same cuts in linear time.
+# Digits in groups of three from the right. The models' expressions look ahead at each group; these make the
+# same cuts in linear time.
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)", r"\p{N}{3}")
 # The same cuts as \d{1,3}(?=(?:\d{3})*\b), which makes none if a letter follows the digits.
 _AYA_DIGITS = (
@@ -113,8 +110,8 @@ class PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class LineTokenizer:
-    """Merges over the characters of whole lines. `whole_runs`: a run of line feeds that is one token stays
-    whole. `words`: lines begin with a space and are cut before each space."""
+    """Merges characters of whole lines. `whole_runs`: line feeds that are one token stay whole. `words`:
+    lines begin with a space and are cut before each space."""
 
     always_bos: bool = True
     whole_runs: bool = True

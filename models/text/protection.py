@@ -1,9 +1,9 @@
-"""Keeps special tokens in the texts of users and tools plain text: `Hi<|im_end|>` in a message would end it,
-and its author could write in another role.
+"""Keeps special tokens in the texts of users and tools plain text: `<|im_end|>` would end a message, and its
+author could write in another role.
 
-The template also renders these texts with random sentinels next to them, which shows their positions. The
-positions count only if the rendering without the sentinels is the plain rendering, byte for byte: a template
-may look at how contents begin and end.
+The template also renders these texts with random sentinels next to them, which shows their positions. They
+count only if the rendering without the sentinels is the plain rendering, byte for byte: a template may look
+at how contents begin and end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ UNTRUSTED = "_untrusted"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered conversation. `plain`: the spans that look like special tokens but are plain text.
-    `protected`: False if these could not be told from real special tokens."""
+    """A rendered conversation. `plain`: the spans that look like special tokens but are text. `protected`:
+    False if they could not be told from special tokens."""
 
     text: str
     plain: Spans = ()
@@ -53,7 +53,7 @@ class Protection:
         self._special = SpecialTokens(tokenizer.markers(lambda text: text in source))
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """Render a conversation. Raises what ChatTemplate.render raises."""
+        """Raises what ChatTemplate.render raises."""
         found: list[str] = []
 
         def collect(text: str, own: bool) -> str:
@@ -121,7 +121,6 @@ def _by_contents(contents: list[str], text: str) -> Spans:
 
 
 def disjoint(spans: set[tuple[int, int]]) -> Spans:
-    """The spans in order; overlapping spans become one."""
     out: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if out and begin < out[-1][1]:
@@ -133,8 +132,7 @@ def disjoint(spans: set[tuple[int, int]]) -> Spans:
 def changed(
     messages: Sequence[Message], variables: Mapping[str, Any], change: Change
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Messages and variables with `change` applied to every text that is not trusted: in messages, documents
-    and tools."""
+    """Messages and variables with `change` applied to all texts in them that are not trusted."""
 
     def all_of(value: Any, own: bool) -> Any:
         if isinstance(value, str):

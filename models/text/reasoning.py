@@ -1,8 +1,4 @@
-"""Separates a model's thoughts from its answer, in text that comes in pieces.
-
-Thoughts precede the answer, between markers that differ by model family; gpt-oss uses channels (harmony.py).
-Markers belong to neither.
-"""
+"""Separates a model's thoughts from its answer, in text that comes in pieces. Markers belong to neither."""
 
 from __future__ import annotations
 
@@ -28,7 +24,6 @@ MARKS = (*THOUGHTS, *THOUGHTS.values(), "<|channel>", *harmony.MARKS)
 
 
 def has_channels(template: str) -> bool:
-    """Whether a model with this chat template answers in channels."""
     return "<|channel|>" in template and "<|message|>" in template
 
 
@@ -46,8 +41,7 @@ class ReasoningSplit:
         self._closers = tuple(THOUGHTS.values()) if thinking else ()
 
     def push(self, piece: str, *, last: bool = False) -> list[Piece]:
-        """Add a piece; returns what is certain now. Text that may become a marker is held back until the
-        `last` piece."""
+        """The text that is certain now; possible markers are held back until the `last` piece."""
         if self._harmony:
             parts = self._harmony.push(piece, last=last)
             return [Piece(part.text, part.is_thought) for part in parts if part.text]
@@ -57,7 +51,7 @@ class ReasoningSplit:
             self._give(text[:at], out)
             text = text[at + len(marker) :]
             if marker in THOUGHTS and self._begun:
-                self._give(marker, out)  # the answer has begun: the marker is part of its text
+                self._give(marker, out)  # part of the answer, which has begun
             else:
                 self._thinking = marker in THOUGHTS
                 self._closers = (THOUGHTS[marker],) if marker in THOUGHTS else ()
@@ -82,7 +76,7 @@ class ReasoningSplit:
 
 
 def split(text: str, thinking: bool = False, channels: bool = False) -> tuple[str, str]:
-    """The thought and the answer of a whole text."""
+    """(thought, answer) of a whole text."""
     pieces = ReasoningSplit(thinking, channels).push(text, last=True)
     thought = "".join(piece.text for piece in pieces if piece.is_thought)
     return thought.strip(), "".join(piece.text for piece in pieces if not piece.is_thought)

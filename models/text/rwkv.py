@@ -1,5 +1,5 @@
 """RWKV's tokenizer (`tokenizer.ggml.model` "rwkv"): the longest token of bytes at each position, without
-merges. Tokens are escaped (`\\n`, `\\x80`), since they may hold parts of characters."""
+merges. Tokens are escaped (`\\n`, `\\x80`): they may hold parts of characters."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Special tokens in a text are cut out before anything is merged.
+"""Special tokens are cut out of a text before anything is merged.
 
-As in llama.cpp, the longest token (in bytes; on a tie the lower id) is cut out of the whole text, from left
-to right, then the next token out of the rest: tokens x characters. Here the text is read once: the longest
-token that fits at a position is found in O(log tokens). Only if a token of better rank overlaps it, the
-tokens of that stretch are taken in the order of their ranks (`_settle`).
+As in llama.cpp, the longest token (in bytes; on a tie the lower id) is cut out of the whole text first, then
+the next one: tokens x characters. Here the text is read once, with O(log tokens) per position. Where a token
+of better rank overlaps, `_settle` takes a stretch's tokens by rank.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from vkbackend.models.text.prefix import n_common
 
-MAX_LENGTH = 1024  # characters; runs of spaces or dashes in published vocabularies have at most 256
+MAX_LENGTH = 1024  # characters; published vocabularies have runs of at most 256 spaces or dashes
 
 
 def _escaped(characters: Iterable[str]) -> str:
@@ -27,13 +26,13 @@ class SpecialTokens:
 
     def __init__(self, tokens: Iterable[tuple[str, int]]) -> None:
         ids = dict(tokens)
-        # All tokens that a text begins with are the last token that does not sort after the text, and the
-        # prefixes of that token. Index 0: no token.
+        # A text begins with the last token that does not sort after it, or with prefixes of that token. Index
+        # 0: no token.
         texts = self._texts = ["", *sorted(ids)]
         self._ids = [-1, *(ids[text] for text in texts[1:])]
         self._by_rank = sorted(range(1, len(texts)), key=lambda i: (-len(texts[i].encode()), self._ids[i]))
         self._rank = [0] * len(texts)
-        self._best = dict[str, int]()  # first character -> best rank of its tokens
+        self._best = dict[str, int]()  # first character -> best rank
         for rank, i in enumerate(self._by_rank):
             self._rank[i] = rank
             self._best.setdefault(texts[i][0], rank)
@@ -60,7 +59,6 @@ class SpecialTokens:
             depth.append(depth[i] + 1)
 
     def cut(self, text: str) -> list[str | int]:
-        """The text with each special token in it replaced by its id."""
         out: list[str | int] = []
         done = 0
         for at, i in self._find(text):
@@ -69,11 +67,11 @@ class SpecialTokens:
         return [*out, text[done:]] if done < len(text) else out
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """(begin, end) of each special token in the text, in order."""
+        """(begin, end) of each special token."""
         return [(at, at + len(self._texts[i])) for at, i in self._find(text)]
 
     def _find(self, text: str) -> Iterator[tuple[int, int]]:
-        """(position, token) of every token that is cut out, in order."""
+        """(position, token) of every special token, in order."""
         at = 0
         while self._begin and (match := self._begin.search(text, at)):
             at = match.start()

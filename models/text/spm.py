@@ -1,8 +1,7 @@
 """SentencePiece-style merging by token scores, with byte tokens for unknown characters.
 
 The pair with the highest score is merged first, the leftmost on a tie. Ranked merges (BPE in the tokenizers
-library) cannot express the tie, and listing them costs 0.2 s for 32,000 tokens. With words cached this is as
-fast on prose.
+library) cannot express the tie, and listing them costs 0.2 s for 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -32,15 +31,13 @@ class SpmMerger:
         self._cached = lru_cache(_CACHED_WORDS)(lambda word: tuple(self._merge(word)))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text whose spaces are `SPACE`."""
         out: list[int] = []
         for word in self._words(text):
             out += self._cached(word) if len(word) <= _CACHED_CHARS else self._merge(word)
         return out
 
     def _merge(self, word: str) -> list[int]:
-        """O(n log n), with a heap of candidate pairs. A pair that a merge has outdated is skipped: its
-        symbols no longer make its text."""
+        """O(n log n). Pairs outdated by a merge stay in the heap and are skipped."""
         ids, scores = self._ids, self._scores
         symbols, n = list(word), len(word)  # a merged symbol is stored at its first character's index
         after, before = list(range(1, n + 1)), list(range(-1, n - 1))
@@ -73,9 +70,9 @@ class SpmMerger:
 
 
 def _word_pattern(texts: Iterable[str]) -> str:
-    """A pattern of the words that are merged one by one. Text is cut before a run of spaces, unless a token
-    contains these spaces after the same character (and before the same character, if the token goes on).
-    Gemma has a few such tokens."""
+    """Words that are merged one by one: text is cut before a run of spaces, unless a token contains these
+    spaces after the same character (and before the same character, if the token goes on). Gemma has a few
+    such tokens."""
     around: dict[str, set[str]] = {}
     for text in texts:
         if SPACE in text[1:]:
@@ -96,7 +93,6 @@ def _escaped(characters: Iterable[str]) -> str:
 
 
 def spm(gguf: GGUF, vocabulary: Vocabulary) -> Scheme:
-    """`tokenizer.ggml.model` "llama"."""
     scores = gguf.floats("tokenizer.ggml.scores").tolist()
     vocabulary.check_length("scores", len(scores))
     if any(map(math.isnan, scores)):

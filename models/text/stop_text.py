@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 
 class StopText:
-    """Finds the first stop string in text that comes in pieces; holds back text that may become one."""
+    """Finds the first stop string; holds back text that may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held, self.found = stops, "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """Add a piece; returns the text that is certain now: up to a stop string (then `found`), or all of it
-        with `last`. The stop string that begins first counts, even if a shorter one is complete earlier."""
+        """The text that is certain now: up to a stop string (then `found`), or all of it with `last`. The
+        stop string that begins first counts, even if a shorter one is complete earlier."""
         text, self._held = self._held + piece, ""
         hit = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
         n_held = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)

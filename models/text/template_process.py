@@ -1,9 +1,6 @@
 """A chat template in a process of its own (template_worker.py): templates come with model files, and 119
-characters of one can crash an interpreter.
-
-The process lives while the template is used, and is replaced if it ends. It is a fresh program, never a fork,
-and shares one socket with this process. Every wait has a deadline.
-"""
+characters of one can crash an interpreter. The process is a fresh program, never a fork, and is replaced if
+it ends. Every wait has a deadline."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from vkbackend.errors import InvalidArgument, Timeout, VkbackendError
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
 WORKER = "vkbackend.models.text.template_worker"
-# As `python -m`, with our sys.path for packages in other folders. It is appended: a module next to the
+# As `python -m`, with our sys.path, for packages in other folders. It is appended: a module next to the
 # program may have the name of a module that the worker needs.
 START = f"import sys; sys.path += sys.argv[1:]; from {WORKER} import main; main()"
 MAX_REQUEST = 1 << 25  # bytes; twice the longest text that a tokenizer takes
@@ -39,7 +36,7 @@ Items = tuple[tuple[str, Any], ...]  # of a message
 
 
 class Ended(Exception):
-    """The process is gone. `code`: as in Popen."""
+    """`code`: as in Popen."""
 
     def __init__(self, code: int | None) -> None:
         self.code = code
@@ -71,7 +68,7 @@ class TemplateProcess:
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] = MappingProxyType({})
     ) -> str:
-        """The text of a conversation. `variables`: further variables of the template."""
+        """`variables`: further variables of the template."""
         return self._ask([tuple(message.items()) for message in messages], dict(variables))
 
     def _ask(self, messages: list[Items] | None, variables: dict[str, Any] | None = None) -> str:
@@ -103,8 +100,6 @@ class TemplateProcess:
 
 
 class _Worker:
-    """The process; killed when nobody uses it any more."""
-
     def __init__(self) -> None:
         self._last: tuple[list[Items], str] = [], ""  # the last conversation and its text
         self._socket, theirs = socket.socketpair()
@@ -152,8 +147,8 @@ class _Worker:
         return self._last[1]
 
     def ask(self, request: dict[str, Any], kept: int) -> tuple[int, str]:
-        """Send a request whose messages follow the first `kept` of the last ones. Returns how many characters
-        of the last text the new one begins with, and the rest of it."""
+        """Send a request whose messages follow the first `kept` of the last ones. Returns the length of the
+        last text's part that stays, and the text after it."""
         try:
             text = json.dumps(request | {"cpu_s": CPU_S}, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -172,14 +167,14 @@ class _Worker:
                 f"the chat template ended the process that ran it ({ended}); {ANOTHER}"
             ) from None
         if kind == ENDED:
-            self.kill()  # before the next request finds it ending
+            self.kill()
         if kind != TEXT:
             raise InvalidArgument(text)
         return kept, text
 
     def _exchange(self, frame: bytes, limit_s: float, expected: int) -> tuple[int, int, str]:
-        """Send a frame; returns the answer: a frame of the `expected` kind, or a refusal. Any failure ends
-        the process: a late answer would be taken for the next request's."""
+        """Send a frame; returns a frame of the `expected` kind, or a refusal. Any failure ends the process: a
+        late answer would be taken for the next request's."""
         deadline = time.monotonic() + limit_s
         try:
             self._socket.settimeout(limit_s)

@@ -1,6 +1,6 @@
-"""The process that compiles and renders a chat template under limits; the other side of template_process.py.
+"""Compiles and renders a chat template under limits, for template_process.py.
 
-Its stdin is a socket, and it ends when that is closed. The first request is a template, all others are
+Its stdin is a socket; it ends when that is closed. The first request is a template, all others are
 conversations. It imports little besides jinja2: it starts fast and leaves its memory limit to the template.
 """
 
@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vkbackend.models.text.prefix import n_common
 from vkbackend.models.text.template_frames import ASKED, ENDED, HEAD, MAX_ERROR, READY, REFUSED, TEXT
 
-READ_S = 60  # CPU time to answer and to read the next request, whatever the template has used up
+READ_S = 60  # CPU time to answer and to read the next request
 MAX_MEMORY = 512 << 20  # bytes of address space; 25 MB of it are the interpreter and jinja2
 SOCKET = 0
 
@@ -89,11 +89,8 @@ def compiled(source: str, bos: str, eos: str) -> Template:
 
 
 def rendered(template: Template, messages: list[Any], variables: dict[str, Any], most: int) -> str:
-    """The text, at most `most` characters.
-
-    Missing tools or documents are None, as with Hugging Face. If the template then fails because it loops
-    over them (Hermes 2 and 3, Command R+), it is rendered with them undefined, as in llama.cpp.
-    """
+    """The text. Missing tools or documents are None, as with Hugging Face. If the template then fails because
+    it loops over them (Hermes 2 and 3, Command R+), they are undefined, as in llama.cpp."""
     try:
         return joined(template, {"messages": messages, **NOTHING, **variables}, most)
     except Refused as refusal:
@@ -134,7 +131,7 @@ def first_line(error: BaseException) -> str:
 
 
 def limit(what: int, most: int) -> None:
-    """Set a limit of the process. A lower limit of the system stays."""
+    """A lower limit of the system stays."""
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
@@ -146,7 +143,7 @@ def limit_cpu(seconds: float) -> None:
 
 
 def receive(n_bytes: int) -> bytearray:
-    """Read exactly n_bytes; end the process if the other side closed the socket."""
+    """Ends the process if the other side closed the socket."""
     found = bytearray()
     while len(found) < n_bytes:
         piece = os.read(SOCKET, n_bytes - len(found))

@@ -1,8 +1,5 @@
 """The roles of tokens by their texts: which end a generation, which are control tokens, and which drop the
-white space after them.
-
-Converters often forget to mark such tokens. The rules are llama.cpp's, so that both stop at the same places.
-"""
+white space after them. Converters often forget to mark them. The rules are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ def settle_roles(
     ids: Mapping[str, int], types: list[int], named: Callable[[str], int | None]
 ) -> tuple[frozenset[int], dict[str, int]]:
     """Correct `types`. Returns the tokens that end a generation, and the tokens of fill-in-the-middle prompts
-    by short name ("pre"). `named`: the token that the file names by a key ("eot")."""
+    by short name. `named`: the token that the file names by a key."""
     ends = {ids[text] for text in _ENDS & ids.keys()}
     for i in ends:
         types[i] = TokenType.CONTROL

@@ -1,8 +1,5 @@
-"""Text to token ids and back, from the vocabulary of a GGUF file.
-
-`tokenizer.ggml.model` names the kind; each kind has a module that cuts text into tokens: spm.py, bpe.py,
-rwkv.py, unigram.py, wordpiece.py. Special tokens and incremental decoding are here.
-"""
+"""Text to token ids and back, from the vocabulary of a GGUF file. Each kind has a module that cuts text into
+tokens; special tokens and incremental decoding are here."""
 
 import codecs
 import operator
@@ -34,8 +31,8 @@ _KINDS = {  # tokenizer.ggml.model
 
 
 class Tokenizer:
-    """A vocabulary with its rules. `stop_ids`: tokens that end a generation. `fim_ids`: tokens of
-    fill-in-the-middle prompts by short name (infill.py). `bos_id` may be None."""
+    """A vocabulary with its rules. `stop_ids` end a generation. `fim_ids`: tokens of fill-in-the-middle
+    prompts by short name (infill.py)."""
 
     def __init__(self, gguf: GGUF) -> None:
         path, model = gguf.paths[0], gguf.string("tokenizer.ggml.model", None)
@@ -155,7 +152,6 @@ class Tokenizer:
         return "".join([stream.push(i) for i in ids]) + stream.flush()
 
     def stream(self, skip_special: bool = True, *, at_start: bool = True) -> "TextStream":
-        """Incremental `decode`: the pushed parts and the flush, joined, equal it."""
         return TextStream(self, skip_special, at_start)
 
     def is_special(self, token_id: int) -> bool:
@@ -193,12 +189,12 @@ class Tokenizer:
 
 
 def whole_characters(text: str) -> str:
-    """The text with surrogate pairs joined; lone halves become U+FFFD."""
+    """Surrogate pairs are joined; lone halves become U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class TextStream:
-    """Turns ids into text; holds back bytes until they make a whole character."""
+    """Incremental `decode`: holds back bytes until they make a whole character."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, at_start: bool) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
@@ -206,7 +202,7 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes, maybe empty. Raises InvalidArgument for an id out of range."""
+        """The text that this id completes, maybe empty. InvalidArgument for an id out of range."""
         piece = self._tokenizer.piece(token_id)
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
@@ -234,7 +230,7 @@ def chat_templates(gguf: GGUF) -> dict[str, str]:
 
 
 def end_ids(gguf: GGUF) -> frozenset[int]:
-    """The end-of-sequence token, if the file names one, for a file without a usable tokenizer."""
+    """The end-of-sequence token of a file without a usable tokenizer."""
     with suppress(GGUFError):
         eos = gguf.u32("tokenizer.ggml.eos_token_id", None)
         return frozenset() if eos is None else frozenset([eos])

@@ -1,5 +1,4 @@
-"""The tokens of a GGUF file, checked: texts, ids, types, and the tokens that keys of the file name. Each
-kind's module makes a `Scheme` of them (spm.py, bpe.py, ...)."""
+"""The tokens of a GGUF file, checked: texts, ids, types, and the tokens that keys of the file name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""WordPiece (`tokenizer.ggml.model` "bert"): a word becomes the longest tokens that it begins with, one after
-the other.
-
-The `tokenizers` library runs it, with BERT's normalizer. A GGUF file marks a token that begins a word with
-U+2581; BERT's vocabulary marks a token that continues one with ##.
-"""
+"""WordPiece (`tokenizer.ggml.model` "bert"), in the `tokenizers` library with BERT's normalizer: a word is
+cut into the longest tokens. A GGUF file marks a token that begins a word with U+2581; BERT's vocabulary marks
+a token that continues one with ##."""
 
 from __future__ import annotations
 
