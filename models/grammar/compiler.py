@@ -1,8 +1,5 @@
-"""Compiles structures to matchers on its own thread, so that a long compilation does not delay a step.
-
-Everything is bounded: bytes of the source, work of the compiler and of each mask, what the cache keeps. A
-grammar that needs more, or that llguidance does not support, is an error of its request.
-"""
+"""Compiles structures to matchers on a thread of its own, so that no step waits. The source's bytes, the work
+of the compiler and of each mask, and the cache are bounded; exceeding a bound is an error of the request."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ if TYPE_CHECKING:
 
 MAX_KEPT, MAX_KEPT_NBYTES = 64, 1 << 22  # compiled grammars, and bytes of their sources
 MAX_SAID = 600  # characters of the library's message
-EXIT_S = 10.0  # twice what a grammar may take: the process is killed, but a call of the library goes on
+EXIT_S = 10.0  # twice a grammar's limit: the process is killed, but a call of the library goes on
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of every token; the tokens that stand for no text; the tokens that end a text."""
+    """The bytes of every token; tokens without text; tokens that end a text."""
 
     pieces: tuple[bytes, ...]
     special_ids: tuple[int, ...]
@@ -42,25 +39,25 @@ class Vocabulary:
 
 
 class Matcher:
-    """The state of one answer in its grammar. `words`: a bit per token, set if the token may come next; the
-    lowest bit of a word is the first token. `find` computes them."""
+    """The state of one answer in its grammar. `words`, set by `find`: a bit per token that may come next, the
+    lowest bit of a word first."""
 
     def __init__(self, found: LLMatcher, n_vocab: int) -> None:
         self._found, self.words = found, np.zeros(mask_words(n_vocab), np.uint32)
 
     @property
     def is_over(self) -> bool:
-        """Whether the text is whole and nothing can follow it."""
+        """Whether the text is complete and cannot continue."""
         return bool(self._found.is_stopped())
 
     def find(self) -> None:
-        """Compute `words`. If that exceeds its limits, no bit is set, and `stuck` says why."""
+        """Compute `words`. Beyond the limits no bit is set, and `stuck` says why."""
         self._found.unsafe_compute_mask_ptr(self.words.ctypes.data, self.words.nbytes)
         if self._found.is_error():
             self.words[:] = 0
 
     def allowed(self, n_vocab: int) -> np.ndarray:
-        """The ids of the tokens that may come next, ascending. Raises VkbackendError if there are none."""
+        """Ids of the tokens that may come next, ascending. Raises VkbackendError if there are none."""
         ids = np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little")[:n_vocab])
         if not len(ids):
             raise self.stuck()
@@ -81,7 +78,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         ends = vocabulary.stop_ids
-        # llguidance wants a token that ends a text. If there is none, a new id after the vocabulary is it.
+        # llguidance needs an end token. Without one, it is a new id after the vocabulary.
         self._stop_ids = ends or (len(vocabulary.pieces),)
         self._pieces = vocabulary.pieces if ends else (*vocabulary.pieces, b"<end>")
         self._special_ids = vocabulary.special_ids if ends else (*vocabulary.special_ids, *self._stop_ids)
@@ -97,12 +94,12 @@ class Compiler:
         return Matcher(compiled.deep_copy(), self._n_tokens)
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
-        """A future of the compiled grammar, which matchers start from; or of InvalidArgument."""
+        """A future of the compiled grammar, or of InvalidArgument."""
         found = self._kept.get(structure)
         if found is None:
             found = self._kept[structure] = Future()
             self._jobs.put((structure, found))
-            if self._thread is None:  # a daemon: a program that ends does not wait for the jobs left
+            if self._thread is None:  # a daemon: a program that ends does not wait for its jobs
                 self._thread = threading.Thread(target=self._work, name="vkbackend-grammar", daemon=True)
                 self._thread.start()
                 _working.add(self)

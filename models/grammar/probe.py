@@ -1,6 +1,5 @@
-"""Grammars come from anywhere, and some take minutes and gigabytes to compile: each is compiled first in a
-process of its own, which has limits of time and memory, over a vocabulary of bytes.
-"""
+"""Compiles a grammar first in a process of its own with limits of time and memory, over a vocabulary of
+bytes: grammars come from anywhere, and some take minutes and gigabytes."""
 
 from __future__ import annotations
 
@@ -15,15 +14,14 @@ from typing import IO, Any
 from vkbackend import forks
 from vkbackend.errors import VkbackendError
 
-COMPILE_S = 5.0  # the time that a grammar may take; schemas of tools take milliseconds
-MEMORY = 1 << 30  # bytes; a process that has read nothing takes 30 MB
+COMPILE_S = 5.0  # per grammar; schemas of tools take milliseconds
+MEMORY = 1 << 30  # bytes; an idle process takes 30 MB
 START_S = 30.0
-# Items of the parser and fuel of the lexer for one mask. With these limits, grammars made to be slow took
-# 0.4 s for one mask and then failed; with the library's 50,000 items they took 3 s.
+# Items of the parser and fuel of the lexer for one mask. Grammars made to be slow failed after 0.4 s per
+# mask, with the library's 50,000 items after 3 s.
 LIMITS: dict[str, Any] = {"step_max_items": 20_000, "step_lexer_fuel": 200_000, "verbose_errors": False}
 
-# The whole program: lines of hex in, "ok" out. It says ok to an invalid grammar, too: the compiler reports
-# that one itself.
+# The program: lines of hex in, "ok" out, also for an invalid grammar, which the compiler reports.
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
@@ -43,7 +41,7 @@ for line in sys.stdin:
 
 
 class Probe:
-    """The process, which is started again if it has ended. Callers take turns."""
+    """Callers take turns. The process is restarted if it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -77,7 +75,7 @@ class Probe:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            self._check_open()  # `close` may have come before there was a process to kill
+            self._check_open()  # `close` may have come before the process
             if not _said(self._process.stdout, START_S):
                 self._end()
                 self._check_open()
@@ -85,7 +83,7 @@ class Probe:
         return self._process
 
     def close(self) -> None:
-        """End the process, even while it compiles: a call of `passes` that waits for it raises."""
+        """End the process, even while it compiles: a waiting call of `passes` raises."""
         self._closed = True
         if (process := self._process) is not None:
             process.kill()

@@ -1,8 +1,6 @@
-"""What the text of an answer must match: a JSON Schema, any JSON object, a regular expression or a grammar.
-This module checks the values that a caller gives, and translates all of them to one language.
-
-That language is llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md).
-"""
+"""The structure of an answer: a JSON Schema, any JSON object, a regular expression or a grammar. The caller's
+values are checked and translated to llguidance's Lark (https://github.com/guidance-ai/llguidance,
+docs/syntax.md)."""
 
 from __future__ import annotations
 
@@ -15,13 +13,11 @@ from typing import Any, Literal
 from vkbackend.checks import refused
 from vkbackend.errors import InvalidArgument, UnsupportedFeature
 
-MAX_NBYTES = 1 << 17  # of a schema or grammar as text: 3,000 properties, which compile in 3 s
+MAX_NBYTES = 1 << 17  # of a schema or grammar: 3,000 properties, which compile in 3 s
 MAX_DEPTH = 64  # of a schema
-# One space, or a line break and an indent, where JSON allows white space. More would let a model write white
-# space for ever.
+# JSON's white space: one space, or a line break and an indent. More would let a model write it for ever.
 WHITE_SPACE = r"( |\n[ \t]{0,20})?"
-# A valid text can be cut into tokens in several ways. All of them are allowed, not only the first that is
-# found, so the model can write the one that it was trained on.
+# Allows every cut of a valid text into tokens, so the model can write the cut that it was trained on.
 PREAMBLE = '%llguidance {"no_forcing": true}\n'
 
 KEYWORDS = ("json_schema", "json_object", "regex", "lark", "grammar")
@@ -30,8 +26,8 @@ Kind = Literal["json_schema", "regex", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """`text` in the language that `kind` names: JSON Schema, a regular expression (Rust's syntax, of the
-    whole answer), Lark, or llama.cpp's GBNF ("grammar")."""
+    """`text` in the language `kind`: JSON Schema, regular expression (Rust's syntax, of the whole answer),
+    Lark, or llama.cpp's GBNF ("grammar")."""
 
     kind: Kind
     text: str
@@ -46,14 +42,14 @@ class Structure:
 
 
 def regex_to_lark(regex: str) -> str:
-    """A regular expression as it may stand between slashes."""
+    """A regular expression in the form that fits between slashes."""
     from llguidance import regex_to_lark as of_library
 
     return str(of_library(regex))
 
 
 def json_rule(schema: str) -> str:
-    """The Lark expression for JSON of a schema, whose text `schema_text` made: it is valid JSON."""
+    """The Lark expression for JSON of a schema, a text from `schema_text`."""
     found = json.loads(schema)
     if isinstance(found, bool):
         found = {} if found else {"enum": []}
@@ -82,7 +78,6 @@ def _bounded(name: str, text: str) -> str:
 
 
 def grammar_text(name: str, value: Any) -> str | None:
-    """A grammar's or expression's text; None for none."""
     if value is None or value == "":
         return None
     if not isinstance(value, str):
@@ -93,8 +88,8 @@ def grammar_text(name: str, value: Any) -> str | None:
 
 
 def schema_text(name: str, value: Any) -> str | None:
-    """A JSON Schema as compact JSON text, from such text, a dict, True or False, or a class with
-    `model_json_schema()` (pydantic); None for none."""
+    """A JSON Schema as compact JSON text, from its text, a dict, a bool, or a class with
+    `model_json_schema()` (pydantic)."""
     expected = "expected a JSON Schema: a dict, or its text"
     if value is None or value == "":
         return None

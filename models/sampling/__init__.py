@@ -1,1 +1,1 @@
-"""From logits to the next token: the parameters, the samplers, and the choice for many rows at once."""
+"""From logits to the next token."""

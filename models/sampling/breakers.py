@@ -1,8 +1,6 @@
-"""DRY's sequence breakers (texts at which a repetition ends) as sequences of tokens of one vocabulary.
-
-As in llama.cpp (src/llama-sampler.cpp) a text may lie within one token, or begin at the end of one token and
-go on in those that follow.
-"""
+"""DRY's sequence breakers, texts at which a repetition ends, as sequences of tokens. As in llama.cpp
+(src/llama-sampler.cpp) a text may be inside one token, or begin at the end of a token and continue in the
+next ones."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ MAX_BYTES = 40  # of a text; the rest is cut off
 def breaker_tokens(
     texts: Iterable[str], pieces: Sequence[bytes], encode: Callable[[str], list[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Sequences of token ids for the `texts`; `pieces`: what each token writes, `encode`: tokens of a text
-    without special ones."""
+    """Token ids of the breakers. `pieces`: the bytes of each token. `encode`: tokens of a text without
+    special tokens."""
     found: dict[tuple[int, ...], None] = {}
     for text in texts:
         raw = text.encode()[:MAX_BYTES]
@@ -27,7 +25,7 @@ def breaker_tokens(
                 found[(token,)] = None
                 continue
             for held in range(1, min(len(raw), len(piece) + 1)):
-                # The piece ends with the first `held` bytes of the text: other tokens hold the rest.
+                # The piece ends with the text's first `held` bytes; other tokens hold the rest.
                 if piece.endswith(raw[:held]):
                     if held not in tails:
                         rest = raw[held:].decode(errors="ignore")

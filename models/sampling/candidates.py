@@ -1,4 +1,4 @@
-"""The tokens that may still be chosen, with their scores: what every sampler works on."""
+"""The tokens that may still be chosen, with their scores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 
 
 class Candidates:
-    """ids int64 [n] and scores float64 [n]. `ordered`: the best come first, the lower id first on ties;
-    `whole`: ids are 0..n-1. A token with a score of -inf is never drawn.
-    """
+    """ids int64 [n], scores float64 [n]. `ordered`: best first, the lower id first on ties. `whole`: ids are
+    0..n-1. A score of -inf is never drawn."""
 
     __slots__ = ("ids", "ordered", "scores", "whole")
 
@@ -17,7 +16,7 @@ class Candidates:
 
     @classmethod
     def of_row(cls, scores: np.ndarray) -> Candidates:
-        """All tokens of a row of logits, which may be changed."""
+        """All tokens of a row of logits, which may be overwritten."""
         return cls(np.arange(len(scores)), scores, ordered=False, whole=True)
 
     def __len__(self) -> int:
@@ -37,23 +36,21 @@ class Candidates:
         return weights / weights.sum()
 
     def keep(self, which: slice | np.ndarray) -> None:
-        """Keep the candidates at some places, in their order."""
+        """Keep the candidates at these places, in their order."""
         self.ids, self.scores, self.whole = self.ids[which], self.scores[which], False
 
     def order(self) -> None:
-        """The best first."""
         if not self.ordered:
             by_score = -self.scores
             self.keep(by_score.argsort(kind="stable") if self.whole else np.lexsort((self.ids, by_score)))
             self.ordered = True
 
     def change(self, tokens: np.ndarray, scores: np.ndarray) -> None:
-        """Give the tokens at places `tokens` new scores."""
         self.scores[tokens] = scores
         self.ordered = False
 
     def find(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(places, which): the places of the `tokens` that are candidates, and their indices in `tokens`."""
+        """(places of the `tokens` that are candidates, their indices in `tokens`)."""
         if self.whole:
             return tokens, np.arange(len(tokens))
         by_id = self.ids.argsort()

@@ -1,8 +1,5 @@
-"""Samplers that leave candidates out, and temperature. Each keeps at least one.
-
-The definitions are those of llama.cpp (src/llama-sampler.cpp); a docstring names the paper of a method.
-Probabilities are those of the candidates that the samplers before have left.
-"""
+"""Samplers that remove candidates, and temperature; at least one candidate stays. Definitions: llama.cpp's
+(src/llama-sampler.cpp). Probabilities are relative to the candidates left by the samplers before."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from vkbackend.models.sampling.candidates import Candidates, best
 
 
 def top_k(c: Candidates, k: int) -> None:
-    """The k most likely ones, the lower id first on ties (Fan et al. 2018, arXiv:1805.04833)."""
+    """The k most likely tokens, the lower id first on ties (Fan et al. 2018, arXiv:1805.04833)."""
     if c.whole and not c.ordered and k < len(c):
         c.keep(best(c.scores, k))
         c.ordered = True
@@ -23,13 +20,13 @@ def top_k(c: Candidates, k: int) -> None:
 
 
 def top_p(c: Candidates, p: float) -> None:
-    """The smallest set of the most likely ones whose probabilities sum to p or more (nucleus sampling,
-    Holtzman et al. 2019, arXiv:1904.09751)."""
+    """The fewest most likely tokens whose probabilities sum to p or more (nucleus sampling, Holtzman et al.
+    2019, arXiv:1904.09751)."""
     weights = c.weights()
     total = weights.cumsum()
     reach = p * total[-1]
     if not c.ordered:
-        # Leave out a tail that holds at most 1 - p together: sorting all of 152k scores would take 15 ms.
+        # Remove a tail of at most 1 - p in sum first: sorting all of 152k scores would take 15 ms.
         c.keep(weights >= (total[-1] - reach) / len(c))
         c.order()
         total = c.weights().cumsum()
@@ -37,14 +34,14 @@ def top_p(c: Candidates, p: float) -> None:
 
 
 def min_p(c: Candidates, p: float) -> None:
-    """Those that are at least p times as likely as the best one (Nguyen et al. 2024, arXiv:2407.01082)."""
+    """Tokens at least p times as likely as the best one (Nguyen et al. 2024, arXiv:2407.01082)."""
     kept = c.scores - c.peak >= math.log(p)
     c.keep(slice(np.count_nonzero(kept)) if c.ordered else kept)
 
 
 def typical(c: Candidates, p: float) -> None:
-    """Those whose surprise -log(q) is nearest to the entropy, up to the first whose probabilities sum to more
-    than p (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
+    """Tokens whose surprise -log(q) is nearest to the entropy, until their probabilities sum to more than p
+    (locally typical sampling, Meister et al. 2022, arXiv:2202.00666)."""
     q = c.probabilities()
     with np.errstate(divide="ignore"):
         surprise = -np.log(q)
@@ -55,27 +52,26 @@ def typical(c: Candidates, p: float) -> None:
 
 
 def top_n_sigma(c: Candidates, n: float) -> None:
-    """Those whose score is at most n standard deviations of all scores below the best (Tang et al. 2024,
-    arXiv:2411.07641). As in llama.cpp the others stay as candidates with a score of -inf."""
+    """Tokens at most n standard deviations of all scores below the best (Tang et al. 2024, arXiv:2411.07641).
+    As in llama.cpp the others stay, with a score of -inf."""
     if len(c) > 1:
         sigma = c.scores[c.scores > -np.inf].std()
         c.scores[c.scores < c.peak - n * sigma] = -np.inf
 
 
 def xtc(c: Candidates, probability: float, threshold: float, random: np.random.Generator) -> None:
-    """With a chance of `probability`, take the tokens whose probability is at least `threshold`, and leave
-    out all of them but the least likely ("exclude top choices", p-e-w,
-    github.com/oobabooga/text-generation-webui/pull/6335)."""
+    """With a chance of `probability`, remove all tokens whose probability is at least `threshold`, except the
+    least likely one ("exclude top choices", p-e-w, github.com/oobabooga/text-generation-webui/pull/6335)."""
     if len(c) < 2 or random.random() > probability:
         return
     c.order()
-    # A forbidden token, with probability 0, does not count.
+    # Forbidden tokens (probability 0) do not count.
     n_above = np.count_nonzero(c.probabilities() >= max(threshold, 1e-300))
     c.keep(slice(max(n_above - 1, 0), None))
 
 
 def temperature(c: Candidates, t: float) -> None:
-    """Scores divided by t; 0 keeps the best one, the lower id on ties."""
+    """Scores / t; 0 keeps the best token, the lower id on ties."""
     if t <= 0 and c.whole:
         place = int(c.scores.argmax())
         c.keep(slice(place, place + 1))
@@ -83,14 +79,13 @@ def temperature(c: Candidates, t: float) -> None:
         c.order()
         c.keep(slice(1))
     else:
-        # Subtracting first keeps a tiny temperature from overflowing: the best candidate is exp(0).
+        # Subtract first: a tiny temperature would overflow. The best candidate is exp(0).
         c.scores = (c.scores - c.peak) / t
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> None:
-    """The temperature is t - spread if one token is sure, and t + spread if all are equally likely. Between
-    these it follows (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp pull request
-    4972)."""
+    """t - spread if one token is certain, t + spread if all are equally likely; between them it follows
+    (entropy / largest possible entropy) ** exponent (kalomaze, llama.cpp pull request 4972)."""
     if len(c) > 1:
         low, high = max(0.0, t - spread), t + spread
         share = _entropy(c.probabilities()) / math.log(len(c))

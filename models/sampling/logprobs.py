@@ -1,4 +1,4 @@
-"""How likely tokens were: logarithms of the model's own probabilities, before any sampler."""
+"""Log probabilities of tokens, from the model's logits before any sampler."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vkbackend.models.sampling.candidates import best
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """`logprob` of a token, and `top`: the most likely tokens at its place with theirs, best first."""
+    """`logprob` of a token; `top`: the most likely tokens with their log probabilities, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
 
 
 def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
-    """The log probabilities of one row of logits [n_vocab]: log softmax = logit - log sum exp."""
+    """Of one row of logits [n_vocab]: log softmax = logit - log sum exp."""
     scores = logits.astype(np.float64)
     ids = best(scores, min(n_top, len(scores))) if n_top else np.empty(0, np.int64)
     peak = scores.max()
@@ -28,8 +28,8 @@ def logprobs_of(logits: np.ndarray, token: int, n_top: int) -> Logprobs:
 
 
 def logprobs_of_best(ids: np.ndarray, logits: np.ndarray, log_sum: float, token: int, n_top: int) -> Logprobs:
-    """The same from only the best tokens of a row, best first, with `token` among them. log_sum: log sum exp
-    of the whole row."""
+    """The same from the best tokens of a row, best first, which include `token`. log_sum: log sum exp of the
+    whole row."""
     scores = logits.astype(np.float64) - log_sum
     top = tuple(zip(ids[:n_top].tolist(), scores[:n_top].tolist(), strict=True))
     return Logprobs(float(scores[ids == token][0]), top)

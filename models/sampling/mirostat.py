@@ -1,6 +1,5 @@
 """Mirostat: keeps the surprise of the text, -log2 of each token's probability, near a target (Basu et al.
-2020, arXiv:2007.14966). It draws the token itself, from all candidates. Formulas and constants: llama.cpp's.
-"""
+2020, arXiv:2007.14966). It draws the token itself. Formulas and constants: llama.cpp's."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates, best
 from vkbackend.models.sampling.filters import top_k
 
-N_ESTIMATED = 100  # most likely tokens from which version 1 estimates Zipf's exponent
+N_ESTIMATED = 100  # most likely tokens that version 1 fits
 
 
 class Mirostat:
-    """Tokens up to a surprise of `mu` are taken. After each token, `mu` moves by `eta` times the difference
-    between the target `tau` and the surprise that was drawn."""
+    """Takes tokens up to a surprise of `mu`. Each token moves `mu` by `eta` times the difference between the
+    target `tau` and its surprise."""
 
     def __init__(self, version: int, tau: float, eta: float) -> None:
         self.version, self.tau, self.eta, self.mu = version, tau, eta, 2 * tau
@@ -29,11 +28,11 @@ class Mirostat:
         return int(c.ids[place])
 
     def cut(self, c: Candidates) -> None:
-        """Keep the most likely tokens, so many that the surprise is `mu`; at least one."""
+        """Keep the most likely tokens up to the surprise `mu`; at least one."""
         top_k(c, max(1, self._n_by_exponent(c) if self.version == 1 else self._n_by_surprise(c)))
 
     def learn(self, probability: float) -> None:
-        """A token was drawn that had this probability among those kept."""
+        """Update `mu` for a drawn token of this probability."""
         self.mu -= self.eta * (-math.log2(probability) - self.tau)
 
     def _n_by_surprise(self, c: Candidates) -> int:
@@ -42,8 +41,8 @@ class Mirostat:
             return int(np.count_nonzero(-np.log2(c.probabilities()) <= self.mu))
 
     def _n_by_exponent(self, c: Candidates) -> int:
-        """Version 1: the k that gives the surprise mu if probabilities fall as rank ** -s; s is fitted to the
-        most likely tokens."""
+        """Version 1: the k with surprise mu if probabilities fall as rank ** -s; s is fitted to the most
+        likely tokens."""
         q = c.probabilities()
         q = q[best(q, min(N_ESTIMATED, len(q)))]
         q = q[q > 0]

@@ -1,8 +1,5 @@
-"""How the next token is chosen: the values that a request may give, their checks and defaults.
-
-Names, order, meaning and defaults are those of llama.cpp's command line and server; `min_tokens` and
-`stop_token_ids` are vLLM's.
-"""
+"""Sampling parameters of a request: keywords, checks, defaults. Names, order, meaning and defaults are
+llama.cpp's; `min_tokens` and `stop_token_ids` are vLLM's."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ Processor = Callable[[list[int], np.ndarray], np.ndarray]
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """What may be given for the fields of `SamplingParams`: how the next token is chosen."""
+    """Keywords for the fields of `SamplingParams`."""
 
     temperature: float
     """How random the choice is (default: 0.8). 0 takes the most likely token, on ties the lowest id."""
@@ -183,9 +180,8 @@ def _sigma(name: str, value: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen; the defaults are those of llama.cpp's command line. `SamplingKeywords`
-    describes the fields. Raises InvalidArgument.
-    """
+    """Sampling parameters; the defaults are llama.cpp's. `SamplingKeywords` describes the fields. Raises
+    InvalidArgument."""
 
     temperature: float = option(0.8, finite(0, math.inf, " (0: greedy)"))
     top_k: int = option(40, whole(0, 1 << 31, " (0: all tokens)"))
@@ -225,7 +221,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the temperature leaves one candidate, without a draw."""
+        """Whether the temperature leaves one candidate."""
         heats = self.mirostat or "temperature" in self.samplers
         return bool(heats and self.temperature == 0 and (self.mirostat or not self.dynatemp_range))
 
@@ -240,8 +236,8 @@ class SamplingParams:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The samplers that change anything, in order. If the most likely token is taken in the end, the
-        filters after the last penalty are left out, because they keep that token."""
+        """The samplers that change anything, in order. Greedy: filters after the last penalty are dropped,
+        because they keep the best token."""
         if self.mirostat:
             return ("temperature",)
         works = {
@@ -258,8 +254,7 @@ class SamplingParams:
 
     @property
     def n_decisive(self) -> int:
-        """How many of the most likely tokens decide the choice, not counting tokens that are lowered; 0:
-        any token may."""
+        """How many of the most likely tokens decide the choice, without lowered tokens; 0: any token may."""
         if self.logits_processors or self.mirostat or any(bias > 0 for _, bias in self.logit_bias):
             return 0
         lowers = self.repeat_penalty >= 1 and self.presence_penalty >= 0 and self.frequency_penalty >= 0
@@ -275,9 +270,8 @@ class SamplingParams:
 
     @property
     def n_candidates(self) -> int:
-        """How many of the model's most likely tokens suffice for any history. Tokens that `logit_bias` or
-        `min_tokens` lowers are added: each may fall out of the best k and let another token in. 0: whole rows
-        are needed."""
+        """How many of the most likely tokens suffice for any history: one more for each token that
+        `logit_bias` or `min_tokens` lowers, since it may fall out of the best k. 0: whole rows."""
         if {"penalties", "dry"} & set(self.chain):
             return 0  # `Sampler.n_candidates` knows the tokens
         lowered = {token for token, _ in self.logit_bias}

@@ -1,7 +1,5 @@
-"""Samplers that lower the scores of tokens that would repeat what was said: penalties and DRY.
-
-The definitions are those of llama.cpp (src/llama-sampler.cpp).
-"""
+"""Samplers that lower the scores of repeated tokens: penalties and DRY. Definitions: llama.cpp's
+(src/llama-sampler.cpp)."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import numpy as np
 from vkbackend.models.sampling.candidates import Candidates
 
 MAX_TAIL = 20  # tokens of a breaker after its first
-_MAX_LOG = 88.7228391  # log of the largest float32: beyond it a longer repetition counts no more
+_MAX_LOG = 88.7228391  # log of the largest float32: longer repetitions count no more
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]  # first token of a breaker -> what may follow it
 
@@ -24,9 +22,9 @@ def recent(history: Sequence[int], n: int) -> Sequence[int]:
 
 
 def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: float, presence: float) -> None:
-    """For a token that stands n times in the window: divide its logit by `repeat` if the logit is positive,
-    else multiply (Keskar et al. 2019, arXiv:1909.05858); then subtract n * frequency + presence (OpenAI's API
-    reference)."""
+    """For a token that occurs n times in the window: divide its logit by `repeat` if positive, else multiply
+    (Keskar et al. 2019, arXiv:1909.05858); then subtract n * frequency + presence (OpenAI's API reference).
+    """
     if not window:
         return
     tokens, counts = np.unique(np.asarray(window, np.int64), return_counts=True)
@@ -39,10 +37,9 @@ def penalize(c: Candidates, window: Sequence[int], repeat: float, frequency: flo
 def dry_penalties(
     window: Sequence[int], multiplier: float, base: float, allowed: int, breakers: Breakers
 ) -> dict[int, float]:
-    """Token -> what its logit loses: multiplier * base ** (n - allowed) for a token that would extend a
-    repetition of the last n tokens, n >= allowed ("don't repeat yourself", p-e-w,
-    github.com/oobabooga/text-generation-webui/pull/5677). A repetition does not reach across a breaker.
-    """
+    """Token -> penalty: multiplier * base ** (n - allowed) if the token would extend a repetition of the last
+    n >= allowed tokens ("don't repeat yourself", p-e-w,
+    github.com/oobabooga/text-generation-webui/pull/5677). Repetitions end at breakers."""
     n_window = len(window)
     if n_window <= allowed:
         return {}
@@ -64,7 +61,7 @@ def dry_penalties(
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> int:
-    """How many tokens follow the last breaker. The search stops when there are `enough`."""
+    """Tokens since the last breaker; the search stops at `enough`."""
     n = len(window)
     for i in range(min(n, enough + MAX_TAIL + 1) if breakers else 0):
         matching = [
@@ -78,7 +75,7 @@ def _since_breaker(window: Sequence[int], breakers: Breakers, enough: int) -> in
 
 
 def _repeats(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """For each place i but the last: how many tokens up to i are the same as the last tokens of all; at most
+    """For each position except the last: how many tokens up to it equal the last tokens; at most
     `longest`."""
     n = len(tokens)
     lengths = np.zeros(n - 1, np.int64)

@@ -1,8 +1,5 @@
-"""The next token of many sequences at once: the choices of `Sampler`, computed together for all rows.
-
-Each row draws from its own generator, and every sum stays within a row and starts at the best candidate. So a
-choice is the same to the last bit, whichever other rows share the step.
-"""
+"""`Sampler.choose` for many sequences at once. Each row draws from its own generator, and every sum stays
+within a row and starts at the best candidate: a choice is bit-identical whichever rows share the step."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ import numpy as np
 from vkbackend.errors import VkbackendError
 from vkbackend.models.sampling.sampler import Sampler
 
-# From so many rows on, one array of all rows is faster: 45 us plus 2.3 us a row, against 12 us a row one by
-# one (tools/studies/sampling.py).
+# Rows from which one array is faster: 45 us plus 2.3 us a row, against 12 us a row one by one
+# (tools/studies/sampling.py).
 TOGETHER = 5
 
 Choice = int | VkbackendError
@@ -29,11 +26,11 @@ def choose_rows(
     logits: np.ndarray,
     log_sums: np.ndarray | None = None,
 ) -> list[Choice]:
-    """The next token of each row, or what is wrong with that row alone.
+    """The next token of each row, or that row's error.
 
-    ids [n, k] and float32 logits [n, k]: candidates, best first, at least as many as any sampler's
-    `n_candidates`. Without ids the logits are whole rows [n, n_vocab]. log_sums float64 [n]: log sum exp of
-    the whole rows, needed if a sampler returns logprobs of candidates.
+    ids [n, k] and float32 logits [n, k]: candidates, best first, at least each sampler's `n_candidates`.
+    Without ids the logits are whole rows [n, n_vocab]. log_sums float64 [n]: log sum exp of the whole rows,
+    needed for logprobs of candidates.
     """
     sums = [math.nan] * len(samplers) if log_sums is None else log_sums.tolist()
     if ids is None:
@@ -69,11 +66,11 @@ def choose_rows(
 
 
 def best_of_rows(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and logits, both [n, k], of the best k of each row of float32 [n, n_vocab], the best first, the
-    lower id first on ties. There is no NaN."""
+    """Ids and logits, both [n, k], of the best k of each row of float32 [n, n_vocab] without NaN; best first,
+    the lower id first on ties."""
     k = min(k, logits.shape[1])
-    # One integer per token orders by logit, then by id. The high half has the bits of the logit; they order
-    # as integers once the bits of negative logits are inverted. The low half has n_vocab - 1 - id.
+    # One integer per token orders by logit, then by id. High half: the logit's bits, which order as integers
+    # once negative logits are inverted. Low half: n_vocab - 1 - id.
     bits = (logits + np.float32(0)).view(np.int32)  # 0 for -0
     rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) << 32
     rank |= np.arange(logits.shape[1] - 1, -1, -1)
@@ -91,7 +88,7 @@ def _tried(choose: Callable[..., int], *row: Any) -> Choice:
 
 
 def _draw(samplers: Sequence[Sampler], ids: np.ndarray, logits: np.ndarray) -> list[int]:
-    """`Sampler.choose` of plain samplers that draw, for rows whose best logit is finite."""
+    """`Sampler.choose` of plain samplers that draw, for rows with a finite best logit."""
     n, k = ids.shape
     values = [(*sampler.values, sampler.random.random()) for sampler in samplers]
     temperature, top_p, least, top_k, random = np.array(values).T[:, :, None]

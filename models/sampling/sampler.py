@@ -1,8 +1,5 @@
-"""From one row of logits to one token: the chain of samplers of a request, and its state.
-
-Order and meaning are those of llama.cpp. Everything is numpy float64 on the host; a request's random numbers
-come from its own generator, so neighbours in a batch cannot change its output.
-"""
+"""The chain of samplers of a request and its state; order and meaning are llama.cpp's. float64 on the host,
+with random numbers of the request's own: neighbours in a batch cannot change its output."""
 
 from __future__ import annotations
 
@@ -25,17 +22,17 @@ Step = Callable[[Candidates, History], None]
 
 
 class Sampler:
-    """The sampling state of one request: its parameters and its random generator, PCG64(seed).
+    """The sampling state of one request; random numbers from PCG64(seed).
 
-    `plain`: the request is greedy, or applies top-k, top-p, min-p and temperature in this order, to
-    candidates without `forbidden` tokens. `choose_rows` chooses for many plain rows at once.
+    `plain`: greedy, or only top-k, top-p, min-p and temperature in this order, without `forbidden`
+    candidates. `choose_rows` chooses for many plain rows at once.
     """
 
     def __init__(self, params: SamplingParams, constrained: bool = False) -> None:
         self.params = params
-        self.matcher: Matcher | None = None  # set before the first choice of one that is `constrained`
+        self.matcher: Matcher | None = None  # set before the first choice if `constrained`
         self.random = np.random.Generator(np.random.PCG64(params.seed))
-        self.logprobs: Logprobs | None = None  # of the last choice, where they are asked for
+        self.logprobs: Logprobs | None = None  # of the last choice, if requested
         self._n_chosen = 0
         self._dried: tuple[int, dict[int, float]] = -1, {}  # tokens so far -> DRY's penalties
         self._mirostat = Mirostat(params.mirostat, params.mirostat_tau, params.mirostat_eta)
@@ -59,23 +56,22 @@ class Sampler:
         self._n_decisive, self._n_candidates = params.n_decisive, params.n_candidates
         self._n_shown = params.logprobs or 0
         if constrained and params.logprobs is not None:
-            # Logprobs list the best of all tokens, but the candidates are only those that the grammar allows:
-            # this needs whole rows of logits.
+            # Logprobs list the best of all tokens, but candidates are the grammar's: whole rows are needed.
             self._n_decisive = self._n_candidates = 0
-        # Whether the likeliest few of a row of logits are all that a choice needs, whatever came before.
+        # Whether the likeliest few logits always suffice for a choice.
         self.ranked = self.plain and not self.forbidden and self._n_candidates > 0
         self._varies = self._n_decisive > 0 and bool({"penalties", "dry"} & set(self._names))
 
     def n_candidates(self, history: History) -> int:
-        """How many of the likeliest tokens are enough to decide the next choice, with one more for each token
-        whose logit is lowered. 0: it takes the whole row."""
+        """How many of the likeliest tokens decide the next choice, counting lowered tokens. 0: the whole
+        row."""
         n = self._n_decisive + len(self._lowered(history)) if self._varies else self._n_candidates
         return n and max(n, self._n_shown)
 
     def sample(self, logits: np.ndarray, history: History) -> int:
         """The next token for float32 `logits` [n_vocab]; `history`: the tokens so far, oldest first.
 
-        Raises VkbackendError if the logits hold NaN or +inf, or nothing but -inf.
+        Raises VkbackendError if the logits hold NaN or +inf, or only -inf.
         """
         if self.ranked:
             peak = int(logits.argmax())  # NaN if there is one anywhere
@@ -97,10 +93,9 @@ class Sampler:
     def choose(
         self, ids: np.ndarray, logits: np.ndarray, history: History = (), log_sum: float = math.nan
     ) -> int:
-        """The next token, as `sample` would choose it, from the `n_candidates` best or more, of those that
-        the matcher allows: ids [n] and their float32 logits, best first. log_sum: log(sum(exp(logits))) of
-        all tokens, where logprobs are asked for."""
-        if self.matcher:  # fewer may be allowed than were asked for: the others are -inf
+        """As `sample`, from at least the `n_candidates` best of the tokens that the matcher allows: ids [n]
+        and float32 logits [n], best first. log_sum: log(sum(exp(logits))) of all tokens, for logprobs."""
+        if self.matcher:  # fewer may be allowed: the others are -inf
             n = int(np.count_nonzero(logits != -np.inf))
             if not n:
                 raise self.matcher.stuck()
@@ -114,8 +109,8 @@ class Sampler:
         return token
 
     def _choose_plain(self, ids: np.ndarray, logits: np.ndarray) -> int:
-        """The chain of a plain sampler that draws, written out: each filter keeps the first few. It takes two
-        thirds of the time of the steps one by one."""
+        """The chain of a plain sampler that draws, in two thirds of the time: each filter keeps the first
+        few."""
         t, top_p, least, top_k = self.values
         below = logits[:top_k].astype(np.float64)
         below -= float(below[0])
@@ -150,7 +145,7 @@ class Sampler:
         return int(c.ids[min(place, len(c) - 1)])
 
     def _processed(self, logits: np.ndarray, history: History) -> np.ndarray:
-        """The logits that the caller's functions make of a copy of these."""
+        """The logits from the caller's functions, which get a copy."""
         for number, process in enumerate(self.params.logits_processors):
             try:
                 made = np.asarray(process(list(history), logits.copy()), np.float32)
@@ -165,12 +160,11 @@ class Sampler:
         return logits
 
     def _forbidden(self) -> dict[int, float]:
-        """Stop tokens with an infinite penalty until `min_tokens` are chosen; nothing afterwards."""
+        """Stop tokens with an infinite penalty until `min_tokens` are chosen."""
         return self._early if self._n_chosen < self.params.min_tokens else {}
 
     def _dry(self, history: History) -> dict[int, float]:
-        """DRY's penalties, found once per step for `n_candidates` and for the choice: that takes 130 us for a
-        text of 4,000 tokens."""
+        """DRY's penalties, cached for `n_candidates` and the choice: 130 us for a text of 4,000 tokens."""
         if self._dried[0] != len(history):
             p = self.params
             window = recent(history, p.dry_penalty_last_n)
@@ -187,7 +181,6 @@ class Sampler:
         return lowered
 
     def _step(self, name: str) -> Step:
-        """A sampler of the chain with its values."""
         p = self.params
         steps: dict[str, Step] = {
             "penalties": lambda c, history: penalize(
@@ -210,7 +203,7 @@ class Sampler:
 
 
 def check_finite(peak: float) -> None:
-    """Raises VkbackendError unless the largest logit of a row is a number."""
+    """Raises VkbackendError unless the row's largest logit is finite."""
     if not math.isfinite(peak):
         raise VkbackendError(
             f"the largest logit is {peak}, so no token can be chosen: the weights are damaged or a device "

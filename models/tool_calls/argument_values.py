@@ -1,4 +1,4 @@
-"""The values of arguments that a model writes as plain text, by the JSON Schema of the tool."""
+"""Values of arguments that a model writes as plain text, by the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """The value of a written argument: the text if the schema wants a string; else the text as JSON; else, if
-    it is not JSON, the text."""
+    """The text if the schema wants a string, else the text as JSON, else (invalid JSON) the text."""
     kinds, word = kinds_of(schema), text.strip()
     if "null" in kinds and word.lower() in ("null", "none"):
         return None
@@ -23,15 +22,14 @@ def value_of(text: str, schema: Any) -> Any:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN is no JSON
+    raise ValueError(constant)  # JSON has no NaN
 
 
 _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """The JSON types that a schema names, those of its listed values and alternatives included; may be
-    empty."""
+    """The JSON types of a schema, its listed values and its alternatives; may be empty."""
     if not isinstance(schema, dict):
         return set()
     named = schema.get("type", [])
@@ -44,8 +42,7 @@ def kinds_of(schema: Any) -> set[str]:
 
 
 def resolved(schema: Any, whole: Any) -> Any:
-    """The schema that a $ref within the tool's schema stands for; a schema without $ref is returned as it
-    is."""
+    """The schema that $ref names within the tool's schema; other schemas unchanged."""
     for _ in range(8):
         where = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(where, str) or not where.startswith("#/"):

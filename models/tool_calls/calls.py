@@ -15,7 +15,7 @@ _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL
 )
 MAX_HEAD = 512  # characters of a call up to its arguments
-ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # what Mistral's templates take
+ID_CHARACTERS, ID_LENGTH = string.ascii_letters + string.digits, 9  # accepted by Mistral's templates
 
 
 def new_id() -> str:
@@ -29,12 +29,11 @@ class CallReader:
         self.source, self.tools, self.n_calls, self.n_done = Source(), tools, 0, 0
 
     def begin(self, name: str, id_: str | None = None) -> ToolDelta:
-        """The next call."""
         self.n_calls += 1
         return ToolDelta(self.n_calls - 1, id_ or new_id(), name)
 
     def arguments(self) -> Reading:
-        """Stream the JSON object that comes next as the arguments of the last call; {} if none comes."""
+        """Stream the next JSON object as the arguments of the last call; {} if none comes."""
         yield from self.source.skip_space()
         if not self.source.text.startswith("{"):
             yield ToolDelta(self.n_calls - 1, arguments="{}")
@@ -59,11 +58,11 @@ class CallReader:
         self.n_done = self.n_calls
 
     def call_object(self, names: Collection[str] | None = None) -> Trying:
-        """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it is such an
-        object, with one of the `names` (None: any)."""
+        """Read {"name": ..., "arguments" or "parameters": {...}}, in any order. Returns whether it is a call
+        of one of the `names` (None: any)."""
         source, end, seen = self.source, JsonEnd(), 0
         while True:
-            # After MAX_HEAD characters without a head, the name follows the arguments, or is missing.
+            # After MAX_HEAD characters without a head, the name follows the arguments or is missing.
             head = _HEAD.match(source.text) if len(source.text) <= MAX_HEAD or not seen else None
             if head and (name := _decoded(head[1])) is not None:
                 if names is not None and name not in names:

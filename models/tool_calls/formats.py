@@ -1,5 +1,5 @@
-"""How families of models write a tool call; a few lines read each format. The chat template of a model tells
-its format, because the template writes the calls of earlier turns."""
+"""The formats of tool calls by model family. A model's chat template writes the calls of earlier turns, and
+so reveals its format."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from vkbackend.models.tool_calls.source import AnswerPart, Trying
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`openers`: what a call or a row of calls begins with. `read` reads on from there, and returns whether
-    it was a call. `inner`: further markers that may be control tokens. `at_start`: an answer that begins with
-    "{" may be a call, too. `described`: the prompt describes the tools in words, because the template knows
-    none."""
+    """`openers`: beginnings of calls. `read` continues there and returns whether it was a call. `inner`:
+    further markers that may be control tokens. `at_start`: an answer that begins with "{" may be a call.
+    `described`: the prompt describes the tools, because the template does not."""
 
     name: str
     openers: tuple[str, ...]
@@ -46,7 +45,7 @@ def _hermes(r: CallReader) -> Trying:
 
 
 def _json_answer(r: CallReader) -> Trying:
-    """The whole answer is a call of a known tool, or several such calls in a row."""
+    """The whole answer is one or more calls of known tools."""
     yield from r.source.begins("<|python_tag|>")
     n = r.n_calls
     while (yield from r.call_object(r.tools)):
@@ -59,7 +58,7 @@ def _json_answer(r: CallReader) -> Trying:
 
 
 def _lenient(r: CallReader) -> Trying:
-    """For a template that does not say how calls are written: JSON, maybe between markers."""
+    """For a template that does not show how calls are written: JSON, maybe between markers."""
     if r.source.text.startswith("<tool_call>"):
         return (yield from _hermes(r))
     return (yield from _json_answer(r))
@@ -85,7 +84,7 @@ def _mistral(r: CallReader) -> Trying:
 
 
 def _row(r: CallReader, closer: str) -> Trying:
-    """[{...}, {...}] and what closes it."""
+    """[{...}, {...}] and the marker after it."""
     n = r.n_calls
     is_row = (yield from r.source.begins("[")) is not None
     while True:
@@ -161,7 +160,7 @@ def _schema(r: CallReader, name: str, argument: str) -> Any:
 
 
 def _coder(opener: str, closer: str) -> Callable[[CallReader], Trying]:
-    """A reader of functions, each parameter on lines of its own, between markers that may be missing."""
+    """Functions with each parameter on lines of its own, between optional markers."""
 
     def read(r: CallReader) -> Trying:
         yield from r.source.begins(opener)
@@ -213,7 +212,7 @@ def _glm(r: CallReader) -> Trying:
 
 
 def _gemma(r: CallReader) -> Trying:
-    """call:NAME{key:value,...}, strings between quotes of their own."""
+    """call:NAME{key:value,...}, with quotes of its own around strings."""
     opener = yield from r.source.begins("<|tool_call>", "<start_function_call>")
     text, _ = yield from r.source.until("<tool_call|>", "<end_function_call>")
     found = re.fullmatch(r"\s*call:([^{\s]+)\s*(\{.*\})\s*", text, re.DOTALL)
@@ -226,7 +225,7 @@ def _gemma(r: CallReader) -> Trying:
 
 
 def _of_gemma(text: str, quote: str) -> Any:
-    """The value of Gemma's object, whose keys and texts may stand without quotes; None if it is not valid."""
+    """The value of Gemma's object, whose keys and strings may lack quotes; None if invalid."""
     parts = text.split(quote)
     if len(parts) % 2 == 0:
         return None
@@ -278,7 +277,7 @@ FUNCTION_GEMMA = ToolFormat(
 DEEPSEEK = ToolFormat("deepseek", (CALLS,), _deepseek, (CALLS_END, CALL, CALL_END, SEPARATOR))
 GENERIC = ToolFormat("generic", (), _json_answer, at_start=True, described=True)
 
-# A template has the first format all of whose texts stand in it.
+# A template has the first format with all signs in it.
 SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "functions."), GPT_OSS),
     (("<|tool_calls_section_begin|>",), KIMI),
@@ -301,6 +300,5 @@ FORMATS = (*dict.fromkeys(found for _, found in SIGNS), GENERIC)
 
 
 def format_of(template: str) -> ToolFormat:
-    """How a model with this chat template calls tools; in plain JSON if the template has nothing about
-    tools."""
+    """The format of a chat template; plain JSON if the template has nothing about tools."""
     return next((found for signs, found in SIGNS if all(sign in template for sign in signs)), GENERIC)

@@ -1,4 +1,4 @@
-"""The grammar that forces an answer to call tools, in the format of the model: llguidance's Lark."""
+"""The grammar that forces an answer to call tools, in the model's format: llguidance's Lark."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Special = Callable[[str], int | None]  # the control token of a text
 
 
 class CallGrammar:
-    """Rules for calls of `tools`: schemas of the arguments, by the name of the function. `special` tells
-    which markers are control tokens, which a grammar must name by id, because they stand for no text."""
+    """Rules for calls of `tools`: schemas of the arguments, by function. `special`: the control token of a
+    marker, which a grammar must name by id because it has no text."""
 
     def __init__(self, format_: ToolFormat, tools: Mapping[str, Any], special: Special) -> None:
         self._format, self._tools, self._special = format_, tools, special
         self._rules: list[str] = []
 
     def lark(self, *, several: bool) -> str:
-        """The rules; the first, `calls`, is one call, or with `several` one or more."""
+        """The rules. The first, `calls`, is one call, or with `several` one or more."""
         call = self._rule(" | ".join([self._rule(self._call(name)) for name in self._tools]))
         return "\n".join([f"calls: {self._row(call, several)}", *self._rules])
 
@@ -59,7 +59,7 @@ class CallGrammar:
     # ---- formats ----
 
     def _row(self, call: str, several: bool) -> str:
-        """One call or several, with what stands around and between them."""
+        """One call or several, with the text around and between them."""
         mark, row = self._mark, ("", '"\\n"', "")
         around: dict[ToolFormat, tuple[str, str, str]] = {
             formats.MISTRAL: (f'{mark("[TOOL_CALLS]")} "["', '", "', '"]"'),
@@ -69,7 +69,7 @@ class CallGrammar:
         }
         begin, between, end = around.get(self._format, row)
         if self._format in (formats.LLAMA3, formats.GENERIC, formats.GPT_OSS):
-            several = False  # their templates know one call at a time
+            several = False  # their templates have one call at a time
         more = f" ({between} {call})*" if several else ""
         return f"{begin} {call}{more} {end}"
 
@@ -116,13 +116,13 @@ class CallGrammar:
         return made.get(self._format, lambda: self._object(name))()
 
     def _properties(self, name: str) -> list[tuple[str, Any, bool]]:
-        """(argument, schema, whether it must be given), in order."""
+        """(argument, schema, whether it is required), in order."""
         schema = self._schema(name)
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
         return [(key, one, key in required) for key, one in properties.items()]
 
     def _by_key(self, name: str, head: str, opener: str, closer: str, end: str) -> str:
-        """Arguments one by one. Texts stand without quotes or escapes."""
+        """Arguments one by one, strings without quotes or escapes."""
         before, after = opener.split("{}")
         parts = [literals(head, self._special)]
         for key, schema, must in self._properties(name):
@@ -132,7 +132,7 @@ class CallGrammar:
         return " ".join([*parts, literals(end, self._special)])
 
     def _value_by_key(self, name: str, schema: Any, closer: str) -> str:
-        """If the schema wants a string, any text up to the closing marker; else JSON."""
+        """Any text up to the closing marker if the schema wants a string, else JSON."""
         schema = resolved(schema, self._schema(name))
         kinds, end = kinds_of(schema), self._mark(closer)
         values = _values(schema)
@@ -145,7 +145,7 @@ class CallGrammar:
         return f'({text} | "null" {end})' if "null" in kinds else text
 
     def _json(self, name: str, schema: Any) -> str:
-        """JSON of a part of a tool's schema, with the definitions that the part may refer to."""
+        """JSON of a part of a tool's schema, with the definitions for its $refs."""
         whole = self._schema(name)
         shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return json_rule(json.dumps({**shared, **schema} if isinstance(schema, dict) else schema))
@@ -159,8 +159,8 @@ class CallGrammar:
         return f"{json.dumps(key + ':')} {self._gemma_value(name, schema, quote, depth)}"
 
     def _gemma_value(self, name: str, schema: Any, quote: str, depth: int) -> str:
-        """A value in Gemma's form: strings between the marker `quote`; arrays, objects and alternatives down
-        to `depth` levels. Raises InvalidArgument for deeper ones."""
+        """A value in Gemma's form: strings between the marker `quote`; at most `depth` levels of arrays,
+        objects and alternatives. Raises InvalidArgument for deeper ones."""
         schema = resolved(schema, self._schema(name))
         mark, inner = self._mark(quote), depth - 1
         if not isinstance(schema, dict) or depth < 0:
@@ -198,7 +198,7 @@ class CallGrammar:
 
 
 def _members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Pairs with commas between them, in order. (pair, needed): a pair that is not needed may be missing."""
+    """Pairs (pair, needed) in order, with commas between them; the others are optional."""
     rest, any_needed = "", False
     for i in reversed(range(len(pairs))):
         pair, needed = pairs[i]
@@ -211,7 +211,7 @@ def _members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def _values(schema: Any) -> list[Any] | None:
-    """The values that a schema lists (const, enum) as the only ones; None if it lists none."""
+    """The values that a schema allows by const or enum; None if it has neither."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema.get("enum") or None
@@ -222,7 +222,7 @@ def _is_bounded(schema: Any) -> bool:
 
 
 def _text_of(schema: dict[str, Any]) -> str:
-    """A text without quotes that matches the schema's pattern, or has its length."""
+    """Text without quotes that matches the schema's pattern or length."""
     if pattern := schema.get("pattern"):
         whole = ("" if pattern.startswith("^") else "(?s:.*)") + pattern.removeprefix("^").removesuffix("$")
         return "/" + regex_to_lark(whole + ("" if pattern.endswith("$") else "(?s:.*)")) + "/"
@@ -231,22 +231,22 @@ def _text_of(schema: dict[str, Any]) -> str:
 
 
 def literal(text: str, special: Special) -> str:
-    """A marker: the control token of this text, or the text."""
+    """A marker: its control token, or its text."""
     token = special(text)
     return json.dumps(text, ensure_ascii=False) if token is None else f"<[{token}]>"
 
 
 def literals(text: str, special: Special) -> str:
-    """A text that may hold markers."""
+    """A text that may contain markers."""
     parts = (part for part in re.split(r"(<[^<>\n]+>)", text) if part)
     return " ".join(literal(part, special) for part in parts)
 
 
 def text_up_to(name: str, mark: str, special: Special) -> str:
-    """A rule of that name: any text, and the marker that ends it."""
+    """A rule `name`: any text and the marker that ends it."""
     token = special(mark)
     if token is not None:
-        # Nor may the text spell the marker: the reader of the text could not tell it from the token.
+        # The text may not spell the marker: a reader could not tell it from the token.
         spelled = re.escape(mark).replace("/", r"\/")
         return f"{name}: {name.upper()} <[{token}]>\n{name.upper()}: /(?s:.*)/ & ~/(?s:.*{spelled}.*)/"
     return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: /(?s:.*)/"

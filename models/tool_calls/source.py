@@ -1,5 +1,4 @@
-"""Text that comes in pieces, and its readers: generators that yield what they found, or None if they need
-more text."""
+"""Text that comes in pieces, and generators that read it: they yield parts, or None for more text."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from vkbackend.models.text.stop_text import overlap
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A piece of the `index`-th call: its id and name come first, then its arguments, JSON text in pieces."""
+    """A piece of call `index`: first id and name, then arguments, JSON text in pieces."""
 
     index: int
     id: str | None = None
@@ -26,8 +25,7 @@ Trying = Generator[AnswerPart | None, None, bool]
 
 
 class Source:
-    """`text`: has come, and is not read yet. `ended`: no more text comes. `taken`: what was read since
-    `taken` was last cleared."""
+    """`text`: not read yet. `ended`: no more comes. `taken`: read since it was last cleared."""
 
     def __init__(self) -> None:
         self.text, self.taken, self.ended = "", "", False
@@ -46,7 +44,7 @@ class Source:
             yield None
 
     def begins(self, *marks: str) -> Generator[None, None, str | None]:
-        """Take the longest mark that the text begins with; None if it begins with none."""
+        """Take the longest mark that the text begins with; None if there is none."""
         while True:
             for mark in sorted(marks, key=len, reverse=True):
                 if self.text.startswith(mark):
@@ -56,7 +54,7 @@ class Source:
             yield None
 
     def until(self, *marks: str) -> Generator[None, None, tuple[str, str]]:
-        """Take the text up to the first of the marks, and the mark; all text and "" if no mark comes."""
+        """Take the text up to the first mark, and the mark; all text and "" if no mark comes."""
         while True:
             if hits := [(at, -len(m), m) for m in marks if (at := self.text.find(m)) >= 0]:
                 at, _, mark = min(hits)
@@ -66,12 +64,12 @@ class Source:
             yield None
 
     def n_certain(self, marks: Sequence[str]) -> int:
-        """How much of the text can belong to none of the marks."""
+        """How many characters cannot belong to a mark."""
         return len(self.text) - (0 if self.ended else max((overlap(self.text, m) for m in marks), default=0))
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or array. `depth`: how many are open already."""
+    """Finds the end of a JSON object or array. `depth`: levels already open."""
 
     _NEXT, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -79,7 +77,7 @@ class JsonEnd:
         self._depth, self._in_string, self._skip = depth, False, 0
 
     def push(self, text: str) -> int | None:
-        """How many characters of this piece belong to it, if it ends here; else None."""
+        """How many characters of this piece precede the end; None if it does not end here."""
         at = self._skip
         while True:
             found = (self._IN_STRING if self._in_string else self._NEXT).search(text, at)
