@@ -18,7 +18,7 @@ drivers=$(bash tools/setup.sh --drivers)
 mypy_tree() {
     "$bin/python" -m vkbackend.tools.checkout.linked_tree "$root/.mypy_cache/tree"
     cd "$root/.mypy_cache/tree"
-    "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend
+    nice -n 5 "$bin/mypy" --config-file "$root/pyproject.toml" --cache-dir "$root/.mypy_cache" -p vkbackend
 }
 
 failed=()
@@ -30,7 +30,6 @@ check() {
 }
 check "ruff check" "$bin/ruff" check .
 check "ruff format --check" "$bin/ruff" format --check .
-check "mypy" mypy_tree
 if [ ${#failed[@]} -gt 0 ]; then
     echo "test: FAILED before the tests ran: $(IFS=, && echo "${failed[*]}")" >&2
     exit 1
@@ -51,16 +50,17 @@ fi
 
 # ---- tests ----
 
-# Without arguments the tests marked `runtimes` run with the kompute runtime as well. Its environment, in which
-# kp is compiled the first time, is made meanwhile, behind everything else.
-kompute="" workers=()
+# mypy runs meanwhile: tests wait for processes now and then. Without arguments the tests marked `runtimes` run
+# with the kompute runtime as well; its environment, in which kp is compiled the first time, is made meanwhile.
+kompute="" workers=() logs=$(mktemp -d)
+mypy_tree >"$logs/mypy" 2>&1 </dev/null &
+mypy=$!
+trap 'kill "$mypy" $kompute 2>/dev/null || true; rm -rf "$logs"' EXIT
 if [ $# = 0 ] || [ "$*" = --all ]; then
     # One worker more than cores, as tests wait for processes. A file's fixtures load its models once.
     workers=(-n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile)
-    log=$(mktemp)
-    nice -n 10 bash tools/setup.sh --kompute --test >"$log" 2>&1 </dev/null &
+    nice -n 10 bash tools/setup.sh --kompute --test >"$logs/kompute" 2>&1 </dev/null &
     kompute=$!
-    trap 'kill "$kompute" 2>/dev/null || true; rm -f "$log"' EXIT
 fi
 
 status=0
@@ -69,15 +69,24 @@ status=0
 if [ "$kompute" ]; then
     made=0
     wait "$kompute" || made=$?
-    sed 's/^setup:/test: kompute:/' "$log"
+    sed 's/^setup:/test: kompute:/' "$logs/kompute"
     case $made in
         0)
             run=(.venv-kompute/bin/pytest --runtime kompute "${workers[@]}")
-            "${run[@]}" -m runtimes </dev/null || status=$?
+            mapfile -t files < <(grep -rlE 'mark\.runtimes|for_every_runtime' tests --include='test_*.py')
+            "${run[@]}" -m runtimes "${files[@]}" </dev/null || status=$?
             [ $# = 0 ] || "${run[@]}" tests/vkbackend/ops </dev/null || status=$?
             ;;
         3) echo "test: the kompute runtime is NOT tested: see above" ;;
         *) status=1 && echo "test: FAILED to set up the kompute runtime: see above" >&2 ;;
     esac
+fi
+
+if wait "$mypy"; then
+    echo "test: mypy: $(tail -n 1 "$logs/mypy")"
+else
+    status=1
+    cat "$logs/mypy"
+    echo "test: FAILED: mypy" >&2
 fi
 exit "$status"

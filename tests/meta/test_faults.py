@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_sets import MULTI, for_every_runtime
+from device_sets import MULTI, for_every_runtime, product, some
 from runners import load_runner
 
 from vkbackend import faults
@@ -59,7 +59,7 @@ def works_again(models: Path, devices: list[str]) -> None:
 
 
 @pytest.mark.native  # the kompute runtime has its own: its devices wait for nothing
-@pytest.mark.parametrize("devices", SETS)
+@pytest.mark.parametrize("devices", some(SETS, 2))
 def test_device_that_stops_answering(
     models: Path, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,29 +161,26 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing(models: Path, devices: li
     runner.close()
 
 
-@pytest.mark.parametrize("devices", SETS)
+FAULTS = [  # at submit, wait, load, compile, open
+    ("vkQueueSubmit", 3, "VK_ERROR_DEVICE_LOST", DeviceLost, []),
+    ("vkQueueSubmit", 3, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory, []),
+    ("vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost, [pytest.mark.native]),
+    ("vkAllocateMemory", 2, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory, []),
+    ("vkCreateBuffer", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory, []),
+    ("vkCreateComputePipelines", 2, "VK_ERROR_DEVICE_LOST", DeviceLost, []),
+    ("vkCreatePipelineCache", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory, [pytest.mark.native]),
+]
+
+
+CASES = [pytest.param(*row, id="-".join(map(str, row[:3])), marks=marks) for *row, marks in FAULTS]
+
+
 @pytest.mark.parametrize(
-    ("call", "nth", "result", "error"),
-    [
-        ("vkQueueSubmit", 3, "VK_ERROR_DEVICE_LOST", DeviceLost),
-        ("vkQueueSubmit", 3, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
-        pytest.param(
-            "vkGetSemaphoreCounterValue", 12, "VK_ERROR_DEVICE_LOST", DeviceLost, marks=pytest.mark.native
-        ),
-        ("vkAllocateMemory", 2, "VK_ERROR_OUT_OF_DEVICE_MEMORY", OutOfDeviceMemory),
-        ("vkCreateBuffer", 1, "VK_ERROR_OUT_OF_HOST_MEMORY", OutOfDeviceMemory),
-        ("vkCreateComputePipelines", 2, "VK_ERROR_DEVICE_LOST", DeviceLost),
-        pytest.param(
-            "vkCreatePipelineCache",
-            1,
-            "VK_ERROR_OUT_OF_HOST_MEMORY",
-            OutOfDeviceMemory,
-            marks=pytest.mark.native,
-        ),
-    ],
+    ("call", "nth", "result", "error", "devices"),
+    [*product(CASES, TWO[:1]), *some(product(CASES, TWO[1:]), 3), *product(CASES, THREE)],
 )
 def test_injected_fault(
-    models: Path, devices: list[str], call: str, nth: int, result: str, error: type[VkbackendError]
+    models: Path, call: str, nth: int, result: str, error: type[VkbackendError], devices: list[str]
 ) -> None:
     """At plan, load, compile, submit or wait: the typed error, everything released, the process usable."""
     name = "Vulkan1" if "1" in devices else "Vulkan0.1"

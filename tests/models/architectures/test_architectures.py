@@ -143,6 +143,10 @@ def check_one(folder: Path, name: str, devices: list[str], way: str, bound: floa
 
 
 ON_VULKAN = covering(FIXTURES, product([three, one], WAYS[::-1]))  # the fixtures take these in turns
+# One of each memory: full, windows, chunks, shared, latent, sparse, four kinds of states, both in a layer.
+MEMORIES = """
+    llama gemma2 llama4+chunks gemma4+shared deepseek2 deepseek32 qwen3next kimi-linear lfm2 mamba2 falcon-h1
+""".split()
 ON_NUMPY = [p if i % 4 > 1 else wide(p) for i, p in enumerate(map(pytest.param, FIXTURES))]
 
 
@@ -265,7 +269,7 @@ def test_q8_0_equals_its_values(folder: Path, name: str, devices: list[str], bou
         assert nmse(run(folder, f"{name}-Q8_0", devices, way).logits, want) <= bound
 
 
-@architectures
+@pytest.mark.parametrize("name", [p if p in MEMORIES else wide(pytest.param(p, id=p)) for p in FIXTURES])
 def test_beside_another_sequence(folder: Path, name: str) -> None:
     """Two slots in every step: caches and recurrent states keep apart."""
     other = PROMPT[::-1]
