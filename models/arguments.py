@@ -1,5 +1,5 @@
-"""Checks of the arguments of the public API and the command line: each makes a plain value of what was given,
-or raises InvalidArgument naming it."""
+"""Checks of the arguments of the public API and the command line: each returns a plain value, or raises
+InvalidArgument naming the argument."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, Literal
 from vkbackend.checks import finite_number, items, number_of, plain, refused, shown, whole_number
 from vkbackend.errors import InvalidArgument
 
-HOST = "numpy"  # the name of the device that is the host itself
+HOST = "numpy"  # the host as a device
 MAX_LAYERS = 1 << 16
 MAX_CONTINUATIONS = 1024
-MAX_INDEX = (1 << 63) - 1  # of a device or a token, far beyond any that there is
+MAX_INDEX = (1 << 63) - 1  # of a device or a token, far above all
 
 
 def text_of(name: str, value: Any) -> str:
@@ -26,8 +26,8 @@ def text_of(name: str, value: Any) -> str:
 
 
 def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
-    """Layers on the devices: a whole number (also as text), None for "all", or "auto", as many as fit, which
-    llama.cpp's flag writes -1."""
+    """Layers on the devices: a number (also as text), None for "all", or "auto" (as many as fit; -1 in
+    llama.cpp)."""
     given = plain(value)
     if isinstance(given, str):
         if given == "auto":
@@ -40,7 +40,7 @@ def layer_count(name: str, value: Any) -> int | Literal["auto"] | None:
 
 
 def device_list(name: str, value: Any) -> tuple[str, ...] | None:
-    """Devices as words, from a list of indices and names or one comma-separated string."""
+    """Devices by index, UUID or name, from a list or a comma-separated string."""
     if value is None:
         return None
     expected = "expected a list such as ['0', '1'], '0,1', or None for the best one"
@@ -64,7 +64,7 @@ def unlike(names: Sequence[str] | None) -> bool:
 
 
 def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    """(regex, target) pairs from such pairs or from words REGEX=TARGET,REGEX=TARGET,..."""
+    """(regex, target) pairs, from pairs or from words REGEX=TARGET,REGEX=TARGET,..."""
     expected = "expected REGEX=CPU, REGEX=host or REGEX=INDEX"
     pairs: list[tuple[str, str]] = []
     for item in [value] if isinstance(value, str) else items(name, value, expected):
@@ -79,7 +79,7 @@ def override_list(name: str, value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _pair(name: str, item: Any, expected: str) -> tuple[str, str]:
-    """A (regex, target) pair, whose target may be a device's index."""
+    """A (regex, target) pair; the target may be a device's index."""
     pair = [plain(part) for part in items(name, item, expected)]
     if len(pair) == 2 and isinstance(pair[1], int) and not isinstance(pair[1], bool):
         pair[1] = str(whole_number(name, pair[1], 0, MAX_INDEX))
@@ -89,7 +89,7 @@ def _pair(name: str, item: Any, expected: str) -> tuple[str, str]:
 
 
 def comma_separated(text: str) -> list[str]:
-    """The words REGEX=TARGET of a list; a comma in a REGEX, as in {1,2}, separates none."""
+    """The words REGEX=TARGET of a list; a REGEX may contain commas, as in {1,2}."""
     words: list[str] = []
     for part in text.split(","):
         if words and "=" not in words[-1]:
@@ -100,7 +100,6 @@ def comma_separated(text: str) -> list[str]:
 
 
 def share_list(name: str, value: Any) -> tuple[float, ...] | Literal["auto"] | None:
-    """Shares as numbers, "auto" and None as they are."""
     if value is None:
         return None
     if isinstance(value, str) and value == "auto":
@@ -120,12 +119,11 @@ def path_string(name: str, value: Any, what: str = "a .gguf file") -> str:
 
 
 def optional_path(what: str) -> Callable[[str, Any], str | None]:
-    """The check of an option that may name a file."""
     return lambda name, value: None if value is None else path_string(name, value, what)
 
 
 def scaled_files(name: str, value: Any) -> tuple[tuple[str, float], ...]:
-    """(path, scale) pairs from such pairs or from paths, whose scale is 1."""
+    """(path, scale) pairs, from pairs or from paths, whose scale is 1."""
     pairs = []
     for item in items(name, value, "expected a list of files or (file, scale) pairs"):
         path, scale = item if isinstance(item, tuple | list) and len(item) == 2 else (item, 1.0)
@@ -158,7 +156,6 @@ def continuation_count(name: str, value: Any) -> int | None:
 
 
 def stop_strings(name: str, value: Any) -> tuple[str, ...]:
-    """One string or several; None for none."""
     expected = "expected one string or several, none of them empty"
     given = plain(value)
     if given is None:

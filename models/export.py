@@ -1,6 +1,5 @@
-"""Writing a loaded model back to GGUF from the devices' slices: the metadata of the file it came from, byte
-for byte, and every tensor as the devices hold it.
-"""
+"""Writes a loaded model back to GGUF: its file's metadata, byte for byte, and every tensor as the devices
+hold it."""
 
 from __future__ import annotations
 
@@ -34,21 +33,21 @@ def write_gguf(
     specs: Sequence[WeightSpec],
     progress: Progress | None = None,
 ) -> int:
-    """Write the model of `source` to `path`, one file, its tensors from the `weights` on `devices`, which
-    `specs` describe; returns the bytes written. What no device needs (RoPE factors) comes from the source.
-    The parts of a split model are joined. Needs host memory for 16 MiB at a time.
+    """Write the model of `source` to `path`, one file: `specs` name the `weights` on `devices`; tensors that
+    no device needs (RoPE factors) come from the source. The parts of a split model are joined. Needs host
+    memory for 16 MiB. Returns the bytes written.
 
-    Raises InvalidArgument if `path` is the source. Raises GGUFError if the devices hold a tensor in another
-    form than the source, or if the file cannot be written. After an error `path` is as it was before.
+    Raises InvalidArgument if `path` is the source; GGUFError if the devices hold a tensor in another form
+    than the source, or if the file cannot be written. After an error `path` is unchanged.
     """
-    there = [part for part in source.paths if os.path.exists(part)]  # a synthetic model has no file
+    there = [part for part in source.paths if os.path.exists(part)]  # synthetic models have no file
     if os.path.exists(path) and any(os.path.samefile(path, part) for part in there):
         raise InvalidArgument(f"{path}: is the model that was loaded; give the copy another name")
     stored: dict[str, list[WeightSpec]] = {}
     names = {spec.name for spec in specs}
     for spec in specs:
         name = spec.part.tensor if spec.part else spec.name
-        # A tied lm_head is skipped: the tensor that it copies has a spec of its own.
+        # A tied lm_head is skipped: the tensor that it copies has its own spec.
         if name not in source.tensors and spec.source not in names:
             name = spec.source
         if name in source.tensors:
@@ -73,8 +72,7 @@ def write_gguf(
 
 
 def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, Weight], path: Path) -> None:
-    """Raise GGUFError unless the weights on the devices make the whole tensor: one weight, or parts that tile
-    it."""
+    """Raise GGUFError unless the devices hold the whole tensor: as one weight, or in parts that tile it."""
     held = [weights[spec.name] for spec in specs if spec.name in weights]
     parts = sorted((spec.part for spec in specs if spec.part), key=lambda part: part.begin)
     if parts:
@@ -92,8 +90,7 @@ def _check(info: TensorInfo, specs: Sequence[WeightSpec], weights: Mapping[str, 
 
 
 def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, in pieces, from the one weight that is all of it or from the weights that are
-    its parts."""
+    """The bytes of a tensor, in pieces, from one weight or from its parts."""
     parts = sorted(((part, weight) for part, weight in held if part), key=lambda pair: pair[0].begin)
     repeat = parts[0][0].repeat if parts else 1
     if repeat == 1:
@@ -113,7 +110,7 @@ def joined(devices: Sequence[Device], held: Sequence[tuple[Part | None, Weight]]
 
 
 def _values(source: GGUF) -> dict[str, bytes]:
-    """The metadata as it is stored, without what only describes the parts of a split model."""
+    """The stored metadata without the keys of a split model's parts."""
     joined = len(source.paths) > 1
     keys = (key for key in source.metadata if not (joined and key.startswith("split.")))
     return {key: source.metadata.stored(key) for key in keys}

@@ -1,4 +1,4 @@
-"""From what a caller asks to a request of the engine, and from the engine's answers to chunks of text."""
+"""From a checked request to the engine's messages, and from the engine's answers to chunks of text."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MAX_SEED = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generation that was asked for, checked."""
+    """A checked request for a generation."""
 
     ids: tuple[int, ...]
     max_tokens: int | None
     options: GenerateOptions
     stop_ids: frozenset[int]
-    echo: str = ""  # the text of the prompt, if the answer is to begin with it
+    echo: str = ""  # the prompt's text, if the answer begins with it
     shown: frozenset[int] = frozenset()  # control tokens whose text counts
-    may_end: bool = False  # its reader may end it, so every token comes with the timings so far
+    may_end: bool = False  # its reader may end it, so every token has the timings so far
 
     @property
     def seed(self) -> int:
@@ -55,18 +55,17 @@ class Generation:
         )
 
     def for_reader(self, shown: frozenset[int], may_end: bool) -> Generation:
-        """This generation for a reader that parses the text (chats/answer.py), with its two fields."""
+        """This generation for a reader that parses the text (chats/answer.py)."""
         return replace(self, shown=shown, may_end=may_end)
 
     def several(self, n: int) -> list[Generation]:
-        """The same `n` times with seeds that follow each other, modulo 2**64."""
+        """`n` copies with consecutive seeds, modulo 2**64."""
         seeds = [(self.seed + i) & MAX_SEED for i in range(n)]
         return [replace(self, options=replace(self.options, seed=seed)) for seed in seeds]
 
 
 class Chunks:
-    """Makes a Chunk of each answer. `found`: a stop string has ended the text, so the caller stops
-    reading."""
+    """Makes a Chunk of each answer. `found`: a stop string ended the text; stop reading."""
 
     def __init__(self, generation: Generation, tokenizer: Tokenizer | None) -> None:
         self._tokenizer, self._text = tokenizer, StopText(generation.options.stop)
@@ -80,7 +79,7 @@ class Chunks:
 
     def push(self, answer: Answer) -> Chunk:
         if isinstance(answer, int):
-            # Most tokens: what the code below would make, quicker.
+            # A shortcut for most tokens.
             if self._is_plain and self._decoder and answer < self._tokenizer.n_vocab:  # type: ignore[union-attr]
                 return Chunk(self._decoder.push(answer), answer, None, None, self._slot)
             event, token = None, answer
@@ -88,7 +87,7 @@ class Chunks:
             event, token, self._slot = answer, answer.token, answer.slot or 0  # type: ignore[assignment]
         done = event is not None and event.done
         piece = ""
-        # A table of embeddings may have more rows than the vocabulary has tokens: those stand for no text.
+        # A table of embeddings may have more rows than the vocabulary tokens: these have no text.
         if self._decoder and token is not None and token < self._tokenizer.n_vocab:  # type: ignore[union-attr]
             piece = self._decoder.push(token)
             if token in self._shown:
@@ -125,7 +124,7 @@ def completion(generation: Generation, chunks: Sequence[Chunk]) -> Completion:
 
 
 def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
-    """The chunk that stands for the prompt, if one is asked for."""
+    """The prompt's chunk, if one is requested."""
     found = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
     if found:
         for event in mailbox.ask(lambda id_: Logits(id_, generation.ids), eager=True).events():
@@ -134,7 +133,6 @@ def prompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
 
 
 async def aprompt_chunks(mailbox: Mailbox, generation: Generation) -> list[Chunk]:
-    """As `prompt_chunks`."""
     found = PromptLogprobs.of(generation.ids, generation.options.prompt_logprobs)
     if found:
         async for event in AsyncAnswers(mailbox, lambda id_: Logits(id_, generation.ids), eager=True):
@@ -186,7 +184,7 @@ async def astream(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations that were asked for together: of one prompt or a list, `n` of each (None: one)."""
+    """Generations that were requested together: of one prompt or a list, `n` of each (None: one)."""
 
     generations: list[Generation]
     is_list: bool
@@ -200,7 +198,7 @@ class Batch:
 
 
 def are_prompts(prompt: object) -> bool:
-    """Whether it is a list of prompts, rather than one of token ids."""
+    """Whether it is a list of prompts, not a list of token ids."""
     return (
         isinstance(prompt, list | tuple)
         and bool(prompt)
@@ -211,15 +209,14 @@ def are_prompts(prompt: object) -> bool:
 def run_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """Run all generations; their completions, in order. While one is read, the engine has up to `ahead`
-    more."""
+    """The completions of all generations, in order. While one is read, up to `ahead` more run."""
     done: list[Completion] = []
     posted: deque[tuple[Generation, Answers]] = deque()
     left = iter(generations)
     try:
         while True:
             while len(posted) <= ahead and (generation := next(left, None)) is not None:
-                # Without stop strings every token is wanted: the engine need not wait to be asked for it.
+                # Without stop strings every token is wanted: the engine need not wait for the reader.
                 eager = not generation.options.stop or len(generations) > 1
                 posted.append((generation, mailbox.ask(generation.message, eager=eager)))
             if not posted:
@@ -243,7 +240,7 @@ def run_all(
 async def arun_all(
     mailbox: Mailbox, generations: Sequence[Generation], tokenizer: Tokenizer | None, ahead: int
 ) -> list[Completion]:
-    """As `run_all`. If a generation fails, or the caller is cancelled, all others end."""
+    """As `run_all`. If a generation fails or the caller is cancelled, the others end."""
     room = asyncio.Semaphore(1 + ahead)
 
     async def one(generation: Generation) -> Completion:

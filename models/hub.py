@@ -1,8 +1,7 @@
-"""Model files of the Hugging Face Hub: turns `user/repo:Q4_K_M` into the path of a file on this machine.
+"""Model files of the Hugging Face Hub: from `user/repo:Q4_K_M` to the path of a local file.
 
-`huggingface_hub` downloads, resumes, shows progress and keeps the files (HF_HOME, HF_ENDPOINT, HF_TOKEN,
-HF_HUB_OFFLINE); it is imported when a name is asked for. This module chooses the file, and checks that the
-disk has room.
+`huggingface_hub` downloads and stores the files (HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE); it is
+imported on first use. This module chooses the file, and checks the disk's room.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from pathlib import Path
 from vkbackend.errors import InvalidArgument, VkbackendError
 from vkbackend.models.arguments import text_of
 
-PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # where no tag is given; llama.cpp's order
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # without a tag: llama.cpp's order
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<tag>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 
 def fetch(name: str, file: str | None = None) -> str:
-    """The path of the model `user/repo` or `user/repo:TAG`, or of `file` in that repository; of a split one,
-    that of its first part. Raises InvalidArgument (no such name, repository or file), VkbackendError (no
-    connection, no room on the disk)."""
+    """The path of the model `user/repo` or `user/repo:TAG`, or of `file` in that repository; of a split model
+    its first part. Raises InvalidArgument (no such name, repository or file), VkbackendError (no connection,
+    no room on the disk)."""
     found = _NAME.fullmatch(text_of("repository", name))
     if not found:
         raise InvalidArgument(f"{name!r} names no repository; expected user/repo or user/repo:Q4_K_M")
@@ -68,7 +67,7 @@ def _online(repo: str) -> dict[str, int]:
 
 
 def _offline(repo: str) -> dict[str, int]:
-    """The sizes of the .gguf files that the cache has of the repository, by path."""
+    """Size by path of the repository's .gguf files in the cache."""
     from huggingface_hub import snapshot_download
 
     folder = Path(snapshot_download(repo, local_files_only=True))
@@ -76,7 +75,7 @@ def _offline(repo: str) -> dict[str, int]:
 
 
 def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | None) -> list[str]:
-    """The files to fetch, a split model's parts in order."""
+    """The files to download; the parts of a split model in order."""
     models = sorted(path for path in sizes if path.lower().endswith(".gguf") and "mmproj" not in path.lower())
     if not models:
         raise InvalidArgument(f"{repo} has no .gguf file; look for a repository that was converted to GGUF")
@@ -100,7 +99,7 @@ def chosen(repo: str, sizes: Mapping[str, int], tag: str | None, file: str | Non
 
 
 def _tagged(models: Iterable[str], tag: str) -> list[str]:
-    """The models whose names hold the tag as a word of its own."""
+    """The models whose names contain the tag as a word."""
     word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(tag)}(?![A-Za-z0-9_])", re.IGNORECASE)
     return [path for path in models if word.search(path)]
 

@@ -1,9 +1,5 @@
-"""The public Python API: `LLM` loads a GGUF model on any mix of devices and turns text or token ids into more
-of it.
-
-`LLM` is a thin client of the engine: it checks arguments, owns the tokenizer, and turns events into text.
-Several threads may share one `LLM`.
-"""
+"""The public Python API: `LLM`, a thin client of the engine. It checks arguments, owns the tokenizer, and
+turns events into text. Threads may share one `LLM`."""
 
 from __future__ import annotations
 
@@ -57,11 +53,10 @@ class LLM(Chats, Slots):
     a function that is called with (bytes loaded, bytes in all). `Keywords` in models/options.py describes all
     other keywords: `devices`, `tensor_split`, `n_ctx`, `n_slots` and more.
 
-    path, n_ctx, n_slots, n_vocab, device_names, chat_template (None without one), chat_templates (by name),
-    prediction (of measured devices) and notes say what was opened.
-    Raises the errors of `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel,
-    UnsupportedFeature, OutOfDeviceMemory, PlanError, DeviceLost, Timeout, and ForkedProcess in a process that
-    was forked after the model was made.
+    Attributes of the opened model: path, n_ctx, n_slots, n_vocab, device_names, chat_template (None without
+    one), chat_templates (by name), prediction (of measured devices) and notes. Raises the errors of
+    `vkbackend.errors`: InvalidArgument, GGUFError, UnsupportedModel, UnsupportedFeature, OutOfDeviceMemory,
+    PlanError, DeviceLost, Timeout, and ForkedProcess in a process that was forked after the model was opened.
     """
 
     @takes(Keywords, Options)
@@ -106,31 +101,34 @@ class LLM(Chats, Slots):
 
     @classmethod
     def from_pretrained(cls, name: str, file: str | None = None, **options: Any) -> Self:
-        """A model of the Hugging Face Hub, fetched where it is not there yet: "user/repo:Q4_K_M",
-        "user/repo", or a `file` of it. The keywords are those of `LLM(path, ...)`; raises what `fetch`
-        (models/hub.py) raises as well."""
+        """A model of the Hugging Face Hub, downloaded on first use: "user/repo:Q4_K_M", "user/repo", or a
+        `file` of the repository. Other keywords as in `LLM(path, ...)`.
+
+        Raises the errors of `LLM`; InvalidArgument for a name, repository or file that does not exist;
+        VkbackendError without a connection or room on the disk.
+        """
         return cls(fetch(name, None if file is None else text_of("file", file)), **options)
 
     # ---- text ----
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Ids of a text, with BOS (and EOS) where the model wants them unless add_special is False.
+        """Ids of a text. add_special: with BOS and EOS if the model wants them. parse_special: special tokens
+        in the text are parsed as such.
 
-        parse_special: special tokens in the text are parsed as special tokens. Raises UnsupportedModel if the
-        model has no usable tokenizer, and InvalidArgument.
+        Raises UnsupportedModel if the model has no usable tokenizer, and InvalidArgument.
         """
         tokenizer = self.tokenizer
         special = switch("add_special", add_special), switch("parse_special", parse_special)
         return tokenizer.encode(text_of("text", text), *special)
 
     def detokenize(self, tokens: Iterable[int], skip_special: bool = True) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises UnsupportedModel, InvalidArgument."""
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises UnsupportedModel, InvalidArgument."""
         tokenizer = self.tokenizer
         return tokenizer.decode(token_ids("tokens", tokens), switch("skip_special", skip_special))
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises UnsupportedModel where it has none that can be used."""
+        """The model's tokenizer. Raises UnsupportedModel if it has no usable one."""
         self._check_open()
         if self._tokenizer is None:
             raise UnsupportedModel(self._no_tokenizer)
@@ -139,9 +137,9 @@ class LLM(Chats, Slots):
     # ---- the model ----
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits after every token, float32 [n_tokens, n_vocab], from position 0 in a slot of its own.
+        """Logits after every token, float32 [n_tokens, n_vocab], from position 0 in a free slot.
 
-        Waits while all slots are taken. Raises InvalidArgument, and the errors of devices.
+        Waits for a slot. Raises InvalidArgument, and the errors of devices.
         """
         ids = self._prompt(tokens)
         result = np.empty((len(ids), self.n_vocab), np.float32)
@@ -205,8 +203,8 @@ class LLM(Chats, Slots):
         suffix_first: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> Completion:
-        """What stands between two texts, by a model that was trained to fill in the middle; the prompt is
-        that of llama-server's `/infill`.
+        """Fill in the text between `prefix` and `suffix`, with a model that was trained for it; the prompt is
+        laid out as in llama-server's `/infill`.
 
         files: other files of the project, text by name. suffix_first: put the suffix first, as some models
         expect. Raises UnsupportedModel if the vocabulary has no tokens for this, and the errors of
@@ -239,12 +237,12 @@ class LLM(Chats, Slots):
     def stream(
         self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Yield a Chunk per token as it is made; their texts joined are `Completion.text`.
+        """Yield a Chunk per token; their texts, joined, are `Completion.text`.
 
-        max_tokens: None or -1 goes on until a stop token or the end of the context. The other keywords
-        (sampling, stop, ignore_eos, slot, priority, deadline_s) are described in `GenerateKeywords`. Streams
-        that are read in turn are computed together; closing one frees its slot. Arguments are checked here,
-        before the first token: InvalidArgument, and UnsupportedModel for text without a tokenizer.
+        max_tokens: None or -1 goes on until a stop token or the end of the context. `GenerateKeywords`
+        describes the other keywords (sampling, stop, ignore_eos, slot, priority, deadline_s). Streams that
+        are read in turn are computed together; closing one frees its slot. Arguments are checked at the call:
+        InvalidArgument, and UnsupportedModel for text without a tokenizer.
         """
         generation = self._generation(prompt, max_tokens, options)
         return stream(self._open_mailbox(), generation, self._tokenizer)
@@ -255,7 +253,7 @@ class LLM(Chats, Slots):
     ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asyncio: `async for chunk in llm.astream(...)`."""
         generation = self._generation(prompt, max_tokens, options)
-        # An engine in a process of its own computes ahead anyway. `eager` saves it a message per token.
+        # An engine in another process computes ahead anyway; `eager` saves a message per token.
         return astream(self._open_mailbox(), generation, self._tokenizer, eager=self._apart)
 
     def _batch(
@@ -276,7 +274,7 @@ class LLM(Chats, Slots):
     def _generation(self, prompt: Prompt, max_tokens: int | None, options: GenerateKeywords) -> Generation:
         most, checked = token_limit("max_tokens", max_tokens), GenerateOptions.of(**options)
         if checked.stop:
-            self.tokenize("")  # raises where there is no tokenizer
+            self.tokenize("")  # raises without a tokenizer
         if checked.slot is not None:
             checked = replace(checked, slot=self._slot(checked.slot))
         if self._apart and checked.logits_processors:
@@ -291,7 +289,7 @@ class LLM(Chats, Slots):
         return Generation(ids, most, checked, frozenset(checked.stop_token_ids), echo)
 
     def _tell_vocabulary(self) -> None:
-        """Let the engine know what tokens stand for, before the first grammar. Raises UnsupportedModel."""
+        """Send the engine the vocabulary, before the first grammar. Raises UnsupportedModel."""
         with self._telling:
             if not self._knows_vocabulary:
                 vocabulary = vocabulary_of(self.tokenizer)
@@ -301,17 +299,17 @@ class LLM(Chats, Slots):
     def memory(self) -> list[dict[str, Any]]:
         """One dict per device, in order, with bytes by purpose: "device" (its name), "weights", "mapped"
         (weights read in the file, pages that the system may drop), "kv", "scratch", "host" (slices and caches
-        placed there), "shared" (tables that all devices read, counted for the first), "staging",
-        "free_before" (loading) and "free" (now); both are None if the driver does not say."""
+        in host memory), "shared" (tables that all devices read, counted for the first), "staging",
+        "free_before" (loading) and "free" (now); both are None if the driver does not report them."""
         (event,) = self._ask(Memory).events()
         assert event.memory is not None
         return event.memory
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine. Now: requests that wait, run and decode; slots; cells in all, used, cached
-        (kept for requests with the same beginning) and shared (used by several). Since the start: tokens of
-        prompts, how many of them were cached, and that share; preemptions; steps; all-reduces. Of the last
-        256 steps: milliseconds (median, 99th percentile), rows, and host microseconds of an all-reduce."""
+        (for requests with the same prefix) and shared (used by several). Since the start: prompt tokens, how
+        many of them were cached, and their share; preemptions; steps; all-reduces. Of the last 256 steps:
+        milliseconds (median, 99th percentile), rows, and host microseconds of an all-reduce."""
         (event,) = self._ask(Stats).events()
         assert event.stats is not None
         return event.stats
@@ -334,7 +332,7 @@ class LLM(Chats, Slots):
 
     @property
     def is_open(self) -> bool:
-        """Whether the engine is there: False once it is closed, or was lost."""
+        """False once the engine is closed or lost."""
         try:
             self._check_open()
         except VkbackendError:
@@ -348,9 +346,8 @@ class LLM(Chats, Slots):
     # ---- the end ----
 
     def close(self) -> None:
-        """Release devices, memory and the engine's process. Requests that still run end with an error. It may
-        be called again, also after an interrupt.
-        """
+        """Release devices, memory and the engine's process. Running requests end with an error. May be called
+        again, also after an interrupt."""
         if self._mailbox is not None:
             self._mailbox.close()
 

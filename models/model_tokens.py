@@ -1,5 +1,5 @@
-"""Completes sampling options with what only the model knows: the tokens that end a text, the tokens that it
-never writes, and the tokens of DRY's sequence breakers (texts at which a repetition ends)."""
+"""Completes sampling options with the model's tokens: tokens that end a text, tokens that it never writes,
+and the tokens of DRY's sequence breakers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Breaker = str | tuple[int, ...]
 
 
 def suppressed_ids(gguf: GGUF) -> frozenset[int]:
-    """Tokens that a model never writes, as its file says (Gemma 4 Unified, MiniMax)."""
+    """Tokens that a model never writes, by its file (Gemma 4 Unified, MiniMax)."""
     with suppress(GGUFError):
         return frozenset(int(token) for token in gguf.ints("tokenizer.ggml.suppress_tokens", ()))
     return frozenset()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """What tokens stand for, as grammars need it: control tokens are no text."""
+    """The vocabulary for grammars: control tokens have no text."""
     pieces = tuple(tokenizer.piece(token) for token in range(tokenizer.n_vocab))
     special = (i for i, piece in enumerate(pieces) if not piece or tokenizer.is_special(i))
     return Vocabulary(pieces, tuple(special), tuple(sorted(tokenizer.stop_ids)))
 
 
 class ModelTokens:
-    """`stop_ids` end a text; `suppressed` are never written. `tokenizer`: None if the file has none."""
+    """`stop_ids` end a text; `suppressed` are never written; `tokenizer`: None without one."""
 
     def __init__(
         self, stop_ids: frozenset[int], suppressed: frozenset[int], tokenizer: Tokenizer | None
@@ -43,8 +43,8 @@ class ModelTokens:
         self._known: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def resolved(self, options: GenerateOptions, n_vocab: int) -> GenerateOptions:
-        """The options as plain tokens: `stop_token_ids` has all that end the text, `logit_bias` forbids what
-        the model never writes and with `ignore_eos` what ends a text, breakers are tokens."""
+        """The options as plain tokens: `stop_token_ids` has all that end the text, `logit_bias` forbids
+        suppressed tokens, and with `ignore_eos` the end tokens. Breakers are tokens."""
         named = [*options.stop_token_ids, *(token for token, _ in options.logit_bias)]
         if outside := [token for token in named if token >= n_vocab]:
             raise InvalidArgument(
@@ -65,8 +65,8 @@ class ModelTokens:
         )
 
     def _breakers(self, breakers: Sequence[Breaker]) -> tuple[tuple[int, ...], ...]:
-        """The breakers as sequences of tokens. Without a tokenizer the default texts are left out; other
-        texts raise UnsupportedModel."""
+        """The breakers as tokens. Without a tokenizer the default texts are dropped; other texts raise
+        UnsupportedModel."""
         texts = tuple(one for one in breakers if isinstance(one, str))
         sequences = tuple(one for one in breakers if not isinstance(one, str))
         tokenizer = self._tokenizer

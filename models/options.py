@@ -1,9 +1,8 @@
-"""The options of a model: what to load, where it lies, how devices share it, and how a text goes on.
+"""The options of a model and of a generation. `Options` travels whole from the command line and `LLM(path,
+...)` to runner, layout and mesh.
 
-`Options` is one object, passed whole from the command line and from `LLM(path, ...)` to runner, layout, mesh.
-
-A new option is an entry in `Keywords` (what may be given, described), a field in `Options` (its default and
-check), and a flag with the same destination in tools/flags.
+A new option is an entry in `Keywords`, a field in `Options` (default and check), and a flag with the same
+destination in tools/flags.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class _ModelKeywords(TypedDict, total=False):
 
 
 class Keywords(_ModelKeywords, RopeKeywords, ReduceKeywords, total=False):
-    """What may be given for the fields of `Options`: the keywords of `LLM(path, ...)`."""
+    """The keywords of `LLM(path, ...)`: values for the fields of `Options`."""
 
 
 def cache_type(name: str, value: Any) -> str:
@@ -127,9 +126,9 @@ def _runtime(name: str, value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RopeOptions):
-    """All options of a loaded model, as plain values. `Keywords` describes the fields.
+    """All options of a loaded model, checked. `Keywords` describes the fields.
 
-    Raises InvalidArgument for a value that cannot be used, before any file or device is opened.
+    Raises InvalidArgument for an unusable value, before any file or device is opened.
     """
 
     path: str = field(kw_only=False, metadata={"check": path_string})
@@ -159,7 +158,7 @@ class Options(RopeOptions):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.rope_factor  # raises if both the scale and its reciprocal were given
+        _ = self.rope_factor  # raises for a scale and its reciprocal
         if self.exact and self.reduce_type in ("bf16", "f16"):
             raise refused(
                 "reduce_type",
@@ -172,7 +171,7 @@ class Options(RopeOptions):
             if self.devices is not None:
                 expected = "the hostfile says which devices each host has (dev=0,1); leave one out"
                 raise refused("devices", list(self.devices), expected)
-            return  # the devices are in the hostfile: checks that need them come when it is read
+            return  # checked when the hostfile is read
         n = len(self.devices or [None])
         shares = self.shares
         if shares is not None and len(shares) != n:
@@ -195,13 +194,12 @@ class Options(RopeOptions):
 
     @classmethod
     def of(cls, path: File, **options: Unpack[Keywords]) -> Options:
-        """The options that these keywords stand for."""
         given: dict[str, Any] = {"path": path, **options}
         return cls(**given)
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """The shares that were given, or found by measuring; None: equal ones."""
+        """The shares, given or measured; None: equal shares."""
         return None if self.tensor_split == "auto" else self.tensor_split
 
     @property
@@ -212,20 +210,20 @@ class Options(RopeOptions):
 
     @property
     def auto_split(self) -> bool:
-        """Whether the devices are measured to find their shares."""
+        """Whether to measure the devices for their shares."""
         wanted = self.tensor_split is None and self.split_mode in ("tensor", "hosts") and unlike(self.devices)
         return self.tensor_split == "auto" or wanted
 
 
 def with_a_share(options: Options) -> Options:
-    """The options without the devices whose share is 0: these would only repeat work of the others."""
+    """The options without devices whose share is 0: these would only repeat work of the others."""
     devices = options.devices
     if not devices:
         return options
     if options.split_mode == "none":
         return replace(options, devices=(devices[options.main_gpu],), tensor_split=None, main_gpu=0)
     if options.override_tensor or options.split_policy != "balanced":
-        return options  # an override may name such a device, and llama.cpp's rounding may give it rows
+        return options  # an override may name such a device; llama.cpp's rounding may give it rows
     shares = normalise(options.shares, len(devices))
     kept = [d for d, share in enumerate(shares) if share]
     split = options.tensor_split
@@ -259,8 +257,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
 
 
 class GenerateKeywords(AnswerKeywords, total=False):
-    """The keywords of `LLM.generate` and `LLM.stream`: what may be given for the fields of
-    `GenerateOptions`."""
+    """The keywords of `LLM.generate` and `LLM.stream`: values for the fields of `GenerateOptions`."""
 
     echo: bool
     """True: the text begins with that of the prompt."""
@@ -283,7 +280,7 @@ class GenerateKeywords(AnswerKeywords, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions(SamplingParams):
-    """How a text goes on, as plain values. Raises InvalidArgument."""
+    """Checked options of a generation. Raises InvalidArgument."""
 
     stop: tuple[str, ...] = option((), stop_strings)
     ignore_eos: bool = option(False, switch)
@@ -295,18 +292,16 @@ class GenerateOptions(SamplingParams):
     echo: bool = option(False, switch)
     prompt_logprobs: int | None = option(None, logprobs_count)
     parse_special: bool = option(True, switch)
-    slot: int | None = None  # `LLM` checks it, which knows n_slots
+    slot: int | None = None  # checked by `LLM`, which knows n_slots
     priority: int = option(0, whole(-MAX_PRIORITY, MAX_PRIORITY))
     deadline_s: float | None = option(None, optional(finite(0, MAX_DEADLINE_S)))
 
     @property
     def structure(self) -> Structure | None:
-        """What the text must match. Raises InvalidArgument if two options say so, UnsupportedFeature without
-        llguidance."""
+        """Raises InvalidArgument for several structures, UnsupportedFeature without llguidance."""
         return structure_of(self.json_schema, self.json_object, self.regex, self.lark, self.grammar)
 
     @classmethod
     def of(cls, **options: Unpack[GenerateKeywords]) -> GenerateOptions:
-        """The options that these keywords stand for."""
         given: dict[str, Any] = {**options}
         return cls(**given)

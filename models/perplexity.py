@@ -1,8 +1,8 @@
-"""Perplexity of a text in windows, as llama.cpp counts it, and the divergence from another model's logits.
+"""Perplexity of a text in windows, as in llama.cpp, and the divergence from another model's logits.
 
-The text is cut into windows of n_ctx tokens, the first of each replaced by BOS where the model wants one; the
-second half of every window is scored, so each token is judged with at least n_ctx / 2 in front of it. PPL =
-exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base || model) after Kullback and Leibler 1951.
+The text is cut into windows of n_ctx tokens, with BOS in place of the first token if the model wants one. The
+second half of each window is scored. PPL = exp(mean negative log likelihood) (Jelinek et al. 1977); KL(base
+|| model): Kullback and Leibler 1951.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from vkbackend.errors import InvalidArgument
 from vkbackend.models.engine.runner import Runner
 from vkbackend.step import Run
 
-LEVELS = 65_535  # a saved log-probability is one of this many steps between the row's least and 0
+LEVELS = 65_535  # steps of a saved log-probability between the row's least and 0
 LogProbs = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the tokens scored so far. With a base there are sums of differences from it, too: `rise` of
-    the negative log likelihood, `dp2` of the token's probability, squared. `klds` is the divergence at every
-    token. A 2 at the end of a name: squares."""
+    """Sums over the scored tokens. Differences from a base: `rise` of the negative log likelihood, `dp2` of
+    the token's probability, squared; `klds`: the divergence at every token. A trailing 2: squares."""
 
     n: int = 0
     nll: float = 0.0
@@ -52,7 +51,7 @@ class Score:
         return self.ppl * _error(self.nll, self.nll2, self.n)
 
     def beside_base(self) -> dict[str, float]:
-        """The comparison with the base. A name with `_error` is the standard error of the value before it."""
+        """The comparison with the base. `NAME_error`: the standard error of NAME."""
         klds, ratio, same = np.array(self.klds), math.exp(self.rise / self.n), self.same_top / self.n
         return {
             "base_ppl": self.ppl / ratio,
@@ -91,7 +90,7 @@ def _error(total: float, squares: float, n: int) -> float:
 
 
 def windows(tokens: Sequence[int], n_ctx: int, bos: int | None, limit: int | None = None) -> list[list[int]]:
-    """Whole windows of `n_ctx` tokens, at most `limit`; raises InvalidArgument where there is not one."""
+    """Whole windows of `n_ctx` tokens, at most `limit`. Raises InvalidArgument if there is none."""
     if n_ctx < 4:
         raise InvalidArgument(f"a window of {n_ctx} tokens is too short to score; give 4 or more")
     n = len(tokens) // n_ctx
@@ -136,10 +135,10 @@ def perplexity(
     base: Base | None = None,
     save: Saver | None = None,
 ) -> Score:
-    """Score all windows. A `base` adds the divergence from it; `save` keeps the log-probabilities.
+    """Score all windows. `base` adds the divergence from it; `save` stores the log-probabilities;
+    `progress(windows done, score so far)`.
 
-    `progress(windows done, score so far)`. Raises InvalidArgument if the base was saved for another
-    text or vocabulary, and the errors of a step.
+    Raises InvalidArgument if the base was saved for another text or vocabulary, and the errors of a step.
     """
     score, row = Score(), 0
     for i, window in enumerate(cut):
@@ -165,11 +164,10 @@ Saver = Callable[[LogProbs, Sequence[int]], None]
 
 
 class Saving:
-    """A context manager: yields the `Saver` that writes rows to `path`, a .npy file with one record per
-    token.
+    """A context manager that yields the `Saver` of `path`, a .npy file with one record per token.
 
-    A record holds the token that followed, the row's least log-probability, and every log-probability as one
-    of 65,536 levels between that and 0. The file appears whole or not at all.
+    A record: the token that followed, the row's least log-probability, and every log-probability as one of
+    65,536 levels between it and 0. The file appears whole or not at all.
     """
 
     def __init__(self, path: str | os.PathLike[str], n_rows: int, n_vocab: int) -> None:
@@ -178,7 +176,7 @@ class Saving:
     def __enter__(self) -> Saver:
         with ExitStack() as stack:
             part = stack.enter_context(replacing(self._path, InvalidArgument))
-            self._file = stack.enter_context(open(part, "wb"))  # not mapped: a full disk has to be an error
+            self._file = stack.enter_context(open(part, "wb"))  # not mapped: a full disk must be an error
             rows = {"descr": dtype_to_descr(self._type), "fortran_order": False, "shape": (self._n,)}
             write_array_header_1_0(self._file, rows)
             self._stack = stack.pop_all()
@@ -195,7 +193,7 @@ class Saving:
 
 
 class Base:
-    """Saved log-probabilities of another model over the same text; raises InvalidArgument for other files."""
+    """Saved log-probabilities of another model for the same text. Raises InvalidArgument for other files."""
 
     def __init__(self, path: str | os.PathLike[str], n_vocab: int) -> None:
         try:
@@ -210,7 +208,7 @@ class Base:
         self.n_rows, self._path = len(self._rows), path
 
     def rows(self, first: int, following: Sequence[int]) -> LogProbs:
-        """Log-probabilities of the rows from `first` on, whose next tokens must be `following`."""
+        """Log-probabilities of the rows from `first`, whose next tokens must be `following`."""
         found = self._rows[first : first + len(following)]
         if found["token"].tolist() != list(following):
             raise InvalidArgument(f"{self._path}: was saved for another text or context size")

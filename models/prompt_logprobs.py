@@ -1,4 +1,4 @@
-"""How likely the tokens of a prompt are, from the rows of logits as they come."""
+"""Log probabilities of a prompt's tokens, from rows of logits as they come."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vkbackend.models.sampling.logprobs import Logprobs, logprobs_of
 
 
 class PromptLogprobs:
-    """`logprobs` has an entry for every token so far, with `n_top` alternatives; the first entry is None."""
+    """`logprobs`: an entry per token so far with `n_top` alternatives; the first is None."""
 
     def __init__(self, tokens: Sequence[int], n_top: int) -> None:
         self._tokens, self._n_top = tokens, n_top
@@ -18,11 +18,10 @@ class PromptLogprobs:
 
     @classmethod
     def of(cls, tokens: Sequence[int], n_top: int | None) -> PromptLogprobs | None:
-        """None if `n_top` is None: no log probabilities were asked for."""
         return None if n_top is None else cls(tokens, n_top)
 
     def push(self, logits: np.ndarray | None) -> None:
-        """Take the logits [n, n_vocab] of the next n positions: each row judges the token that follows it."""
+        """Take the logits [n, n_vocab] of the next n positions: each row judges the next token."""
         assert logits is not None
         for row in logits[: len(self._tokens) - len(self.logprobs)]:
             self.logprobs.append(logprobs_of(row, self._tokens[len(self.logprobs)], self._n_top))

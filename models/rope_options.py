@@ -1,4 +1,4 @@
-"""Options that replace the RoPE of the file, to stretch the context. Their names are llama.cpp's."""
+"""Options that replace the file's RoPE to stretch the context. Names: llama.cpp's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_SCALING = ("", "none")
 
 
 class RopeKeywords(TypedDict, total=False):
-    """What may be given for the fields of `RopeOptions`."""
+    """Values for the fields of `RopeOptions`."""
 
     rope_scaling: str | None
     """How RoPE is stretched: "none", "linear" or "yarn". None (default): as the file says, linear where it
@@ -45,7 +45,7 @@ _yarn = optional(finite(-1.0, MAX_STRETCH))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeOptions(ReduceOptions):
-    """How positions become angles, if not as the file says. `RopeKeywords` describes the fields."""
+    """How positions become angles, if not as in the file. `RopeKeywords` describes the fields."""
 
     rope_scaling: str | None = option(None, optional(choice(SCALINGS)))
     rope_scale: float | None = option(None, _stretch)
@@ -59,14 +59,14 @@ class RopeOptions(ReduceOptions):
 
     @property
     def rope_factor(self) -> float | None:
-        """The factor by which the context grows, if it was given. Raises InvalidArgument for two of them."""
+        """The factor by which the context grows, if given. Raises InvalidArgument if it is given twice."""
         if self.rope_scale and self.rope_freq_scale:
             raise refused("rope_scale", self.rope_scale, "rope_freq_scale is its reciprocal; leave one out")
         return 1.0 / self.rope_freq_scale if self.rope_freq_scale else self.rope_scale or None
 
 
 def state_rope(gguf: GGUF, options: RopeOptions) -> None:
-    """Put these options into `gguf.stated`, whose values win over those of the file."""
+    """Put these options into `gguf.stated`, whose values override the file's."""
     gguf.stated = {}
     rope = f"{gguf.architecture}.rope."
     factor, kind = options.rope_factor, options.rope_scaling

@@ -1,4 +1,4 @@
-"""The methods of `LLM` that keep what a slot holds: in a file, in another slot, or no longer."""
+"""The methods of `LLM` that save, load, copy and erase the content of a slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vkbackend.models.options import MAX_CONTEXT
 
 
 class Slots(ABC):
-    """The base class with these methods; its subclass has `n_slots` and `_ask`."""
+    """Base class of `LLM` with these methods."""
 
     n_slots: int
 
@@ -24,13 +24,13 @@ class Slots(ABC):
     def save_state(
         self, path: str | os.PathLike[str], slot: int = 0, *, first: int = 0, last: int | None = None
     ) -> list[int]:
-        """Save the content of a slot to a file (docs/state_format.md): K and V of its positions, and its
-        tokens. Returns the tokens of its sequence.
+        """Save the content of a slot to a file (docs/state_format.md): its tokens, and K and V of its
+        positions. Returns the tokens of its sequence.
 
-        A slot holds its last sequence, prompt and generated tokens, until another one runs there. It may be
+        A slot keeps its last sequence, prompt and generated tokens, until another one runs there. It may be
         saved while a stream runs in it. first, last: save only these positions, last excluded (None: all
         positions, and the newest token, which has not run yet). The file is replaced whole or not at all.
-        Raises InvalidArgument for a slot or positions that are not there, StateError.
+        Raises InvalidArgument for a slot or positions out of range, StateError.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a file to save to"))
         first = whole_number("first", first, 0, MAX_CONTEXT)
@@ -38,34 +38,33 @@ class Slots(ABC):
         return self._tokens(lambda id_: SaveState(id_, path, slot, first, last))
 
     def load_state(self, path: str | os.PathLike[str], slot: int = 0) -> list[int]:
-        """Put a saved state into a slot; returns the tokens of the sequence that the slot then holds.
+        """Load a saved state into a slot; returns the tokens of the slot's sequence.
 
-        `generate(tokens + more, slot=slot)` goes on from there and computes what is new alone. The model and
-        the cache types must be those the state was saved with; devices, split, slot and n_ctx may differ. A
-        file that was saved with `first` continues the slot's content, which must be the same as then. A state
-        does not contain the random numbers of sampling: a seeded run starts them again. Raises StateError,
-        and the slot keeps what it had. Raises InvalidArgument while the slot is in use.
+        `generate(tokens + more, slot=slot)` then computes only what is new. The model and the cache types
+        must be the same as when it was saved; devices, split, slot and n_ctx may differ. A file that was
+        saved with `first` continues the slot's content, which must be the same as then. Random numbers are
+        not saved: a seeded run starts them again. Raises StateError, and the slot keeps its content. Raises
+        InvalidArgument while the slot is in use.
         """
         slot, path = self._slot(slot), os.path.abspath(path_string("path", path, "a saved state"))
         return self._tokens(lambda id_: LoadState(id_, path, slot))
 
     def copy_slot(self, source: int, target: int) -> list[int]:
-        """Put what slot `source` holds into slot `target`, on the devices; returns the sequence's tokens.
+        """Copy slot `source` to slot `target`, on the devices; returns the sequence's tokens.
 
-        The two slots are then independent: compute a long prompt once, and continue it in several ways.
-        Raises InvalidArgument while the target is in use.
+        The slots are then independent: compute a long prompt once, and continue it in several ways. Raises
+        InvalidArgument while the target is in use.
         """
         source, target = self._slot(source), self._slot(target)
         return self._tokens(lambda id_: CopySlot(id_, source, target))
 
     def erase_slot(self, slot: int) -> list[int]:
-        """Forget what a slot holds, and return its tokens. Full blocks stay in the prefix cache for other
+        """Forget a slot's content and return its tokens. Full blocks stay in the prefix cache for other
         requests. Raises InvalidArgument while the slot is in use."""
         slot = self._slot(slot)
         return self._tokens(lambda id_: EraseSlot(id_, slot))
 
     def _tokens(self, make: Callable[[int], Request]) -> list[int]:
-        """The tokens of the slot that a request is about."""
         (event,) = self._ask(make).events()
         assert event.tokens is not None
         return list(event.tokens)

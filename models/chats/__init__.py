@@ -1,1 +1,1 @@
-"""Conversations: messages to a prompt, and the model's text to a message."""
+"""Conversations: from messages to a prompt, and from the model's text to a message."""

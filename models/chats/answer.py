@@ -1,4 +1,4 @@
-"""Answers of a conversation: thought, content and tool calls, whole or in pieces as they come."""
+"""The thought, content and tool calls of an answer, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vkbackend.models.tool_calls.source import AnswerPart, ToolDelta
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model calls. `arguments` should be JSON text; only a grammar guarantees that."""
+    """A call of a function. `arguments` should be JSON text; only a grammar guarantees it."""
 
     id: str
     name: str
@@ -26,8 +26,8 @@ class ToolCall:
 
 @dataclass(slots=True)  # not frozen, as Chunk
 class ChatChunk:
-    """What a token brought. The last has `finish_reason`: "stop", "length" or "tool_calls". `chunk` has the
-    token, the slot, logprobs and timings."""
+    """The parts of one token's text. The last chunk has `finish_reason`: "stop", "length" or "tool_calls".
+    `chunk`: token, slot, logprobs and timings."""
 
     content: str
     reasoning: str
@@ -38,8 +38,7 @@ class ChatChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """An answer. `completion` has its tokens, those of the prompt, seed, timings and logprobs, and the raw
-    text."""
+    """An answer. `completion`: its tokens, the prompt's tokens, seed, timings, logprobs and the raw text."""
 
     content: str
     reasoning: str
@@ -63,9 +62,8 @@ class ChatCompletion:
 
 
 class AnswerReader:
-    """Tells the parts of an answer apart. `thinking`: the answer begins in a thought. Without `format_`
-    nothing is a call. `single`: the answer ends with its first call (`is_over`). `channels`: it is in
-    Harmony."""
+    """Separates the parts of an answer. `thinking`: it begins in a thought. `format_`: of tool calls, or
+    None. `single`: it ends with its first call (`is_over`). `channels`: it is in Harmony."""
 
     def __init__(
         self,
@@ -91,14 +89,14 @@ class AnswerReader:
                 if not (self._single and one.index > 0):
                     calls.append(one)
             elif self.is_over or (self._single and (calls or self.called) and not is_thought):
-                self.is_over = True  # what follows the call
+                self.is_over = True  # after the call
                 break
             elif is_thought:
                 thought += one
             else:
                 content += one
         if not self._begun and (self._thought or thought):
-            content = content.lstrip()  # drop white space between a thought and the answer
+            content = content.lstrip()  # white space between a thought and the answer
         self._thought |= bool(thought)
         self._begun |= bool(content)
         self.called |= bool(calls)
@@ -111,7 +109,7 @@ class AnswerReader:
         return ChatChunk(content, thought, tuple(calls), reason, chunk)
 
     def _parts(self, text: str, last: bool) -> Iterable[tuple[AnswerPart, bool]]:
-        """Pairs of a part (a content, a thought or a call) and whether it is a thought."""
+        """(part, whether it is a thought) of contents, thoughts and calls."""
         if self._harmony:
             return list(self._of_channels(self._harmony, text, last))
         if self._calls is None:
@@ -141,7 +139,6 @@ class AnswerReader:
 
 
 def chat_completion(chunks: Sequence[ChatChunk], completion: Completion) -> ChatCompletion:
-    """The whole of an answer."""
     heads, texts = list[ToolDelta](), list[str]()
     for one in [call for chunk in chunks for call in chunk.tool_calls]:
         if one.name is not None:

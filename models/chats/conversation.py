@@ -1,8 +1,7 @@
-"""A conversation with a model: `Chat` keeps it in one slot, so that a turn computes only what is new.
+"""`Chat`: a conversation in one slot, so that a turn computes only what is new.
 
-The whole conversation goes through the template at every turn, as templates may look back. If the new text
-continues the slot's text, the model's own tokens stay: tokenized again, the text could be cut differently. If
-the context is full, the model no longer sees the oldest exchanges.
+Every turn renders the whole conversation, as templates may look back. If the new text continues the slot's
+text, the model's own tokens stay: tokenized again, it could be cut differently.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from vkbackend.options_class import takes
 
 
 class Chat:
-    """One conversation in `slot` of an LLM. `system` is the system prompt. `template` is a jinja source or
-    the name of one of the model's templates (None: the model's default; ChatML if it has none, and `notes`
-    say so). `variables` are variables for the template, such as `tools` and `enable_thinking`.
+    """One conversation in `slot` of an LLM. `system`: the system prompt. `template`: a jinja source or the
+    name of one of the model's templates (None: the model's default; ChatML if it has none, and `notes` say
+    so). `variables`: for the template, such as `tools` and `enable_thinking`.
 
-    Special tokens in messages and documents are read as plain text, unless `parse_special`. `protected` is
-    False if they could not be told from the template's own tokens.
+    Special tokens in messages and documents count as plain text, unless `parse_special`. `protected` is False
+    if they could not be told from the template's own tokens.
 
-    `messages` is the conversation. The first `n_left_out` messages after the system prompt are no longer in
-    the context. `thinks`: the running answer begins in a thought that the template opened. `channels`: it is
-    written in gpt-oss's channels.
+    `messages`: the conversation. The first `n_left_out` messages after the system prompt are no longer in the
+    context. `thinks`: the current answer begins in a thought that the template opened. `channels`: it is in
+    gpt-oss's channels.
 
-    Raises UnsupportedModel without a tokenizer, InvalidArgument for a template that is not valid.
+    Raises UnsupportedModel without a tokenizer, InvalidArgument for an invalid template.
     """
 
     def __init__(
@@ -73,16 +72,16 @@ class Chat:
         """Forget everything except the system prompt."""
         self.messages = list(self._first)
         self.n_left_out = 0
-        self._text, self._ids = "", list[int]()  # a beginning of what the slot holds
+        self._text, self._ids = "", list[int]()  # a prefix of the slot's content
 
     @takes(AnswerKeywords, GenerateOptions)
     def send(
         self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Say `text` and stream the answer; the keywords are those of `LLM.stream`, without the slot.
+        """Send a message and stream the answer; the keywords are `LLM.stream`'s, without the slot.
 
-        Closing the stream ends the answer; the part that was said stays. A message that is longer than the
-        context, or that the template refuses, raises InvalidArgument and is forgotten.
+        Closing the stream ends the answer; the text so far stays. A message that is longer than the context,
+        or that the template refuses, raises InvalidArgument and is forgotten.
         """
         return self._ask(
             [*self.messages, {"role": "user", "content": text_of("text", text)}], max_tokens, options
@@ -92,8 +91,7 @@ class Chat:
     def regenerate(
         self, max_tokens: int | None = None, **options: Unpack[AnswerKeywords]
     ) -> Generator[Chunk, None, None]:
-        """Answer the last message again, in place of the last answer. Raises InvalidArgument if there is
-        none."""
+        """Replace the last answer by a new one. Raises InvalidArgument if there is no message to answer."""
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise InvalidArgument("there is no message to answer again; send one first")
@@ -124,7 +122,7 @@ class Chat:
         options: AnswerKeywords,
     ) -> Generator[Chunk, None, None]:
         chunks, before = list[Chunk](), list[dict[str, float]]()
-        # With a grammar the context cannot slide: the new request would match the grammar from its start.
+        # A grammar forbids sliding: the new request would match it from its start.
         slides = not any(options.get(name) for name in KEYWORDS)
         made: list[int] = []
         try:
@@ -154,14 +152,14 @@ class Chat:
             if made and made[-1] in tokenizer.stop_ids:
                 made.pop()  # the template itself writes the token that ends a message
             self.messages = [*messages, said(answer, self.thinks, self.channels)]
-            # Bytes of half a character, or a stop string, are in the tokens and not in the text.
+            # Parts of characters and stop strings are in the tokens, but not in the text.
             whole = tokenizer.decode(made, at_start=False) == answer
             self._text, self._ids = (prompt.text + answer, ids + made) if whole else ("", [])
 
     # ---- what the context holds ----
 
     def _shortened(self, messages: list[Message], n_made: int) -> tuple[int, Prompt, list[int]] | None:
-        """`_fitting` with more left out, for an answer that already has `n_made` tokens. None if no older
+        """`_fitting` with more left out, for an answer that has `n_made` tokens so far. None if no older
         exchange can be left out."""
         older = self._older(messages, self.n_left_out)
         if older is None:
@@ -170,9 +168,9 @@ class Chat:
         return found if len(found[2]) + n_made < self._llm.n_ctx else None
 
     def _fitting(self, messages: list[Message], left_out: int, most: int) -> tuple[int, Prompt, list[int]]:
-        """How many messages are left out so that the others have at most `most` tokens; their text; its ids.
-        If some must go, so many go that half of the context is free: else every turn would compute the whole
-        conversation anew."""
+        """How many messages are left out so that the others have at most `most` tokens; the prompt; its ids.
+        Once some must go, half of the context is freed: otherwise every turn would compute the whole
+        conversation again."""
         n_first = len(self._first)
         while True:
             seen = [*messages[:n_first], *messages[n_first + left_out :]]
@@ -184,24 +182,23 @@ class Chat:
             left_out, most = older, min(most, self._llm.n_ctx // 2)
 
     def _older(self, messages: list[Message], left_out: int) -> int | None:
-        """How many messages are left out if one more exchange is. None: the last exchange is the only one
-        left."""
+        """How many messages are left out after one more exchange; None: only the last is left."""
         n_first = len(self._first)
         later = range(n_first + left_out + 1, len(messages))
         return next((i - n_first for i in later if messages[i]["role"] == "user"), None)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        """Ids of a rendered conversation. If it continues the slot's text, the slot's own ids stay."""
+        """Ids of a prompt. If it continues the slot's text, the slot's ids stay."""
         tok = self._prompts.tokenizer
         if self._text and prompt.text.startswith(self._text) and (new := prompt.behind(len(self._text))):
             rest = tok.encode(new.text, add_special=False, parse_special=True, plain=new.plain)
-            if rest and tok.is_marker(rest[0]):  # else the new text may continue the slot's last word
+            if rest and tok.is_marker(rest[0]):  # otherwise the new text may continue the slot's last word
                 return self._ids + rest
         return self._prompts.ids(prompt)
 
 
 def said(answer: str, thinks: bool, channels: bool = False) -> Message:
-    """An answer as templates take it. A thought has its own fields, with the names of Qwen and of gpt-oss."""
+    """An answer as templates expect it; its thought under the names of Qwen and of gpt-oss."""
     thought, content = reasoning.split(answer, thinks, channels)
     if not thought:
         return {"role": "assistant", "content": answer}

@@ -1,4 +1,4 @@
-"""The messages of a conversation as callers write them, in OpenAI's shape, and as templates read them."""
+"""Messages of a conversation: as callers write them, in OpenAI's shape, and as templates read them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ The functions:
 
 
 def checked_messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """A list of messages: dicts with a role, a content (a text, text parts, None) and any further keys.
-    Raises InvalidArgument."""
+    """Dicts with a role, a content (a text, text parts, None) and any further keys. Raises
+    InvalidArgument."""
     given = items(name, value, "expected a list of messages such as {'role': 'user', 'content': 'Hello'}")
     found = [_message(f"{name}[{i}]", one) for i, one in enumerate(given)]
     if not 0 < len(found) <= MAX_MESSAGES:
@@ -44,7 +44,7 @@ def _message(name: str, value: Any) -> dict[str, Any]:
 
 
 def _content(name: str, value: Any) -> str:
-    """The text of a content: parts are joined as lines; images, sound and files are refused."""
+    """Text parts are joined as lines, other parts refused."""
     if value is None or isinstance(value, str):
         return value or ""
     texts = []
@@ -64,7 +64,7 @@ def _call(name: str, value: Any) -> dict[str, Any]:
         raise refused(name, value, "expected {'id': ..., 'function': {'name': ..., 'arguments': ...}}")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # a model may write what is no JSON
+        with suppress(ValueError, RecursionError):  # a model may write invalid JSON
             found = json.loads(arguments or "{}")
             arguments = found if isinstance(found, Mapping) else arguments
     elif not isinstance(arguments, Mapping):
@@ -76,8 +76,8 @@ def _call(name: str, value: Any) -> dict[str, Any]:
 def for_template(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], maker: PromptMaker
 ) -> list[Message]:
-    """The messages as the template reads them. Results of tools get their function's name, and arguments of
-    calls the form that the template expects. If the template knows no tools, they are described in words."""
+    """The messages as the template reads them: tool results with their function's name, arguments in the
+    expected form, and tools described in words if the template does not know them."""
     found, names = list[Message](), dict[str, str]()
     for message in messages:
         made = dict(message)

@@ -1,5 +1,5 @@
-"""The methods of `LLM` that answer conversations. The caller keeps the messages; the engine reuses what it
-computed of them before."""
+"""The methods of `LLM` that answer conversations. The caller keeps the messages; the engine reuses their
+cached prefix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Chats(ABC):
-    """The methods that answer conversations, for a class with these attributes of a model."""
+    """Base class of `LLM` with these methods."""
 
     chat_templates: Mapping[str, str]
     n_slots: int
@@ -70,8 +70,8 @@ class Chats(ABC):
         has separate fields for thought, content and calls; append `answer.message` to the messages.
 
         With `n` it returns a list of n answers; answer i uses seed + i. Special tokens in a message are plain
-        text. Raises InvalidArgument, also if the template refuses the messages, UnsupportedModel if the model
-        has no tokenizer, and the errors of `generate`.
+        text. Raises InvalidArgument (also if the template refuses the messages), UnsupportedModel if the
+        model has no tokenizer, and the errors of `generate`.
         """
         chat = self.prepare_chat(messages, max_tokens, n=n, **options)
         if n is None:
@@ -87,7 +87,7 @@ class Chats(ABC):
         n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> ChatCompletion | list[ChatCompletion]:
-        """`chat` for asyncio; a cancelled task ends its answers."""
+        """`chat` for asyncio. Cancelling the task ends its answers."""
         chat = await asyncio.to_thread(partial(self.prepare_chat, messages, max_tokens, n=n, **options))
         if n is None:
             return chat.whole([chunk async for chunk in chat.astream()])
@@ -97,15 +97,14 @@ class Chats(ABC):
     def chat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> Generator[ChatChunk, None, None]:
-        """`chat` as a stream: one ChatChunk per token. Arguments are checked at the call, before the first
-        token."""
+        """`chat` as a stream of one ChatChunk per token. Arguments are checked at the call."""
         return self.prepare_chat(messages, max_tokens, **options).stream()
 
     @takes(ChatKeywords, ChatOptions)
     async def achat_stream(
         self, messages: Messages, max_tokens: int | None = None, **options: Unpack[ChatKeywords]
     ) -> AsyncGenerator[ChatChunk, None]:
-        """`chat_stream` for asyncio; arguments are checked when the first chunk is asked for."""
+        """`chat_stream` for asyncio; arguments are checked with the first chunk."""
         chat = await asyncio.to_thread(partial(self.prepare_chat, messages, max_tokens, **options))
         async with aclosing(chat.astream()) as chunks:
             async for chunk in chunks:
@@ -113,7 +112,7 @@ class Chats(ABC):
 
     @takes(ChatKeywords, ChatOptions)
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatKeywords]) -> ChatRequest:
-        """The prompt of a conversation, as `chat` would send it: `text` and `ids`."""
+        """The prompt that `chat` would send: `text` and `ids`."""
         return self._request(messages, ChatOptions.of(**options))
 
     def _request(self, messages: Messages, options: ChatOptions) -> ChatRequest:
@@ -126,7 +125,7 @@ class Chats(ABC):
         self, messages: Messages, max_tokens: int | None = None, *, n: int | None = None,
         **options: Unpack[ChatKeywords],
     ) -> PreparedChat:  # fmt: skip
-        """The request that `chat` would send, to be streamed later: its prompt may be made in a thread."""
+        """The request that `chat` would send, to be streamed later. May run in any thread."""
         several = continuation_count("n", n) or 1
         most = token_limit("max_tokens", max_tokens)
         request = self._request(messages, ChatOptions.of(**options))

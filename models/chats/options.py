@@ -1,4 +1,4 @@
-"""How a conversation is answered: the keywords of `LLM.chat`."""
+"""The keywords of `LLM.chat`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = ("auto", "none", "required")
 
 
 class ChatKeywords(GenerateKeywords, total=False):
-    """The keywords of `LLM.chat`: those of `LLM.generate`, and how messages become a prompt."""
+    """The keywords of `LLM.chat`: the keywords of `LLM.generate`, and how messages become a prompt."""
 
     tools: Sequence[Mapping[str, Any]] | None
     """Functions that the model may call: {"type": "function", "function": {"name", "description",
@@ -39,7 +39,7 @@ class ChatKeywords(GenerateKeywords, total=False):
 
 
 def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Tools with a name each; raises InvalidArgument."""
+    """Checked tools with distinct names."""
     if value is None:
         return ()
     expected = "expected a list of {'type': 'function', 'function': {'name': ..., 'parameters': ...}}"
@@ -71,7 +71,7 @@ def tool_list(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _check_shape(name: str, schema: Any) -> None:
-    """Raises InvalidArgument if a keyword of a JSON Schema has a value of a wrong type."""
+    """Raises InvalidArgument if a keyword of a JSON Schema has a value of the wrong type."""
     if not isinstance(schema, Mapping):
         if not isinstance(schema, bool):
             raise refused(name, schema, "expected a JSON Schema")
@@ -115,7 +115,7 @@ def variables(name: str, value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions(GenerateOptions):
-    """How a conversation is answered, as plain values. Raises InvalidArgument."""
+    """The checked options of a chat. Raises InvalidArgument."""
 
     parse_special: bool = option(False, switch)
     tools: tuple[Mapping[str, Any], ...] = option((), tool_list)
@@ -140,10 +140,9 @@ class ChatOptions(GenerateOptions):
 
     @classmethod
     def of(cls, **options: Unpack[ChatKeywords]) -> ChatOptions:
-        """The options that these keywords stand for."""
         given: dict[str, Any] = {**options}
         return cls(**given)
 
     def plain(self) -> dict[str, Any]:
-        """Those of the options that are keywords of `LLM.generate`."""
+        """The keywords of `LLM.generate` among these options."""
         return {one.name: getattr(self, one.name) for one in fields(GenerateOptions)}

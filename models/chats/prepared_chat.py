@@ -1,4 +1,4 @@
-"""A chat request with its prompt, ready to run on a model's engine: streamed, or whole."""
+"""A chat request with its prompt, ready to run on a model's engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vkbackend.models.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A checked chat request: its prompt is made, its answers are not begun."""
+    """A checked chat request whose answers have not begun."""
 
     request: ChatRequest
     generations: list[Generation]
@@ -44,7 +44,6 @@ class PreparedChat:
         return astream(self.mailbox, self.generations[0], self.tokenizer, eager=self.eager)
 
     def whole(self, chunks: Sequence[ChatChunk]) -> ChatCompletion:
-        """The answer that was streamed."""
         return chat_completion(chunks, completion(self.generations[0], [chunk.chunk for chunk in chunks]))
 
     def all(self, ahead: int) -> list[ChatCompletion]:

@@ -1,5 +1,4 @@
-"""From a conversation to the tokens of a prompt: the template, its special tokens, and text of messages that
-only looks like special tokens."""
+"""From a conversation to the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from vkbackend.models.text.reasoning import MARKS, has_channels
 from vkbackend.models.text.tokenizer import Tokenizer
 from vkbackend.models.tool_calls.formats import ToolFormat, format_of
 
-MAX_KEPT = 4  # prompt makers: each has a process for its template
+MAX_KEPT = 4  # each has a process for its template
 
 
 class PromptMaker:
-    """Makes prompts with one template. `template`: a jinja source, or the name of one of the model's
-    `templates`. None: the one for tools if `tools`, else the default one; ChatML if the model has none, and
-    `notes` say so. What looks like special tokens in messages is plain text, unless `parse_special`.
+    """Makes prompts with one template: a jinja source, or the name of one of the model's `templates`. None:
+    the model's template for tools if `tools`, else its default; ChatML if it has none, and `notes` say so.
+    Special tokens in messages are plain text, unless `parse_special`.
 
-    Raises InvalidArgument for a template that is not valid.
+    Raises InvalidArgument for an invalid template.
     """
 
     def __init__(
@@ -57,18 +56,18 @@ class PromptMaker:
 
     @cached_property
     def shown(self) -> frozenset[int]:
-        """Control tokens that tell the parts of an answer apart."""
+        """Control tokens that separate the parts of an answer."""
         texts = {*MARKS, *self.tool_format.marks}
         return frozenset(i for text, i in self.tokenizer.markers(lambda _: False) if text in texts)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> Prompt:
-        """The text of a conversation. Raises what ChatTemplate.render raises."""
+        """Raises what ChatTemplate.render raises."""
         if self._parse_special:
             return Prompt(self._template.render(messages, **variables))
         return self._protection.prompt(messages, variables)
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """The ids of a prompt. A BOS that the model wants is added if the template left it out."""
+        """Ids of a prompt, with a BOS if the model wants one and the template left it out."""
         tok = self.tokenizer
         ids = tok.encode(prompt.text, add_special=False, parse_special=True, plain=prompt.plain)
         if tok.add_bos and tok.bos_id is not None and ids[:1] != [tok.bos_id]:
@@ -77,8 +76,7 @@ class PromptMaker:
 
     @cached_property
     def text_arguments(self) -> bool:
-        """Whether the template wants a call's arguments as JSON text, because it does not write a dict as
-        JSON by itself."""
+        """Whether a call's arguments must be JSON text: the template does not write a dict as JSON."""
         call = {"name": "f", "arguments": {"probed": [1]}}
         asked = {"role": "user", "content": "x"}
         messages: list[Message] = [asked, {"role": "assistant", "content": "", "tool_calls": [

@@ -1,4 +1,4 @@
-"""A conversation to answer: its prompt, the grammar that its tools and its schema need, and the reader of the
+"""A conversation to answer: its prompt, the grammar of its tools and its schema, and the reader of the
 answer."""
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vkbackend.models.text.reasoning import THOUGHTS, opened
 from vkbackend.models.tool_calls.formats import GPT_OSS
 from vkbackend.models.tool_calls.grammar import CallGrammar, literal, text_up_to
 
-SPACE = r"/[ \n]{0,4}/"  # what stands between a thought and what follows it
+SPACE = r"/[ \n]{0,4}/"  # between a thought and the text after it
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`ids` and `text`: the prompt. `keywords`: those of LLM.generate. `shown`: control tokens whose text the
-    reader needs. `protected`: whether text that looks like special tokens could be told from real ones.
-    `single`: the answer ends with its first call."""
+    """`ids` and `text`: the prompt. `keywords`: for LLM.generate. `shown`: control tokens whose text the
+    reader needs. `protected`: False if special tokens in messages could not be told from real ones. `single`:
+    the answer ends with its first call."""
 
     ids: list[int]
     keywords: dict[str, Any]
@@ -44,7 +44,7 @@ class ChatRequest:
 
 
 def chat_request(maker: PromptMaker, messages: Sequence[Message], options: ChatOptions) -> ChatRequest:
-    """Raises InvalidArgument for what the template refuses."""
+    """Raises InvalidArgument for a conversation that the template refuses."""
     choice = options.tool_choice
     tools = () if choice == "none" else options.tools
     if choice.startswith("="):
@@ -90,8 +90,8 @@ def _forced(
 def structured(
     maker: PromptMaker, structure: Structure, tools: Mapping[str, Any], thinking: bool, several: bool
 ) -> dict[str, Any]:
-    """The keywords for an answer of that form after a thought, or for calls in its place. A grammar of the
-    caller's (Lark, GBNF) holds for the whole text and stays as it is: no keywords change."""
+    """Keywords for an answer of this structure, after a thought if the model thinks, or for calls in its
+    place. The caller's own grammars (Lark, GBNF) match the whole text: no keywords change."""
     thought = _thought(maker, thinking)
     if structure.kind not in ("json_schema", "regex") or not (thought or tools):
         return {}
@@ -120,7 +120,7 @@ def _special(maker: PromptMaker) -> dict[str, int]:
 
 
 def _opener(maker: PromptMaker) -> str | None:
-    """The marker with which the model begins a thought by itself; None: unknown."""
+    """The marker with which the model begins a thought; None: unknown."""
     if maker.tool_format is GPT_OSS:
         return "<|channel|>analysis<|message|>"
     return next((mark for mark in THOUGHTS if mark in maker.source), None)
@@ -131,8 +131,8 @@ def _thought(maker: PromptMaker, thinking: bool) -> str:
 
 
 def _rules(maker: PromptMaker, thinking: bool) -> list[str]:
-    """The rules of a thought: any text up to its end marker, with its first marker in front unless the prompt
-    has begun the thought."""
+    """The rules of a thought: any text up to its end marker, after the opening marker unless the prompt
+    opened the thought."""
     opener, special = _opener(maker), _special(maker)
     if not thinking and opener is None:
         return []
